@@ -1,0 +1,64 @@
+# Each target builds what it needs, so any of them may be the first command on a clean clone.
+PYTHON ?= python3
+BIN := .venv/bin
+# An environment is named by what it was made from: change a pin and only then is it brought up to date.
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' -)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Build backends come from the environment itself: pip does not constrain those it would fetch.
+EDITABLE := $(PIP) --no-build-isolation --editable
+
+.PHONY: demo test bench docs lint venv lock clean
+.DELETE_ON_ERROR:
+
+demo: .venv/made-demo-$(KEY)
+	$(BIN)/python -m pymq demo
+
+test: lint
+	$(BIN)/pytest -n 2 $(ARGS)
+
+lint: .venv/made-test-$(KEY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bench: .venv/made-test-$(KEY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: .venv/made-docs-$(KEY)
+	$(BIN)/sphinx-build -W -q -b html docs docs/_build
+
+.venv/made-base-$(KEY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'pymq needs Python 3.11 or newer; try: make PYTHON=python3.11' >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) --upgrade pip  # the pip that comes with Python 3.11 knows no dependency groups
+	$(PIP) --group build
+	rm -f .venv/made-*  # going back to older pins is a change too
+	touch $@
+
+.venv/made-demo-$(KEY): .venv/made-base-$(KEY)
+	$(EDITABLE) '.[cli]' --group examples
+	$(PIP) --no-build-isolation --no-deps --group data
+	touch $@
+
+# Everything but Spark, whose half gigabyte is not needed to test the rest.
+.venv/made-test-$(KEY): .venv/made-demo-$(KEY)
+	$(EDITABLE) '.[zmq,zookeeper,arrow,compression,cli,metrics]' \
+	  --group test --group lint --group bench --group docs
+	touch $@
+
+.venv/made-docs-$(KEY): .venv/made-demo-$(KEY)
+	$(EDITABLE) . --group docs
+	touch $@
+
+venv: .venv/made-test-$(KEY)
+
+lock:  # take the newest of everything, and write down what that was
+	rm -rf .venv
+	echo > constraints.txt
+	$(MAKE) venv
+	echo '# Every version the virtual environment gets (Python 3.11, Linux); `make lock` writes this file anew.' > constraints.txt
+	$(BIN)/python -m pip freeze --all --exclude-editable >> constraints.txt
+
+clean:
+	rm -rf .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build dist

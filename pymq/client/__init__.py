@@ -1,0 +1,1 @@
+"""What users hold: client, producer, consumer, and the machines behind them."""

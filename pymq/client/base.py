@@ -1,0 +1,109 @@
+"""What every handle of a client needs: something to wait for, and somebody who turns the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from pymq.core.message import Message
+from pymq.core.ready import Ready
+
+NEVER = 1 << 62
+
+
+class Waitable:
+    """Something that will be done. It has no lock, until somebody waits for it."""
+
+    __slots__ = ("_callbacks", "is_done", "waiters")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.waiters: list[threading.Lock] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def finish(self) -> None:
+        """Mark it done and wake whoever waits; doing it twice changes nothing."""
+        if self.is_done:
+            return
+        self.is_done = True
+        if self.waiters is not None:
+            for waiter in self.waiters:
+                waiter.release()
+        if self._callbacks is not None:
+            for callback in self._callbacks:
+                callback()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call *callback* once it is done, from whatever thread finishes it."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        if self.is_done and callback in self._callbacks:
+            self._callbacks.remove(callback)
+            callback()
+
+
+class Machine(Protocol):
+    """What a loop drives; see :class:`pymq.node.loop.Machine`."""
+
+    deadline: int
+
+    def step(self, source: str, message: Message, now: int) -> None: ...
+
+    def tick(self, now: int) -> None: ...
+
+    def ready(self, now: int) -> Ready | None: ...
+
+    def advance(self, ready: Ready, now: int) -> None: ...
+
+
+class Loop(Protocol):
+    """The loop, for a handle that has the right to touch machines."""
+
+    clock: Callable[[], int]
+
+    def add(self, name: str, machine: Machine) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def touch(self, name: str) -> None: ...
+
+
+class Driver(Protocol):
+    """Who turns the loop; see :class:`pymq.node.driver.Driver`."""
+
+    @property
+    def loop(self) -> Loop: ...
+
+    def __enter__(self) -> Loop: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def wait(self, what: Waitable, timeout: float | None) -> bool: ...
+
+    def arm(self, due: int) -> None: ...
+
+
+class Outbox:
+    """The half of every client machine that is the same: one Ready, handed out when asked for."""
+
+    def __init__(self) -> None:
+        self.out = Ready()
+        self.deadline = NEVER
+
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work."""
+        if not self.out:
+            return None
+        out, self.out = self.out, Ready()
+        return out
+
+    def advance(self, ready: Ready, now: int) -> None:
+        """Clients keep nothing on disk, so there is nothing to learn from it."""

@@ -1,0 +1,273 @@
+"""What ``send`` returns, and what travels: a delivery a record, a batch a request.
+
+A delivery is made for every record, so it holds three references and nothing else: no lock, no
+future. It learns its place when its batch is sealed, and its offset when the batch is answered;
+whoever waits for it waits for the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pymq.client.base import NEVER, Driver, Waitable
+from pymq.core.columns import Headers
+from pymq.core.record import RecordBatch, RecordMetadata
+from pymq.errors import DeliveryTimeout, PymqError
+
+if TYPE_CHECKING:
+    from pymq.client.sender import Queue
+
+
+class Columns:
+    """Records as columns; None where no record has such a thing."""
+
+    __slots__ = ("headers", "keys", "timestamps", "values")
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers] | None = None,
+        timestamps: Sequence[int] | None = None,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.headers = headers
+        self.timestamps = timestamps
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values and keys."""
+        size = sum(map(len, self.values))
+        if self.keys is not None:
+            size += sum(len(key) for key in self.keys if key is not None)
+        return size
+
+    def cut(self, start: int, end: int) -> Columns:
+        """The records from number *start* up to, not including, number *end*."""
+        keys = self.keys[start:end] if self.keys is not None else None
+        return Columns(self.values[start:end], keys)
+
+
+class Batch(Waitable):
+    """Records of one partition on their way: sealed, sent, answered."""
+
+    __slots__ = (
+        "base_offset",
+        "columns",
+        "count",
+        "deliveries",
+        "encoded",
+        "error",
+        "queue",
+        "request",
+        "sequence",
+        "size",
+        "timestamp_ms",
+        "timestamps",
+        "until",
+    )
+
+    def __init__(self, queue: Queue, columns: Columns, size: int, wall_ms: int, until: int) -> None:
+        super().__init__()
+        self.queue = queue
+        self.columns: Columns | None = columns  # until it is encoded
+        self.count = len(columns)
+        self.size = size  # bytes that its records count in the producer's buffer
+        self.timestamp_ms = wall_ms  # of its records that have no time of their own
+        self.timestamps = columns.timestamps
+        self.until = until  # when its delivery has taken too long
+        self.deliveries: list[Delivery] | None = None  # None: it was part of a bulk send
+        self.encoded: RecordBatch | None = None
+        self.sequence = -1
+        self.request = 0  # 0: not under way
+        self.base_offset = -1
+        self.error: PymqError | None = None
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Where record number *index* of the batch was written."""
+        base, times = self.base_offset, self.timestamps
+        return RecordMetadata(
+            self.queue.topic,
+            self.queue.partition,
+            base + index if base >= 0 else -1,
+            self.timestamp_ms if times is None else times[index],
+        )
+
+    def all_metadata(self) -> list[RecordMetadata]:
+        """Where each of its records was written."""
+        return [self.metadata(index) for index in range(self.count)]
+
+
+class Delivery:
+    """The fate of one record that was sent."""
+
+    __slots__ = ("index", "key", "owner", "value")
+
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    index: int  # its place in the batch, once it has one
+
+    def __init__(self, owner: Queue | Batch, value: bytes, key: bytes | None) -> None:
+        self.owner = owner  # its queue, then its batch
+        self.value = value
+        self.key = key
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to."""
+        owner = self.owner
+        return owner.queue.topic if isinstance(owner, Batch) else owner.topic
+
+    @property
+    def partition(self) -> str:
+        """The partition that it was sent to."""
+        owner = self.owner
+        return owner.queue.partition if isinstance(owner, Batch) else owner.partition
+
+    def done(self) -> bool:
+        """Whether the record was answered for, or has failed."""
+        return isinstance(self.owner, Batch) and self.owner.is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait until the record is as safe as was asked for, and return where it is.
+
+        Waiting sends it at once, whatever ``linger_ms`` says.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over; the record is still being sent.
+            PymqError: what kept the record from being written.
+        """
+        batch = self._settled(timeout)
+        if batch.error is not None:
+            raise batch.error
+        return batch.metadata(self.index)
+
+    def exception(self, timeout: float | None = None) -> PymqError | None:
+        """Wait as :meth:`result` does, and return the error or None."""
+        return self._settled(timeout).error
+
+    def _settled(self, timeout: float | None) -> Batch:
+        owner = self.owner
+        queue = owner.queue if isinstance(owner, Batch) else owner
+        batch = queue.sender.settle(self, timeout)
+        if batch.error is not None:
+            queue.sender.looked_at(self)
+        return batch
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call *callback* with this delivery once it is done, in the thread that finishes it."""
+        owner = self.owner
+        queue = owner.queue if isinstance(owner, Batch) else owner
+
+
+        def call() -> None:
+            callback(self)
+
+        queue.sender.on_done(self, call)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "pending"
+        return f"<Delivery {self.topic}/{self.partition} {state}>"
+
+
+class FullDelivery(Delivery):
+    """A delivery whose record has headers or a time of its own."""
+
+    __slots__ = ("headers", "timestamp_ms")
+
+    def __init__(
+        self,
+        owner: Queue | Batch,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+    ) -> None:
+        super().__init__(owner, value, key)
+        self.headers = headers
+        self.timestamp_ms = timestamp_ms
+
+
+class Deliveries:
+    """The fates of many records that were sent with one call, in the order of the call."""
+
+    __slots__ = ("_driver", "_flush", "_parts")
+
+    def __init__(self, driver: Driver, parts: Sequence[Part], flush: Callable[[], None]) -> None:
+        self._driver = driver
+        self._parts = parts
+        self._flush = flush
+
+    def __len__(self) -> int:
+        return sum(part.count for part in self._parts)
+
+    def done(self) -> bool:
+        """Whether all are answered for, or have failed."""
+        return all(part.batches_done() for part in self._parts)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all are as safe as was asked for.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
+            PymqError: the first thing that kept a record from being written.
+        """
+        until = NEVER if timeout is None else time.monotonic() + timeout
+        if not self.done():
+            self._flush()
+        for batch in self._batches():
+            left = None if timeout is None else until - time.monotonic()
+            if not self._driver.wait(batch, left):
+                raise DeliveryTimeout(f"not all records were answered within {timeout} s")
+        for batch in self._batches():
+            if batch.error is not None:
+                batch.queue.sender.looked_at_batch(batch)
+                raise batch.error
+
+    def _batches(self) -> Iterator[Batch]:
+        for part in self._parts:
+            yield from part.batches
+
+    def result(self, timeout: float | None = None) -> list[RecordMetadata]:
+        """Wait as :meth:`wait` does, and return where each record is."""
+        self.wait(timeout)
+        found: list[RecordMetadata | None] = [None] * len(self)
+        for part in self._parts:
+            rows = [row for batch in part.batches for row in batch.all_metadata()]
+            if part.places is None:
+                return rows
+            for place, row in zip(part.places, rows, strict=True):
+                found[place] = row
+        return [row for row in found if row is not None]
+
+    def exception(self, timeout: float | None = None) -> PymqError | None:
+        """Wait as :meth:`wait` does, and return the first error or None."""
+        try:
+            self.wait(timeout)
+        except DeliveryTimeout:
+            raise
+        except PymqError as error:
+            return error
+        return None
+
+
+class Part:
+    """The records of one bulk send that go to one partition."""
+
+    __slots__ = ("batches", "columns", "count", "places")
+
+    def __init__(self, columns: Columns, places: Sequence[int] | None) -> None:
+        self.columns = columns
+        self.count = len(columns)
+        self.places = places  # where its records were in the call; None: everywhere
+        self.batches: list[Batch] = []
+
+    def batches_done(self) -> bool:
+        """Whether it was sealed and all of it was answered."""
+        return bool(self.batches) and all(batch.is_done for batch in self.batches)

@@ -1,0 +1,244 @@
+"""The machines behind a consumer: what they have in common, and the one that reads on its own (PSB).
+
+A machine keeps fetched batches ready and asks for more while the application works. It never makes
+records: the handle does that, in the thread that asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.router import Router
+from pymq.core.message import BEGIN, Fetch, Fetched, FindOffset, Message, OffsetFound
+from pymq.core.record import split
+from pymq.core.values import define
+from pymq.core.view import BatchView
+from pymq.errors import NotLeader, PymqError, UnknownTopic
+
+FETCH_BYTES = 1 << 20
+FETCH_WAIT_MS = 30_000
+RETRY_MS = 50
+
+
+class Intake(Outbox):
+    """What a consumer's machine is to its handle."""
+
+    def __init__(
+        self, name: str, topic: str, router: Router, driver: Driver, group: str | None
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.topic = topic
+        self.group = group
+        self.chunks: deque[BatchView] = deque()  # ready to be handed out
+        self.problem: PymqError | None = None  # to be raised by the next poll
+        self.started = Waitable()  # done once it is known where to begin
+        self.paused: dict[str, None] = {}
+        self._router = router
+        self._driver = driver
+        self._requests = 0
+        self._arrival: Waitable | None = None
+        router.listen(name, self._on_metadata)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether there is something to hand out, or a problem to raise."""
+        return bool(self.chunks) or self.problem is not None
+
+    def arrival(self) -> Waitable:
+        """What is done as soon as :attr:`has_chunks` is true; the caller holds the driver."""
+        self._arrival = Waitable()
+        self._arrived()
+        return self._arrival
+
+    def _arrived(self) -> None:
+        if self._arrival is not None and self.has_chunks:
+            self._arrival.finish()
+
+    def fail(self, error: PymqError) -> None:
+        """Let the next poll raise *error*."""
+        self.problem = error
+        self.started.finish()
+        self._arrived()
+
+    def take_problem(self) -> PymqError | None:
+        """The problem to raise; it is raised once."""
+        problem, self.problem = self.problem, None
+        return problem
+
+    def want(self, records: int, now: int) -> None:
+        """The application asks for records: see that they come."""
+        raise NotImplementedError
+
+    def close(self, unread: list[tuple[str, tuple[int, int]]]) -> None:
+        """Say good-bye; the caller holds the driver."""
+        self._router.ignore(self.name)
+
+    def _on_metadata(self) -> None:
+        self._driver.loop.touch(self.name)
+
+    def _request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+
+@define
+class Cursor:
+    """One partition as a PSB consumer reads it."""
+
+    partition: str
+    position: int  # of the next fetch; BEGIN or END until it is known
+    handed: int = -1  # of the next record to be handed out
+    request: int = 0  # the fetch under way
+    log_start: int = 0
+    end: int = 0  # high watermark, as last heard
+    bytes: int = 0  # fetched and not handed out
+    retry_at: int = 0
+
+
+class Reader(Intake):
+    """Reads partitions from positions of its own; each consumer sees every record (PSB)."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        router: Router,
+        driver: Driver,
+        partitions: list[str],
+        offset: int,
+    ) -> None:
+        super().__init__(name, topic, router, driver, None)
+        self.cursors = {partition: Cursor(partition, offset) for partition in partitions}
+        self._searches: dict[int, tuple[Cursor, Waitable]] = {}
+        self._ahead_bytes = FETCH_BYTES
+        self._is_wanted = False
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    def want(self, records: int, now: int) -> None:
+        """Fetch wherever nothing is at hand and nothing is under way."""
+        self._is_wanted = True
+        for cursor in self.cursors.values():
+            self._fetch(cursor, now)
+
+    def seek(self, partition: str, offset: int) -> None:
+        """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
+        cursor = self.cursors[partition]
+        self.chunks = deque(chunk for chunk in self.chunks if chunk.partition != partition)
+        cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
+
+    def find(self, partition: str, timestamp_ms: int) -> tuple[Waitable, list[int]]:
+        """Seek to the first record that is not older than a time, once the broker has found it."""
+        cursor, done = self.cursors[partition], Waitable()
+        leader = self._router.leader(self.topic, partition)
+        if leader is None or leader.leader is None:
+            raise NotLeader(f"{self.topic}/{partition} has no leader now; try again")
+        request = self._request()
+        self._searches[request] = (cursor, done)
+        find = FindOffset(request, self.topic, partition, timestamp_ms)
+        self.out.send.append((leader.leader, find))
+        return done, []
+
+    def handed_out(self, chunk: BatchView) -> None:
+        """The application has got these records."""
+        cursor = self.cursors[chunk.partition]
+        cursor.handed = chunk.end_offset
+        cursor.bytes = max(0, cursor.bytes - chunk.size)
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer."""
+        if isinstance(message, Fetched):
+            cursor = self.cursors.get(message.partition)
+            if cursor is not None and cursor.request == message.id:
+                cursor.request = 0
+                self._fetched(cursor, message, now)
+        elif isinstance(message, OffsetFound):
+            cursor, done = self._searches.pop(message.id)
+            if message.error is not None:
+                self.fail(message.error)
+            else:
+                self.seek(cursor.partition, message.offset)
+            done.finish()
+
+    def _fetched(self, cursor: Cursor, m: Fetched, now: int) -> None:
+        if m.error is not None:
+            self._refused(cursor, m.error, now)
+            return
+        cursor.log_start, cursor.end = m.log_start, m.high_watermark
+        if cursor.position < 0:
+            cursor.position = m.offset
+        if cursor.handed < 0:
+            cursor.handed = cursor.position
+            if all(other.handed >= 0 for other in self.cursors.values()):
+                self.started.finish()
+        try:
+            for batch in split(m.data):
+                view = BatchView(batch.verify().at(self.topic, cursor.partition), cursor.position)
+                cursor.position = batch.end_offset
+                if len(view) and not view.is_control:
+                    self.chunks.append(view)
+                    cursor.bytes += view.size
+        except PymqError as error:
+            error.details.update(topic=self.topic, partition=cursor.partition)
+            self.fail(error)
+            return
+        if self._is_wanted or not m.data:
+            self._fetch(cursor, now)
+        if self.chunks:
+            self._is_wanted = False
+        self._arrived()
+
+    def _refused(self, cursor: Cursor, error: PymqError, now: int) -> None:
+        if error.retriable:
+            self._router.refresh(self.topic)
+            cursor.retry_at = now + RETRY_MS
+            self.deadline = min(self.deadline, cursor.retry_at)
+        else:
+            self.fail(error)
+
+    def _fetch(self, cursor: Cursor, now: int) -> None:
+        if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
+            return
+        leader = self._router.leader(self.topic, cursor.partition)
+        if leader is None or leader.leader is None:
+            if self.topic in self._router.gone:
+                self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
+            return
+        cursor.request = self._request()
+        is_new = cursor.handed < 0  # first of all find out where to begin
+        if cursor.partition in self.paused and not is_new:
+            cursor.request = 0
+            return
+        fetch = Fetch(
+            cursor.request,
+            self.topic,
+            cursor.partition,
+            cursor.position,
+            0 if is_new else FETCH_BYTES,
+            0 if is_new else FETCH_WAIT_MS,
+        )
+        self.out.send.append((leader.leader, fetch))
+
+    def ready(self, now: int) -> object:  # type: ignore[override] # narrowed below
+        """Hand over the pending work."""
+        return super().ready(now)
+
+    def tick(self, now: int) -> None:
+        """Try again what was refused."""
+        self.deadline = NEVER
+        for cursor in self.cursors.values():
+            if cursor.retry_at:
+                if cursor.retry_at <= now:
+                    cursor.retry_at = 0
+                    self._fetch(cursor, now)
+                else:
+                    self.deadline = min(self.deadline, cursor.retry_at)
+
+
+Unread = Callable[[], list[tuple[str, tuple[int, int]]]]
+BEGIN_OFFSET = BEGIN

@@ -1,0 +1,412 @@
+"""The producer that users hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pymq.client.delivery import Columns, Deliveries, Delivery, FullDelivery, Part
+from pymq.client.sender import Queue, Sender, SenderConfig
+from pymq.core.columns import Headers
+from pymq.core.metadata import TopicMetadata
+from pymq.core.types import AckMode
+from pymq.errors import (
+    BufferFull,
+    Closed,
+    DeliveryFailed,
+    DeliveryTimeout,
+    PartitionUnset,
+    PymqError,
+    RecordTooLarge,
+    UnknownPartition,
+)
+from pymq.hash.partitioner import key_partition, key_partitions
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+
+HeaderPairs = Iterable[tuple[str, bytes]]
+FEW = 64  # records of a bulk send that are rather batched with others than sent on their own
+
+
+class Topic:
+    """What a producer keeps of a topic it has sent to."""
+
+    __slots__ = ("by_name", "limit", "metadata", "queues", "sticky", "turn")
+
+    def __init__(self, metadata: TopicMetadata, sender: Sender, turn: int) -> None:
+        self.metadata = metadata
+        self.queues = [Queue(sender, metadata.topic, p.partition) for p in metadata.partitions]
+        self.by_name = {queue.partition: queue for queue in self.queues}
+        self.limit = metadata.config.max_record_bytes
+        self.turn = turn % len(self.queues)
+        self.sticky = self.queues[self.turn]  # where records without a key go, for one batch
+
+    def rotate(self) -> None:
+        """Let the next partition take the records without a key."""
+        self.turn = (self.turn + 1) % len(self.queues)
+        self.sticky = self.queues[self.turn]
+
+
+class Producer:
+    """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
+
+    A record with a key goes to the partition that the key hashes to; one without goes where the
+    last one went, until a batch is full. Within a partition records keep the order in which one
+    thread sent them.
+    """
+
+    def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
+        self._client = client
+        self._driver = client.driver
+        self._sender = sender
+        self._config = config
+        self._topics: dict[str, Topic] = {}
+        self._clock = client.driver.loop.clock
+        self._linger_ms = config.linger_ms
+        self._batch_bytes = config.batch_bytes
+        self._buffer_bytes = config.buffer_bytes
+        self._is_closed = False
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: HeaderPairs | None = None,
+        partition: str | int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Send one record and return its delivery, without waiting for it.
+
+        Args:
+            topic: where to send it.
+            value: the payload, any bytes-like object.
+            key: chooses the partition; records of one key keep their order.
+            headers: pairs of a name and a bytes value.
+            partition: its name or its index, instead of leaving the choice to the key.
+            timestamp_ms: the record's own time; by default the time at which its batch is sealed.
+
+        Raises:
+            TypeError: value, key or a header is not bytes-like.
+            UnknownTopic, UnknownPartition, RecordTooLarge: as they say; nothing was sent.
+            BufferFull: the buffer stayed full for ``delivery_timeout_s``.
+            Closed: the producer was closed.
+        """
+        if type(value) is not bytes:
+            value = _bytes(value, "value")
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._open_topic(topic)
+        size = len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                key = _bytes(key, "key")
+            size += len(key)
+            if partition is None:
+                queues = found.queues
+                queue = queues[key_partition(key, len(queues))] if len(queues) > 1 else queues[0]
+            else:
+                queue = self._chosen(found, partition)
+            queue.has_keys = True
+        elif partition is None:
+            queue = found.sticky
+        else:
+            queue = self._chosen(found, partition)
+        if size > found.limit:
+            raise _too_large(topic, size, found.limit)
+        if headers is None and timestamp_ms is None:
+            delivery = Delivery(queue, value, key)
+        else:
+            delivery = self._full(queue, value, key, headers, timestamp_ms, size, found)
+        queue.items.append(delivery)
+        queue.bytes += size
+        sender = self._sender
+        sender.buffered += size
+        if not queue.is_armed:
+            self._arm(queue)
+        if queue.bytes >= self._batch_bytes:
+            self._fill(found, queue)
+        elif len(queue.items) >= 100_000:
+            self._fill(found, queue)
+        return delivery
+
+    def _full(
+        self,
+        queue: Queue,
+        value: bytes,
+        key: bytes | None,
+        headers: HeaderPairs | None,
+        timestamp_ms: int | None,
+        size: int,
+        topic: Topic,
+    ) -> FullDelivery:
+        pairs = _headers(headers)
+        if timestamp_ms is not None and (
+            type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 62
+        ):
+            raise TypeError(f"timestamp_ms must be milliseconds since 1970, not {timestamp_ms!r}")
+        size += sum(len(name) + len(item) for name, item in pairs)
+        if size > topic.limit:
+            raise _too_large(topic.metadata.topic, size, topic.limit)
+        queue.has_extras = True
+        return FullDelivery(queue, value, key, pairs, timestamp_ms)
+
+    def _arm(self, queue: Queue) -> None:
+        """The first record of a batch: from now on it lingers."""
+        queue.is_armed = True
+        due = self._clock() + self._linger_ms
+        self._sender.armed.append((due, queue))
+        self._sender.deadline = min(self._sender.deadline, due)
+        self._driver.arm(due)
+
+    def _fill(self, topic: Topic, queue: Queue) -> None:
+        """The batch is full: send it, and wait if the buffer is full too."""
+        if queue is topic.sticky:
+            topic.rotate()
+        sender = self._sender
+        sender.full.append(queue)
+        sender.push()
+        if self._is_closed:
+            raise Closed("the producer was closed")
+        if sender.buffered >= self._buffer_bytes:
+            timeout = self._config.delivery_timeout_ms / 1000
+            if not sender.wait_for_space(timeout):
+                raise BufferFull(
+                    f"{sender.buffered} bytes wait to be answered, and none was for {timeout:g} s; "
+                    "the record was taken, but slow down or look at the broker"
+                )
+
+    def _chosen(self, topic: Topic, partition: str | int) -> Queue:
+        if isinstance(partition, str) and partition in topic.by_name:
+            return topic.by_name[partition]
+        if isinstance(partition, int) and 0 <= partition < len(topic.queues):
+            return topic.queues[partition]
+        name = topic.metadata.topic
+        fresh = self._client.topic_metadata(name)
+        if len(fresh.partitions) > len(topic.queues):
+            topic = self._topics[name] = self._grown(topic, fresh)
+            return self._chosen(topic, partition)
+        names = ", ".join(list(topic.by_name)[:8])
+        raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
+
+    def _grown(self, topic: Topic, fresh: TopicMetadata) -> Topic:
+        """A topic that got more partitions; the queues that there are stay in use."""
+        grown = Topic(fresh, self._sender, topic.turn)
+        grown.queues[: len(topic.queues)] = topic.queues
+        grown.by_name.update(topic.by_name)
+        grown.sticky = grown.queues[grown.turn]
+        return grown
+
+    def _open_topic(self, name: str) -> Topic:
+        if self._is_closed:
+            raise Closed("the producer was closed")
+        metadata = self._client.topic_metadata(name)
+        for partition in metadata.partitions:
+            if partition.acks is AckMode.UNSET:
+                raise PartitionUnset(
+                    f"partition {name}/{partition.partition} has no ack mode yet; call "
+                    f"set_partition_state({name!r}, {partition.partition!r}, acks='leader') first"
+                )
+        topic = self._topics[name] = Topic(metadata, self._sender, len(self._topics))
+        return topic
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        keys: Iterable[bytes | None] | None = None,
+        *,
+        partition: str | int | None = None,
+    ) -> Deliveries:
+        """Send many records with one call and return their deliveries as one.
+
+        *keys*, when given, has a key or None for each value. Errors are those of :meth:`send`; when
+        one is raised, none of the records was sent.
+        """
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._open_topic(topic)
+        elif self._is_closed:
+            raise Closed("the producer was closed")
+        columns = _columns(values, keys)
+        if not columns.values:
+            return Deliveries(self._driver, [], self._sender.push)
+        self._check_sizes(topic, columns, found.limit)
+        if partition is not None:
+            parts = [(self._chosen(found, partition), Part(columns, None))]
+        elif columns.keys is None:
+            parts = [(found.sticky, Part(columns, None))]
+            found.rotate()
+        else:
+            parts = self._by_key(found, columns)
+        sender = self._sender
+        for queue, part in parts:
+            queue.has_parts = True
+            queue.has_keys = queue.has_keys or part.columns.keys is not None
+            queue.items.append(part)
+            sender.buffered += part.columns.size
+            sender.full.append(queue)
+        sender.push()
+        if sender.buffered >= self._buffer_bytes:
+            sender.wait_for_space(self._config.delivery_timeout_ms / 1000)
+        return Deliveries(self._driver, [part for _, part in parts], sender.push)
+
+    def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:
+        largest = max(map(len, columns.values))
+        if columns.keys is not None:
+            pairs = zip(columns.values, columns.keys, strict=True)
+            largest = max(len(value) + len(key or b"") for value, key in pairs)
+        if largest > limit:
+            raise _too_large(topic, largest, limit)
+
+    def _by_key(self, topic: Topic, columns: Columns) -> list[tuple[Queue, Part]]:
+        """Sort records into the partitions of their keys; those without one go together."""
+        keys, values = columns.keys or [], columns.values
+        if len(topic.queues) == 1:
+            return [(topic.queues[0], Part(columns, None))]
+        hashed = key_partitions([key or b"" for key in keys], len(topic.queues))
+        places: dict[int, list[int]] = {}
+        for place, (index, key) in enumerate(zip(hashed, keys, strict=True)):
+            chosen = topic.turn if key is None else index
+            places.setdefault(chosen, []).append(place)
+        found = []
+        for index, mine in places.items():
+            part = Columns([values[place] for place in mine], [keys[place] for place in mine])
+            found.append((topic.queues[index], Part(part, mine)))
+        return found
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
+            DeliveryFailed: records failed, and nobody has looked at their deliveries.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        for batch in self._sender.flush():
+            left = None if until is None else until - time.monotonic()
+            if not self._driver.wait(batch, left):
+                raise DeliveryTimeout(f"not everything was answered within {timeout} s")
+        self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        failed, self._sender.failed = self._sender.failed, {}
+        if failed:
+            records = list(failed.values())
+            first = next((r for r in records if isinstance(r, Delivery)), None)
+            error = first.exception() if first is not None else records[0].error  # type: ignore[union-attr] # a batch
+            raise DeliveryFailed(
+                f"{len(records)} records were not written, the first because: {error}",
+                records=records,
+            ) from error
+
+    def next_sequence(self, topic: str, partition: str | int) -> int:
+        """How many records this producer, by its ``producer_id``, has written to a partition.
+
+        It counts over restarts, so it says where to go on.
+        """
+        found = self._topics.get(topic) or self._open_topic(topic)
+        queue = self._chosen(found, partition)
+        if queue.next_sequence < 0:
+            self._sender.ask_sequence(queue)
+            if not self._driver.wait(queue.known, self._config.delivery_timeout_ms / 1000):
+                raise DeliveryTimeout(f"the leader of {topic}/{partition} did not answer")
+        return queue.next_sequence
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then let go; closing twice is allowed. Errors are those of :meth:`flush`."""
+        if self._is_closed:
+            return
+        try:
+            self.flush(timeout)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        for topic in self._topics.values():
+            topic.limit = -1  # so that a later send is looked at, which finds it closed
+        try:
+            with self._driver as loop:
+                self._sender.close(loop.clock())
+                loop.remove(self._sender.name)
+        except (Closed, PymqError):
+            pass  # The client went first, and has flushed.
+        self._client.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except PymqError as second:
+            # The first error is the one to raise; this one is told beside it.
+            if error is not None:
+                error.add_note(f"and on closing the producer: {second}")
+
+
+def _too_large(topic: str, size: int, limit: int) -> PymqError:
+    if limit < 0:
+        return Closed("the producer was closed")
+    return RecordTooLarge(
+        f"a record of {size} bytes is larger than max_record_bytes={limit} of topic {topic!r}; "
+        "send it in parts or alter the topic"
+    )
+
+
+def _bytes(item: object, what: str) -> bytes:
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    hint = "; encode it first" if isinstance(item, str) else ""
+    raise TypeError(f"{what} must be bytes-like, not {type(item).__name__}{hint}")
+
+
+def _headers(headers: HeaderPairs | None) -> Headers:
+    if headers is None:
+        return ()
+    pairs = []
+    for pair in headers:
+        try:
+            name, item = pair
+        except (TypeError, ValueError):
+            raise TypeError(f"headers must be pairs of (str, bytes), not {pair!r}") from None
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name must be str, not {type(name).__name__}")
+        pairs.append((name, item if type(item) is bytes else _bytes(item, "a header's value")))
+    return tuple(pairs)
+
+
+def _columns(values: Iterable[bytes], keys: Iterable[bytes | None] | None) -> Columns:
+    rows: Sequence[bytes] = values if isinstance(values, list) else list(values)
+    if not {bytes}.issuperset(map(type, rows)):
+        rows = [row if type(row) is bytes else _bytes(row, "value") for row in rows]
+    if keys is None:
+        return Columns(rows)
+    names: Sequence[bytes | None] = keys if isinstance(keys, list) else list(keys)
+    if not {bytes, type(None)}.issuperset(map(type, names)):
+        names = [k if k is None or type(k) is bytes else _bytes(k, "key") for k in names]
+    if len(names) != len(rows):
+        raise ValueError(f"{len(rows)} values, but {len(names)} keys")
+    return Columns(rows, names)
+
+
+Callback = Callable[[Delivery], object]

@@ -1,0 +1,509 @@
+"""The machine behind a producer: seals batches, sends them in order, resends what was not answered.
+
+``send`` runs in the user's threads and takes no lock: it appends to the queue of a partition, which
+only this machine empties, under the driver's lock. What makes that safe is the order of two steps
+on each side. The sender appends, then looks whether the queue is armed; the machine disarms it, then
+empties it. So a record is either taken, or its sender arms the queue again.
+
+Batches of a partition are sent in the order of their sequence numbers, several at a time. If one is
+refused for a reason that passes, nothing more is sent until all in flight are answered; then the
+rest goes again from the first. If one is refused for good, those after it are given the numbers that
+follow the last written one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.delivery import Batch, Columns, Delivery, Part
+from pymq.client.router import Router
+from pymq.core.message import GetSequence, Message, Produce, Produced
+from pymq.core.message import Sequence as SequenceFound
+from pymq.core.ready import Ready
+from pymq.core.record import NO_PRODUCER, RecordBatch
+from pymq.core.types import AckMode
+from pymq.core.values import define
+from pymq.errors import (
+    Closed,
+    DeliveryTimeout,
+    NotLeader,
+    OutOfOrderSequence,
+    PymqError,
+)
+
+RETRY_MS = 20
+RETRY_MAX_MS = 1_000
+REQUEST_MS = 10_000  # a request that is not answered in this time is sent again
+COUNT_MAX = 100_000  # records a batch
+
+
+@define
+class SenderConfig:
+    """How a producer behaves; times in milliseconds, sizes in bytes."""
+
+    acks: AckMode | None
+    linger_ms: int
+    batch_bytes: int
+    buffer_bytes: int
+    codec: int
+    producer_id: int
+    producer_epoch: int
+    delivery_timeout_ms: int
+    max_in_flight: int
+    is_named: bool = False  # its sequences go on where an earlier producer of this name stopped
+
+
+class Queue:
+    """One partition's records on their way."""
+
+    __slots__ = (
+        "bytes",
+        "has_extras",
+        "has_keys",
+        "has_parts",
+        "in_flight",
+        "is_armed",
+        "is_asking",
+        "items",
+        "known",
+        "must_resend",
+        "next_sequence",
+        "partition",
+        "retry_at",
+        "sealed",
+        "sender",
+        "topic",
+        "tries",
+    )
+
+    def __init__(self, sender: Sender, topic: str, partition: str) -> None:
+        self.sender = sender
+        self.topic = topic
+        self.partition = partition
+        self.items: deque[Delivery | Part] = deque()  # appended to by any thread
+        self.bytes = 0  # about what is in ``items``
+        self.has_keys = self.has_extras = self.has_parts = False
+        self.is_armed = False
+        # Below is the machine's alone.
+        self.sealed: deque[Batch] = deque()  # not sent yet
+        self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
+        self.next_sequence = -1 if sender.config.is_named else 0  # -1: to be asked for
+        self.is_asking = False
+        self.known = Waitable()  # done once the next sequence is known
+        self.must_resend = False
+        self.retry_at = 0
+        self.tries = 0
+
+
+class Sender(Outbox):
+    """All queues of one producer, as a machine."""
+
+    def __init__(
+        self,
+        name: str,
+        router: Router,
+        driver: Driver,
+        config: SenderConfig,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.config = config
+        self.buffered = 0  # bytes sent by the user and not yet answered; about right
+        self.failed: dict[int, Delivery | Batch] = {}  # failures that nobody has looked at, by id
+        self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
+        self.full: deque[Queue] = deque()  # to be sealed now
+        self._router = router
+        self._driver = driver
+        self._wall_ms = wall_ms
+        self._requests = 0
+        self._sent: dict[int, tuple[Batch, int]] = {}  # by request: what, and until when
+        self._asked: dict[int, Queue] = {}
+        self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
+        self._space: list[Waitable] = []
+        self._is_closed = False
+        router.listen(name, self._on_metadata)
+
+    # --- called by handles, from any thread -----------------------------------------------------
+
+    def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
+        """Wait until a delivery is done.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over.
+        """
+        owner = delivery.owner
+        if not isinstance(owner, Batch):
+            self.expedite(owner)
+            owner = delivery.owner
+            assert isinstance(owner, Batch), "a sealed delivery has a batch"
+        if not self._driver.wait(owner, timeout):
+            raise DeliveryTimeout(f"no answer within {timeout} s; the record is still being sent")
+        return owner
+
+    def expedite(self, queue: Queue) -> None:
+        """Seal what is in a queue now."""
+        self.full.append(queue)
+        self.push()
+
+    def push(self) -> None:
+        """Seal and send what is full."""
+        with self._driver as loop:
+            self._seal_due(loop.clock())
+            loop.touch(self.name)
+
+    def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
+        """Call *callback* once a delivery is done."""
+        if not isinstance(delivery.owner, Batch):
+            self.expedite(delivery.owner)
+        owner = delivery.owner
+        assert isinstance(owner, Batch), "a sealed delivery has a batch"
+        owner.then(callback)
+
+    def looked_at(self, delivery: Delivery) -> None:
+        """The user knows of this failure."""
+        self.failed.pop(id(delivery), None)
+
+    def looked_at_batch(self, batch: Batch) -> None:
+        """The user knows of these failures."""
+        self.failed.pop(id(batch), None)
+
+    def wait_for_space(self, timeout: float) -> bool:
+        """Wait until the buffer has room; returns whether it has."""
+        space = Waitable()
+        with self._driver as loop:
+            self._seal_due(loop.clock(), everything=True)
+            loop.touch(self.name)
+            self._space.append(space)
+        self._offer_space()
+        return self._driver.wait(space, timeout)
+
+    def flush(self) -> list[Batch]:
+        """Seal everything and return what is not answered yet."""
+        with self._driver as loop:
+            self._seal_due(loop.clock(), everything=True)
+            loop.touch(self.name)
+            return [batch for queue in self._live for batch in (*queue.in_flight, *queue.sealed)]
+
+    def ask_sequence(self, queue: Queue) -> None:
+        """Find out how far this producer has got in a partition."""
+        with self._driver as loop:
+            self._live[queue] = None
+            loop.touch(self.name)
+
+    def close(self, now: int) -> None:
+        """Fail what is left; the caller holds the driver."""
+        self._is_closed = True
+        self._router.ignore(self.name)
+        for queue in list(self._live):
+            for batch in (*queue.in_flight, *queue.sealed):
+                self._fail(batch, Closed("the producer was closed before the record was answered"))
+            queue.in_flight.clear()
+            queue.sealed.clear()
+
+    # --- sealing --------------------------------------------------------------------------------
+
+    def _seal_due(self, now: int, *, everything: bool = False) -> None:
+        while self.full:
+            self._seal(self.full.popleft(), now)
+        while self.armed and (everything or self.armed[0][0] <= now):
+            queue = self.armed.popleft()[1]
+            if queue.is_armed:
+                self._seal(queue, now)
+
+    def _seal(self, queue: Queue, now: int) -> None:
+        """Make batches of everything in a queue."""
+        queue.is_armed = False  # First this, then empty it: see the top of the module.
+        while queue.items:
+            first = queue.items[0]
+            if isinstance(first, Part):
+                queue.items.popleft()
+                self._seal_part(queue, first, now)
+            else:
+                self._seal_deliveries(queue, now)
+        queue.bytes = 0
+        if queue.sealed:
+            self._live[queue] = None
+
+    def _seal_deliveries(self, queue: Queue, now: int) -> None:
+        taken = self._take(queue)
+        columns = Columns([delivery.value for delivery in taken])
+        if queue.has_keys:
+            columns.keys = [delivery.key for delivery in taken]
+        wall_ms = self._wall_ms()
+        if queue.has_extras:
+            columns.headers = [delivery.headers for delivery in taken]
+            times = [delivery.timestamp_ms for delivery in taken]
+            if any(time is not None for time in times):
+                columns.timestamps = [wall_ms if time is None else time for time in times]
+        until = now + self.config.delivery_timeout_ms
+        batch = Batch(queue, columns, columns.size, wall_ms, until)
+        batch.deliveries = taken
+        for index, delivery in enumerate(taken):
+            delivery.owner = batch
+            delivery.index = index
+        queue.sealed.append(batch)
+
+    def _take(self, queue: Queue) -> list[Delivery]:
+        """Take deliveries off a queue, about as many as make a batch."""
+        items, limit = queue.items, self.config.batch_bytes
+        if queue.bytes < limit + (limit >> 2) and not queue.has_parts:
+            popleft = items.popleft
+            return [popleft() for _ in range(min(len(items), COUNT_MAX))]  # type: ignore[misc] # no parts
+        taken: list[Delivery] = []
+        size = 0
+        while items and size < limit and len(taken) < COUNT_MAX:
+            item = items[0]
+            if isinstance(item, Part):
+                break
+            items.popleft()
+            taken.append(item)
+            size += len(item.value) + len(item.key or b"")
+        return taken
+
+    def _seal_part(self, queue: Queue, part: Part, now: int) -> None:
+        """Cut a bulk send into batches."""
+        until, wall_ms = now + self.config.delivery_timeout_ms, self._wall_ms()
+        start = 0
+        for end in _cuts(part.columns, self.config.batch_bytes):
+            columns = part.columns.cut(start, end)
+            batch = Batch(queue, columns, columns.size, wall_ms, until)
+            part.batches.append(batch)
+            queue.sealed.append(batch)
+            start = end
+
+    # --- the four verbs -------------------------------------------------------------------------
+
+    def ready(self, now: int) -> Ready | None:
+        """Seal what is due and send what may be sent."""
+        self._seal_due(now)
+        for queue in list(self._live):
+            self._send(queue, now)
+        self._rearm()
+        return super().ready(now)
+
+    def tick(self, now: int) -> None:
+        """Give up what has taken too long; send again what was not answered."""
+        for request in [r for r, (_, until) in self._sent.items() if until <= now]:
+            batch, _ = self._sent.pop(request)
+            batch.request = 0
+            self._retry(batch.queue, now)
+        for queue in list(self._live):
+            self._expire(queue, now)
+            self._resume(queue, now)
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer."""
+        if isinstance(message, SequenceFound):
+            self._sequence_found(message, now)
+        elif isinstance(message, Produced):
+            sent = self._sent.pop(message.id, None)
+            if sent is not None:
+                self._answered(sent[0], message, now)
+
+    def _rearm(self) -> None:
+        due = self.armed[0][0] if self.armed else NEVER
+        for queue in self._live:
+            if queue.sealed or queue.in_flight:
+                first = queue.in_flight[0] if queue.in_flight else queue.sealed[0]
+                due = min(due, first.until)
+                if queue.retry_at:
+                    due = min(due, queue.retry_at)
+        if self._sent:
+            due = min(due, next(iter(self._sent.values()))[1])
+        self.deadline = due
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _send(self, queue: Queue, now: int) -> None:
+        if not queue.sealed:
+            if not queue.in_flight and queue.next_sequence >= 0:
+                del self._live[queue]
+            elif queue.next_sequence < 0:
+                self._ask(queue)
+            return
+        if queue.must_resend or now < queue.retry_at or self._is_closed:
+            return
+        leader = self._router.leader(queue.topic, queue.partition)
+        if leader is None or leader.leader is None:
+            return  # The router is looking for one, and tells when it has found it.
+        if queue.next_sequence < 0:
+            self._ask(queue)
+            return
+        queue.retry_at = 0
+        acks = self.config.acks if self.config.acks is not None else leader.acks
+        while queue.sealed and len(queue.in_flight) < self.config.max_in_flight:
+            batch = queue.sealed.popleft()
+            self._number(queue, batch)
+            self._requests += 1
+            assert batch.encoded is not None
+            produce = Produce(self._requests, queue.topic, queue.partition, acks, batch.encoded)
+            self.out.send.append((leader.leader, produce))
+            if acks is AckMode.NONE:
+                self._finish(batch)
+                continue
+            batch.request = self._requests
+            queue.in_flight.append(batch)
+            self._sent[self._requests] = (batch, now + REQUEST_MS)
+
+    def _number(self, queue: Queue, batch: Batch) -> None:
+        """Encode a batch with the numbers that it has in its partition."""
+        config = self.config
+        named = config.producer_id != NO_PRODUCER
+        columns = batch.columns
+        if columns is not None:
+            batch.sequence = queue.next_sequence if named else -1
+            batch.encoded = RecordBatch.encode(
+                columns.values,
+                timestamp_ms=batch.timestamp_ms,
+                keys=columns.keys,
+                headers=columns.headers,
+                timestamps=columns.timestamps,
+                producer_id=config.producer_id,
+                producer_epoch=config.producer_epoch,
+                base_sequence=batch.sequence,
+                codec=config.codec,
+            )
+            batch.columns = None
+        elif named and batch.sequence != queue.next_sequence:
+            assert batch.encoded is not None
+            batch.sequence = queue.next_sequence
+            batch.encoded = batch.encoded.numbered(config.producer_epoch, batch.sequence)
+        if named:
+            queue.next_sequence += batch.count
+
+    def _ask(self, queue: Queue) -> None:
+        leader = self._router.leader(queue.topic, queue.partition)
+        if queue.is_asking or leader is None or leader.leader is None:
+            return
+        queue.is_asking = True
+        self._requests += 1
+        self._asked[self._requests] = queue
+        ask = GetSequence(self._requests, queue.topic, queue.partition, self.config.producer_id)
+        self.out.send.append((leader.leader, ask))
+
+    def _sequence_found(self, m: SequenceFound, now: int) -> None:
+        queue = self._asked.pop(m.id, None)
+        if queue is None:
+            return
+        queue.is_asking = False
+        if m.error is None:
+            queue.next_sequence = m.next_sequence
+            queue.known.finish()
+        else:
+            self._router.refresh(queue.topic)
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answered(self, batch: Batch, m: Produced, now: int) -> None:
+        queue, batch.request = batch.queue, 0
+        error = m.error
+        if error is None:
+            queue.tries = 0
+            queue.in_flight.remove(batch)
+            batch.base_offset = m.base_offset
+            self._finish(batch)
+        elif error.retriable:
+            if isinstance(error, NotLeader):
+                self._router.refresh(queue.topic)
+            self._retry(queue, now)
+        elif isinstance(error, OutOfOrderSequence) and queue.must_resend:
+            pass  # One before it was refused; both go again, in their order.
+        else:
+            expected = error.details.get("expected")
+            queue.in_flight.remove(batch)
+            self._fail(batch, error)
+            self._renumber(queue, expected if isinstance(expected, int) else batch.sequence, now)
+        self._resume(queue, now)
+
+    def _retry(self, queue: Queue, now: int) -> None:
+        """Send nothing more until everything in flight is answered; then begin again."""
+        if not queue.must_resend:
+            queue.must_resend = True
+            queue.retry_at = now + min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
+            queue.tries += 1
+
+    def _renumber(self, queue: Queue, sequence: int, now: int) -> None:
+        """A batch is lost for good: those after it take its place, under a new epoch.
+
+        The new epoch fences the lost batch, should it turn up at the broker after all.
+        """
+        if self.config.producer_id == NO_PRODUCER:
+            return
+        self.config.producer_epoch += 1
+        queue.next_sequence = sequence
+        queue.must_resend = True
+        queue.retry_at = now
+
+    def _resume(self, queue: Queue, now: int) -> None:
+        if not queue.must_resend or any(batch.request for batch in queue.in_flight):
+            return
+        queue.must_resend = False
+        if queue.in_flight:
+            again = sorted(queue.in_flight, key=lambda batch: batch.sequence)
+            # What was given new numbers keeps them only if nothing before it was lost.
+            if queue.next_sequence > again[0].sequence >= 0:
+                queue.next_sequence = again[0].sequence
+            queue.sealed.extendleft(reversed(queue.in_flight))
+            queue.in_flight.clear()
+        self._live[queue] = None
+
+    def _expire(self, queue: Queue, now: int) -> None:
+        for waiting in (queue.in_flight, queue.sealed):
+            while waiting and waiting[0].until <= now:
+                batch = waiting.popleft()
+                self._sent.pop(batch.request, None)
+                seconds = self.config.delivery_timeout_ms / 1000
+                self._fail(
+                    batch,
+                    DeliveryTimeout(
+                        f"{batch.count} records for {queue.topic}/{queue.partition} were not "
+                        f"answered within {seconds:g} s; they may or may not have been written"
+                    ),
+                )
+                if batch.sequence >= 0:
+                    self._renumber(queue, batch.sequence, now)
+
+    def _finish(self, batch: Batch) -> None:
+        self.buffered -= batch.size
+        batch.encoded = batch.columns = None
+        batch.finish()
+        self._offer_space()
+
+    def _fail(self, batch: Batch, error: PymqError) -> None:
+        batch.error = error
+        if batch.deliveries is None:
+            self.failed[id(batch)] = batch
+        else:
+            self.failed.update((id(delivery), delivery) for delivery in batch.deliveries)
+        self._finish(batch)
+
+    def _offer_space(self) -> None:
+        if self._space and self.buffered < self.config.buffer_bytes:
+            space, self._space = self._space, []
+            for waiting in space:
+                waiting.finish()
+
+    def _on_metadata(self) -> None:
+        self._driver.loop.touch(self.name)
+
+
+def _cuts(columns: Columns, limit: int) -> Sequence[int]:
+    """Where to cut records so that each batch has about *limit* bytes: the end of each."""
+    count, values = len(columns), columns.values
+    size = len(values[0])
+    if columns.keys is None and size * count == sum(map(len, values)):
+        step = min(max(1, limit // max(1, size)), COUNT_MAX)
+        return [*range(step, count, step), count]
+    ends, total = [], 0
+    keys = columns.keys or [None] * count
+    for index, (item, key) in enumerate(zip(values, keys, strict=True)):
+        total += len(item) + len(key or b"")
+        if total >= limit:
+            ends.append(index + 1)
+            total = 0
+    if not ends or ends[-1] != count:
+        ends.append(count)
+    return ends

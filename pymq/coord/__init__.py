@@ -1,0 +1,1 @@
+"""Coordinator backends: where a zkserver keeps the metadata tree."""

@@ -1,0 +1,272 @@
+"""The paths of the metadata tree, built from names and taken apart again. Pure.
+
+====================================================  ============================================
+``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): it is alive
+``/pymq/controller``                                  (ephemeral) the active zkserver
+``/pymq/controller_epoch``                            how often the active zkserver has changed
+``/pymq/topics/<topic>``                              a topic
+``/pymq/topics/<topic>/partitions/<partition>``       a partition
+``…/<partition>/Block_<number>``                      a block, open or sealed
+``…/Block_<number>/<broker>``                         its replica on that broker
+``/pymq/topics/<topic>/subscriptions/<name>``         a subscription
+====================================================  ============================================
+
+Each function that builds a path raises :class:`~pymq.errors.InvalidName` for a name that would not
+be one path segment; :func:`parse` undoes them all.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pymq.core.values import value
+from pymq.errors import InvalidName
+
+ROOT = "/pymq"
+
+_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
+_BLOCK = re.compile(r"Block_(0|[1-9][0-9]*)", re.ASCII)
+
+
+@value
+class RootPath:
+    """``/pymq``, above everything."""
+
+
+@value
+class BrokersPath:
+    """The folder of all brokers."""
+
+
+@value
+class BrokerPath:
+    """A broker that has registered."""
+
+    broker: str
+
+
+@value
+class BrokerStatePath:
+    """The ephemeral node that says that a broker is alive."""
+
+    broker: str
+
+
+@value
+class ControllerPath:
+    """The ephemeral node of the active zkserver."""
+
+
+@value
+class ControllerEpochPath:
+    """The number that rises with each take-over."""
+
+
+@value
+class TopicsPath:
+    """The folder of all topics."""
+
+
+@value
+class TopicPath:
+    """A topic."""
+
+    topic: str
+
+
+@value
+class PartitionsPath:
+    """The folder of a topic's partitions."""
+
+    topic: str
+
+
+@value
+class PartitionPath:
+    """A partition."""
+
+    topic: str
+    partition: str
+
+
+@value
+class BlockPath:
+    """A block of a partition."""
+
+    topic: str
+    partition: str
+    block: int  # its number within the partition, from 0 up
+
+
+@value
+class ReplicaPath:
+    """One broker's copy of a block."""
+
+    topic: str
+    partition: str
+    block: int
+    broker: str
+
+
+@value
+class SubscriptionsPath:
+    """The folder of a topic's subscriptions."""
+
+    topic: str
+
+
+@value
+class SubscriptionPath:
+    """A subscription to a topic."""
+
+    topic: str
+    subscription: str
+
+
+MetaPath = (
+    RootPath
+    | BrokersPath
+    | BrokerPath
+    | BrokerStatePath
+    | ControllerPath
+    | ControllerEpochPath
+    | TopicsPath
+    | TopicPath
+    | PartitionsPath
+    | PartitionPath
+    | BlockPath
+    | ReplicaPath
+    | SubscriptionsPath
+    | SubscriptionPath
+)
+
+
+def _name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise InvalidName(
+            f"bad name {name!r}; it must be 1 to 249 of [A-Za-z0-9._-] and neither '.' nor '..'"
+        )
+    return name
+
+
+def brokers() -> str:
+    """The folder of all brokers."""
+    return f"{ROOT}/brokers"
+
+
+def broker(name: str) -> str:
+    """The broker *name*."""
+    return f"{ROOT}/brokers/{_name(name)}"
+
+
+def broker_state(name: str) -> str:
+    """The ephemeral node of the broker *name*, there as long as it is alive."""
+    return f"{broker(name)}/state"
+
+
+def controller() -> str:
+    """The ephemeral node of the active zkserver."""
+    return f"{ROOT}/controller"
+
+
+def controller_epoch() -> str:
+    """The number that rises with each take-over."""
+    return f"{ROOT}/controller_epoch"
+
+
+def topics() -> str:
+    """The folder of all topics."""
+    return f"{ROOT}/topics"
+
+
+def topic(name: str) -> str:
+    """The topic *name*."""
+    return f"{ROOT}/topics/{_name(name)}"
+
+
+def partitions(topic_name: str) -> str:
+    """The folder of a topic's partitions."""
+    return f"{topic(topic_name)}/partitions"
+
+
+def partition(topic_name: str, name: str) -> str:
+    """The partition *name* of a topic."""
+    return f"{partitions(topic_name)}/{_name(name)}"
+
+
+def block_name(number: int) -> str:
+    """What the block *number* of a partition is called, in paths and to users."""
+    if number < 0:
+        raise InvalidName(f"bad block number {number}; blocks count from 0")
+    return f"Block_{number}"
+
+
+def block(topic_name: str, partition_name: str, number: int) -> str:
+    """The block *number* of a partition. It keeps its path when it is sealed."""
+    return f"{partition(topic_name, partition_name)}/{block_name(number)}"
+
+
+def replica(topic_name: str, partition_name: str, number: int, broker_name: str) -> str:
+    """The copy of a block on the broker *broker_name*."""
+    return f"{block(topic_name, partition_name, number)}/{_name(broker_name)}"
+
+
+def subscriptions(topic_name: str) -> str:
+    """The folder of a topic's subscriptions."""
+    return f"{topic(topic_name)}/subscriptions"
+
+
+def subscription(topic_name: str, name: str) -> str:
+    """The subscription *name* to a topic."""
+    return f"{subscriptions(topic_name)}/{_name(name)}"
+
+
+def parse(path: str) -> MetaPath | None:
+    """What *path* stands for; ``None`` if for nothing that this version knows."""
+    match path.split("/"):
+        case ["", "pymq", *rest]:
+            return _parse(rest) if all(map(_NAME.fullmatch, rest)) else None
+        case _:
+            return None
+
+
+def _parse(segments: list[str]) -> MetaPath | None:
+    match segments:
+        case []:
+            return RootPath()
+        case ["brokers"]:
+            return BrokersPath()
+        case ["brokers", name]:
+            return BrokerPath(name)
+        case ["brokers", name, "state"]:
+            return BrokerStatePath(name)
+        case ["controller"]:
+            return ControllerPath()
+        case ["controller_epoch"]:
+            return ControllerEpochPath()
+        case ["topics"]:
+            return TopicsPath()
+        case ["topics", name]:
+            return TopicPath(name)
+        case ["topics", name, "subscriptions"]:
+            return SubscriptionsPath(name)
+        case ["topics", name, "subscriptions", subscribed]:
+            return SubscriptionPath(name, subscribed)
+        case ["topics", name, "partitions", *rest]:
+            return _parse_partition(name, rest)
+        case _:
+            return None
+
+
+def _parse_partition(topic_name: str, segments: list[str]) -> MetaPath | None:
+    match segments:
+        case []:
+            return PartitionsPath(topic_name)
+        case [name]:
+            return PartitionPath(topic_name, name)
+        case [name, block_segment] if found := _BLOCK.fullmatch(block_segment):
+            return BlockPath(topic_name, name, int(found[1]))
+        case [name, block_segment, broker_name] if found := _BLOCK.fullmatch(block_segment):
+            return ReplicaPath(topic_name, name, int(found[1]), broker_name)
+        case _:
+            return None

@@ -1,0 +1,297 @@
+"""The versioned tree behind the embedded backends, as a pure machine: no files, clock or threads.
+
+A commit goes in two steps, so that a backend can make it durable in between: :meth:`Tree.plan` says
+what it would do and touches nothing, :meth:`Tree.adopt` does it. A plan that is not adopted leaves
+no trace, which is all that a rollback takes. :meth:`Tree.apply` is both at once.
+
+The root ``/`` always exists. It holds no data, is never listed and cannot be changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import assert_never
+
+from pymq.core.coordination import (
+    Changed,
+    Check,
+    Commit,
+    Committed,
+    Conflicted,
+    CoordRequest,
+    Create,
+    Delete,
+    Entry,
+    Load,
+    Op,
+    Put,
+)
+from pymq.core.values import Factory, define, value
+from pymq.errors import CorruptMetadata, InvalidRequest
+
+__all__ = ["MAX_DATA_BYTES", "Plan", "Tree", "Watches", "validate"]
+
+MAX_DATA_BYTES = 1 << 19  # ZooKeeper refuses 1 MiB a request; half leaves room for the rest of it
+
+# What ZooKeeper does not take in a path is refused here too, so that a tree can move between
+# backends: "." and ".." as names, control characters, surrogates and the private planes' edges.
+_PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
+_by_path = attrgetter("path")
+
+
+def validate(request: CoordRequest) -> None:
+    """Raise :class:`InvalidRequest` for what no backend could ever carry out.
+
+    Every backend calls this in ``submit``: a bad path, more than :data:`MAX_DATA_BYTES` of data, a
+    negative version (which ZooKeeper would take for "any"). Such a request is its caller's bug.
+    """
+    match request:
+        case Load(root=root):
+            if root != "/":
+                _validate_path(root)
+        case Commit(ops=ops):
+            for op in ops:
+                _validate_op(op)
+        case _:
+            raise InvalidRequest(f"a coordinator takes Commit and Load, not {request!r}")
+
+
+def _validate_op(op: Op) -> None:
+    if not isinstance(op, (Create, Put, Delete, Check)):
+        raise InvalidRequest(f"a commit takes Create, Put, Delete and Check, not {op!r}")
+    _validate_path(op.path)
+    if isinstance(op, (Create, Put)):
+        if not isinstance(op.data, bytes):
+            raise InvalidRequest(f"the data of {op.path} must be bytes, not {type(op.data)}")
+        if len(op.data) > MAX_DATA_BYTES:
+            raise InvalidRequest(
+                f"{len(op.data)} bytes for {op.path}; a node holds at most {MAX_DATA_BYTES}",
+                path=op.path,
+            )
+    if not isinstance(op, Create) and op.version < 0:
+        raise InvalidRequest(f"version {op.version} of {op.path}; versions start at 0")
+
+
+def _validate_path(path: str) -> None:
+    if _PATH.fullmatch(path) is None:
+        raise InvalidRequest(
+            f"bad path {path!r}; it must look like /a/b: absolute, no empty name, no trailing slash"
+        )
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+@value
+class Plan:
+    """What a commit would do: the versions to answer with, and each touched node as it will be.
+
+    ``None`` stands for a node that will be gone. Parents that are made come before their children.
+    """
+
+    versions: tuple[int, ...]
+    changes: dict[str, Entry | None] = Factory(dict)
+
+
+@define(eq=False)
+class _Node:
+    entry: Entry
+    children: dict[str, _Node] = Factory(dict)  # by full path; only ever iterated in insert order
+
+
+class Tree:
+    """Nodes with data, a version and perhaps an owner, changed by whole commits only."""
+
+    def __init__(self) -> None:
+        self._root = _Node(Entry("/", b"", 0))
+        self._nodes: dict[str, _Node] = {"/": self._root}
+        self._owned: dict[str, dict[str, None]] = {}  # session -> paths of its ephemeral nodes
+
+    def __len__(self) -> int:
+        """How many nodes there are, the root not counted."""
+        return len(self._nodes) - 1
+
+    def get(self, path: str) -> Entry | None:
+        """The node at *path*, if there is one."""
+        node = self._nodes.get(path)
+        return None if node is None else node.entry
+
+    def load(self, root: str) -> tuple[Entry, ...]:
+        """*root* and everything below it, ordered by path; empty when there is no such node."""
+        start = self._nodes.get(root)
+        if start is None:
+            return ()
+        found: list[Entry] = [] if start is self._root else [start.entry]
+        level = [start]
+        while level:
+            level = [child for node in level for child in node.children.values()]
+            found += [node.entry for node in level]
+        found.sort(key=_by_path)
+        return tuple(found)
+
+    def apply(self, commit: Commit, session: str) -> Committed | Conflicted:
+        """Do all of *commit* on behalf of *session*, or nothing of it."""
+        plan = self.plan(commit, session)
+        if isinstance(plan, Conflicted):
+            return plan
+        self.adopt(plan)
+        return Committed(commit.tag, plan.versions)
+
+    def plan(self, commit: Commit, session: str) -> Plan | Conflicted:
+        """Say what *commit* would do, or which of its ops does not hold. Changes nothing."""
+        draft = _Draft(self._nodes, session)
+        versions = []
+        for index, op in enumerate(commit.ops):
+            outcome = draft.do(op)
+            if isinstance(outcome, str):
+                return Conflicted(commit.tag, index, outcome)
+            versions.append(outcome)
+        return Plan(tuple(versions), draft.changes)
+
+    def plan_expiry(self, session: str) -> Plan:
+        """Say what the end of *session* would remove: its ephemeral nodes. Changes nothing."""
+        # Ephemeral nodes never have children, so nothing can stand in the way.
+        return Plan((), dict.fromkeys(self._owned.get(session, ())))
+
+    def expire(self, session: str) -> tuple[str, ...]:
+        """Remove the ephemeral nodes of *session*; their paths, in the order of their creation."""
+        plan = self.plan_expiry(session)
+        self.adopt(plan)
+        return tuple(plan.changes)
+
+    def adopt(self, plan: Plan) -> None:
+        """Carry out *plan*, which must have been made from the tree as it is now."""
+        for path, entry in plan.changes.items():
+            if entry is None:
+                self._remove(path)
+            else:
+                self._set(entry)
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Fill an empty tree with *entries*, parents first.
+
+        Raises :class:`CorruptMetadata` for an entry without a parent or one that comes twice.
+        """
+        for entry in entries:
+            if entry.path in self._nodes or _parent(entry.path) not in self._nodes:
+                raise CorruptMetadata(f"node {entry.path} is there twice or has no parent")
+            self._set(entry)
+
+    def _set(self, entry: Entry) -> None:
+        path = entry.path
+        node = self._nodes.get(path)
+        if node is None:
+            node = self._nodes[path] = _Node(entry)
+            self._nodes[_parent(path)].children[path] = node
+        else:
+            self._disown(node.entry)
+            node.entry = entry
+        if entry.owner is not None:
+            self._owned.setdefault(entry.owner, {})[path] = None
+
+    def _remove(self, path: str) -> None:
+        node = self._nodes.pop(path, None)
+        if node is None:
+            return  # Made and deleted again within one commit.
+        self._disown(node.entry)
+        # The parent is gone already if the commit touched it before it emptied and deleted it.
+        if (parent := self._nodes.get(_parent(path))) is not None:
+            del parent.children[path]
+
+    def _disown(self, entry: Entry) -> None:
+        if entry.owner is None:
+            return
+        owned = self._owned[entry.owner]
+        del owned[entry.path]
+        if not owned:
+            del self._owned[entry.owner]
+
+
+class _Draft:
+    """The tree as a commit sees it half-way: the nodes below, what earlier ops changed on top."""
+
+    def __init__(self, nodes: dict[str, _Node], session: str) -> None:
+        self.changes: dict[str, Entry | None] = {}
+        self._nodes = nodes
+        self._session = session
+        self._grown: dict[str, int] = {}  # path -> children gained or lost by earlier ops
+
+    def do(self, op: Op) -> int | str:
+        """The new version of the op's node (-1 once deleted), or why the op does not hold."""
+        match op:
+            case Create():
+                return self._create(op)
+            case Put(path, data, version):
+                if (found := self._expect(path, version)) is None:
+                    return self._refusal(path)
+                self.changes[path] = Entry(path, data, version + 1, found.owner)
+                return version + 1
+            case Delete(path, version):
+                if self._expect(path, version) is None:
+                    return self._refusal(path)
+                if self._has_children(path):
+                    return "not-empty"
+                self.changes[path] = None
+                self._grow(path, -1)
+                return -1
+            case Check(path, version):
+                return self._refusal(path) if self._expect(path, version) is None else version
+            case _:
+                assert_never(op)
+
+    def _create(self, op: Create) -> int | str:
+        parent = self._entry(_parent(op.path))
+        if parent is None or parent.owner is not None:
+            return "no-parent"  # An ephemeral node cannot be one, here as in ZooKeeper.
+        if self._entry(op.path) is not None:
+            return "exists"
+        self.changes[op.path] = Entry(op.path, op.data, 0, self._session if op.ephemeral else None)
+        self._grow(op.path, +1)
+        return 0
+
+    def _entry(self, path: str) -> Entry | None:
+        if path in self.changes:
+            return self.changes[path]
+        node = self._nodes.get(path)
+        return None if node is None else node.entry
+
+    def _expect(self, path: str, version: int) -> Entry | None:
+        found = self._entry(path)
+        return found if found is not None and found.version == version else None
+
+    def _refusal(self, path: str) -> str:
+        return "missing" if self._entry(path) is None else "version"
+
+    def _has_children(self, path: str) -> bool:
+        node = self._nodes.get(path)
+        return (len(node.children) if node else 0) + self._grown.get(path, 0) > 0
+
+    def _grow(self, path: str, by: int) -> None:
+        parent = _parent(path)
+        self._grown[parent] = self._grown.get(parent, 0) + by
+
+
+class Watches:
+    """Which session wants to hear of changes below which roots."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, dict[str, str]] = {}  # session -> root -> prefix of what is below it
+
+    def add(self, session: str, root: str) -> None:
+        """From now on *session* hears of *root* and of everything below it."""
+        self._roots.setdefault(session, {})[root] = "/" if root == "/" else root + "/"
+
+    def drop(self, session: str) -> None:
+        """Forget all that *session* watches."""
+        self._roots.pop(session, None)
+
+    def match(self, session: str, changes: Sequence[Changed]) -> Sequence[Changed]:
+        """Those of *changes* that *session* watches, in their order, each once."""
+        roots = self._roots.get(session)
+        if roots is None:
+            return ()
+        prefixes = tuple(roots.values())
+        return [c for c in changes if c.path.startswith(prefixes) or c.path in roots]

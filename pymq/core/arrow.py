@@ -1,0 +1,41 @@
+"""Record batches as Arrow, for Spark, pandas and Polars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymq.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from pymq.core.record import RecordBatch
+    from pymq.core.view import BatchView
+
+
+def to_arrow(batch: RecordBatch | BatchView) -> pyarrow.RecordBatch:
+    """Return the batch's columns, in the order that Spark's Kafka source has.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa  # an extra: imported when first asked for
+    except ImportError:
+        raise MissingExtra("pyarrow is not installed: pip install 'pymq-log[arrow]'") from None
+    count = len(batch)
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.record_batch(
+        {
+            "key": pa.array(batch.keys, pa.binary()),
+            "value": pa.array(batch.values, pa.binary()),
+            "topic": pa.array([batch.topic] * count, pa.string()),
+            "partition": pa.array([batch.partition] * count, pa.string()),
+            "offset": pa.array(batch.offsets, pa.int64()),
+            "timestamp": pa.array(batch.timestamps, pa.timestamp("ms", "UTC")),
+            "headers": pa.array(
+                [[{"key": k, "value": v} for k, v in pairs] for pairs in batch.headers],
+                pa.list_(header),
+            ),
+        }
+    )

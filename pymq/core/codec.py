@@ -1,0 +1,70 @@
+"""CBOR in its cage: the only place that calls cbor2.
+
+Whatever is decoded here may come from a stranger, so every tag is refused (they make regular
+expressions, cyclic lists and numbers that explode when printed), indefinite lengths and repeated
+keys too, nesting is bounded, and bytes that follow the item are an error instead of being ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from typing import Any, NoReturn
+
+import cbor2
+
+from pymq.errors import InvalidRequest
+
+DEPTH_MAX = 16
+
+dumps = cbor2.dumps  # definite lengths, no tags as long as only plain types go in
+
+
+class _RefuseTags(Mapping[int, Any]):
+    """Answers for every tag there is, by refusing it."""
+
+    def __getitem__(self, tag: int) -> Any:
+        return self._refuse
+
+    def get(self, tag: int, default: Any = None) -> Any:
+        return self._refuse
+
+    def __contains__(self, tag: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1
+
+    @staticmethod
+    def _refuse(decoder: Any, immutable: bool = False) -> NoReturn:
+        raise cbor2.CBORDecodeError("tags are not allowed")
+
+
+_NO_TAGS = _RefuseTags()
+
+
+def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> Any:
+    """Decode exactly one item that fills *data*.
+
+    Raises:
+        InvalidRequest: the bytes are not one plain CBOR item.
+    """
+    source = BytesIO(data)
+    try:
+        decoder = cbor2.CBORDecoder(
+            source,
+            semantic_decoders=_NO_TAGS,
+            max_depth=depth,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+            strict_hashable_types=True,
+        )
+        item = decoder.decode()
+    except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"not valid CBOR: {error}") from None
+    if source.tell() != len(data):
+        raise InvalidRequest(f"{len(data) - source.tell()} bytes follow the CBOR item")
+    return item

@@ -1,0 +1,103 @@
+"""What a topic can be told: its options, their defaults and their limits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import attrs
+
+from pymq.core.types import AckMode
+from pymq.core.values import value
+from pymq.errors import ConfigError
+
+FSYNC = ("always", "interval", "os")
+CLEANUP = ("delete", "compact")
+
+
+@value
+class TopicConfig:
+    """The options of a topic; None where an option depends on the partition's ack mode."""
+
+    block_bytes: int = 128 << 20  # a block is rolled when it has reached this size ...
+    block_ms: int = 7 * 24 * 3600 * 1000  # ... or this age
+    retention_bytes: int | None = None  # of one partition; None keeps everything
+    retention_ms: int | None = None
+    cleanup_policy: str = "delete"
+    max_record_bytes: int = 1 << 20  # key, value and headers together
+    min_in_sync: int = 1
+    unclean_election: bool = False
+    fsync: str | None = None  # None: "always" for raft, else "interval"
+    fsync_interval_ms: int = 1000
+    tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a deletion visible
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Read options as users give them.
+
+        Raises:
+            ConfigError: an option is unknown, of a wrong type or out of its range.
+        """
+        return cls().altered(options)
+
+    def altered(self, options: Mapping[str, Any]) -> Self:
+        """Return these options with some of them changed; errors as for :meth:`of`."""
+        check_options(options, (field.name for field in attrs.fields(type(self))))
+        changed = attrs.evolve(self, **options)
+        changed._check()
+        return changed
+
+    def _check(self) -> None:
+        _range("block_bytes", self.block_bytes, 4096, 1 << 40)
+        _range("block_ms", self.block_ms, 1, 1 << 50)
+        for name in ("retention_bytes", "retention_ms"):
+            if getattr(self, name) is not None:
+                _range(name, getattr(self, name), 0, 1 << 60)
+        _range("max_record_bytes", self.max_record_bytes, 1, 32 << 20)
+        _range("min_in_sync", self.min_in_sync, 1, 1000)
+        _range("fsync_interval_ms", self.fsync_interval_ms, 1, 1 << 40)
+        _range("tombstone_ms", self.tombstone_ms, 0, 1 << 50)
+        _choice("cleanup_policy", self.cleanup_policy, CLEANUP)
+        if self.fsync is not None:
+            _choice("fsync", self.fsync, FSYNC)
+        if not isinstance(self.unclean_election, bool):
+            raise ConfigError(f"unclean_election={self.unclean_election!r} must be True or False")
+
+    def sync_policy(self, acks: AckMode) -> str:
+        """When an append becomes durable: ``always``, ``interval`` or ``os``."""
+        if self.fsync is not None:
+            return self.fsync
+        return "always" if acks is AckMode.RAFT else "interval"
+
+    def __getitem__(self, name: str) -> Any:
+        """An option by its name, as in a dictionary."""
+        return self.to_dict()[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain values."""
+        return attrs.asdict(self)
+
+
+def check_options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse what is not known, with the name that was probably meant.
+
+    Raises:
+        ConfigError: an option of *given* is not among *known*.
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+            raise ConfigError(f"unknown option {name!r}; {hint}")
+
+
+def _range(name: str, found: object, low: int, high: int) -> None:
+    if type(found) is not int or not low <= found <= high:
+        raise ConfigError(f"{name}={found!r} must be an integer from {low} to {high}")
+
+
+def _choice(name: str, found: object, allowed: tuple[str, ...]) -> None:
+    if found not in allowed:
+        raise ConfigError(f"{name}={found!r} must be one of {', '.join(map(repr, allowed))}")

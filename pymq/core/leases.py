@@ -1,0 +1,223 @@
+"""Which records of one partition a group has done, is doing and has yet to do.
+
+Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
+acknowledged, to ``next``, the first that was never handed out. So the cost is by span, not by
+record, and records that are acknowledged in order leave one span or none. What is acknowledged
+above ``committed`` is kept too: nothing is delivered again because something before it is slow.
+
+The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
+it, a lease that runs out is available again, and each delivery is counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from pymq.core.message import Lease, Range
+from pymq.core.values import define
+
+AVAILABLE = 0  # to be delivered again, from ``due`` on
+LEASED = 1  # delivered to ``owner``, until ``due``
+DONE = 2
+NEVER = 1 << 62
+
+
+@define
+class Span:
+    """Offsets with the same fate."""
+
+    start: int
+    end: int
+    state: int
+    owner: str | None = None
+    count: int = 0  # deliveries so far
+    due: int = NEVER
+
+
+class Leases:
+    """The state of one group in one partition."""
+
+    __slots__ = ("_spans", "committed", "next")
+
+    def __init__(self, committed: int, done: Iterable[Range] = ()) -> None:
+        self.committed = committed
+        self.next = committed
+        self._spans: list[Span] = []
+        for start, end in done:
+            if start > self.next:
+                self._spans.append(Span(self.next, start, AVAILABLE, due=0))
+            self._spans.append(Span(start, end, DONE))
+            self.next = end
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def next_due(self, now: int) -> int:
+        """When the next lease runs out or the next delayed record is due, after *now*."""
+        return min((s.due for s in self._spans if s.state != DONE and s.due > now), default=NEVER)
+
+    @property
+    def in_flight(self) -> int:
+        """Records that are leased."""
+        return sum(span.end - span.start for span in self._spans if span.state == LEASED)
+
+    @property
+    def waiting(self) -> int:
+        """Records that are to be delivered again."""
+        return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
+
+    def held_by_others(self, members: Iterable[str]) -> bool:
+        """Whether anybody but *members* holds a lease."""
+        allowed = set(members)
+        return any(s.state == LEASED and s.owner not in allowed for s in self._spans)
+
+    def done_ranges(self) -> tuple[Range, ...]:
+        """What is acknowledged above ``committed``."""
+        return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
+
+    def has_available(self, end: int, now: int) -> bool:
+        """Whether :meth:`acquire` would find something before *end*."""
+        if self.next < end:
+            return True
+        return any(s.state == AVAILABLE and s.due <= now for s in self._spans)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def begin_at(self, log_start: int) -> int:
+        """Skip what retention has removed; return how many records were never acknowledged."""
+        if log_start <= self.committed:
+            return 0
+        lost = log_start - max(self.committed, min(self.next, log_start))
+        self._spans = [span for span in self._spans if span.end > log_start]
+        if self._spans:
+            self._spans[0].start = max(self._spans[0].start, log_start)
+        self.committed = log_start
+        self.next = max(self.next, log_start)
+        self._advance()
+        return lost
+
+    def acquire(
+        self, member: str, end: int, limit: int, until: int, now: int, max_deliver: int
+    ) -> list[Lease]:
+        """Lease up to *limit* records before *end*: first those that wait again, then new ones.
+
+        What was delivered *max_deliver* times already (0: no limit) is leased as dead.
+        """
+        leases: list[Lease] = []
+        for span in list(self._spans):
+            if limit <= 0:
+                return leases
+            if span.state == AVAILABLE and span.due <= now:
+                taken = self._cut(span, span.start, min(span.end, span.start + limit))
+                dead = 0 < max_deliver <= taken.count
+                taken.state, taken.owner, taken.due = LEASED, member, until
+                taken.count += not dead
+                leases.append(Lease("", taken.start, taken.end, taken.count, dead))
+                limit -= taken.end - taken.start
+        if limit > 0 and self.next < end:
+            start, self.next = self.next, min(end, self.next + limit)
+            last = self._spans[-1] if self._spans else None
+            if last and (last.state, last.owner, last.count, last.due) == (
+                LEASED,
+                member,
+                1,
+                until,
+            ):
+                last.end = self.next
+            else:
+                self._spans.append(Span(start, self.next, LEASED, member, 1, until))
+            leases.append(Lease("", start, self.next, 1))
+        return leases
+
+    def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
+        """The records are done; return how many were not leased to *member* and are refused."""
+        refused = 0
+        for start, end in ranges:
+            held = 0
+            for span in self._held(member, start, end):
+                held += span.end - span.start
+                span.state, span.owner, span.due = DONE, None, NEVER
+            refused += end - start - held
+        self._advance()
+        return refused
+
+    def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:
+        """The records are to be delivered again, from *due* on."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.state, span.owner, span.due = AVAILABLE, None, due
+
+    def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
+        """The member is still at it."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.due = until
+
+    def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
+        """The application never saw the records: their delivery does not count."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.state, span.owner, span.due = AVAILABLE, None, now
+                span.count = max(0, span.count - 1)
+
+    def release(self, member: str, now: int) -> None:
+        """The member is gone: whatever it held is available."""
+        for span in self._spans:
+            if span.state == LEASED and span.owner == member:
+                span.state, span.owner, span.due = AVAILABLE, None, now
+
+    def expire(self, now: int) -> int:
+        """Take back the leases that have run out; return how many records that are."""
+        records = 0
+        for span in self._spans:
+            if span.state == LEASED and span.due <= now:
+                span.state, span.owner = AVAILABLE, None
+                records += span.end - span.start
+        return records
+
+    # --- spans ----------------------------------------------------------------------------------
+
+    def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
+        """Cut out what *member* has leased of a range."""
+        index = max(0, bisect_right(self._spans, start, key=_start) - 1)
+        while index < len(self._spans) and self._spans[index].start < end:
+            span = self._spans[index]
+            if span.state == LEASED and span.owner == member and span.end > start:
+                span = self._cut(span, max(start, span.start), min(end, span.end))
+                index = bisect_right(self._spans, span.start, key=_start) - 1
+                yield span
+            index += 1
+
+    def _cut(self, span: Span, start: int, end: int) -> Span:
+        """Split *span* so that [start, end) is one of its own; return that one."""
+        index = bisect_right(self._spans, span.start, key=_start) - 1
+        if end < span.end:
+            rest = Span(end, span.end, span.state, span.owner, span.count, span.due)
+            self._spans.insert(index + 1, rest)
+            span.end = end
+        if start > span.start:
+            before = Span(span.start, start, span.state, span.owner, span.count, span.due)
+            self._spans.insert(index, before)
+            span.start = start
+        return span
+
+    def _advance(self) -> None:
+        """Join what is done, and move ``committed`` over it."""
+        joined: list[Span] = []
+        for span in self._spans:
+            last = joined[-1] if joined else None
+            if span.state == DONE and last is not None and last.state == DONE:
+                last.end = span.end
+            else:
+                joined.append(span)
+        if joined and joined[0].state == DONE and joined[0].start <= self.committed:
+            self.committed = joined.pop(0).end
+        elif not joined:
+            self.committed = self.next
+        elif joined[0].start > self.committed:
+            self.committed = joined[0].start
+        self._spans = joined
+
+
+def _start(span: Span) -> int:
+    return span.start

@@ -1,0 +1,323 @@
+"""What a zkserver knows, as nodes of the coordinator's tree, and the one codec for all of them.
+
+Each node is an attrs class. It is stored as a CBOR map of its fields with a ``"v"`` for the format's
+version, so that any language can read the tree; whatever is read back is checked field by field.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from pymq.core import codec
+from pymq.core.config import TopicConfig
+from pymq.core.types import AckMode, BlockId
+from pymq.core.values import Factory, value
+from pymq.errors import ConfigError, CorruptMetadata, InvalidRequest
+
+VERSION = 1
+NOW_BLOCK = "NowBlock"
+
+
+@value
+class BrokerNode:
+    """A broker that has registered at least once."""
+
+    name: str
+    endpoint: str = ""
+    rack: str | None = None
+    weight: int = 1
+    storage_id: str = ""  # a broker whose disk was wiped comes back with another one
+
+
+@value
+class BrokerState:
+    """Alive: an ephemeral node that lives as long as its zkserver and the broker's heartbeats."""
+
+    incarnation: int = 0
+
+
+@value
+class ControllerNode:
+    """The active zkserver; ephemeral."""
+
+    name: str
+    endpoint: str = ""
+
+
+@value
+class ControllerEpoch:
+    """Rises with each take-over; brokers refuse what carries an older one."""
+
+    epoch: int
+
+
+@value
+class TopicNode:
+    """A topic; one that is deleted and made again has another id."""
+
+    name: str
+    id: str
+    next_index: int  # of the next partition
+    acks: AckMode  # what a new partition starts with
+    replicas: int
+    config: TopicConfig
+
+
+@value
+class PartitionNode:
+    """A partition: which block is open, and how the next one is to be replicated."""
+
+    name: str
+    index: int  # in creation order, for hashing of keys
+    acks: AckMode
+    replicas: int
+    next_block: int  # number of the block after the open one
+    epoch: int  # leader epoch; rises with each leader and each block
+    ptp_offset: int = 0  # a hint; the truth is with the group coordinator
+
+
+@value
+class BlockNode:
+    """A block; the open one has no end."""
+
+    number: int
+    start: int
+    end: int | None
+    epoch: int
+    acks: AckMode
+    leader: str | None
+    replicas: tuple[str, ...]
+    in_sync: tuple[str, ...]
+    size: int = 0  # bytes, once sealed
+    max_timestamp: int = -1  # of its records, once sealed
+    opened_ms: int = 0  # wall clock
+
+    @property
+    def name(self) -> str:
+        """``NowBlock`` while it is open, then ``Block_<number>``."""
+        return NOW_BLOCK if self.end is None else f"Block_{self.number}"
+
+
+@value
+class ReplicaNode:
+    """One broker's copy of a block, as last reported."""
+
+    broker: str
+    start: int
+    end: int
+    in_sync: bool
+
+
+@value
+class SubscriptionNode:
+    """Who consumes a topic, and how."""
+
+    name: str
+    topic: str
+    mode: str  # "ptp" or "psb"
+    group: str | None = None
+    partition: str | None = None
+
+
+@value
+class ProducerNode:
+    """A named producer's epoch; the latest one fences all before it."""
+
+    name: str
+    epoch: int
+
+
+Node = (
+    BrokerNode
+    | BrokerState
+    | ControllerNode
+    | ControllerEpoch
+    | TopicNode
+    | PartitionNode
+    | BlockNode
+    | ReplicaNode
+    | SubscriptionNode
+    | ProducerNode
+)
+N = TypeVar("N")
+
+
+def encode_node(node: Node) -> bytes:
+    """Pack a node for the coordinator."""
+    return codec.dumps({"v": VERSION, **_plain(node)})
+
+
+def decode_node(cls: type[N], data: bytes) -> N:
+    """Unpack a node of class *cls*.
+
+    Raises:
+        CorruptMetadata: it is not one, or a newer pymq wrote it.
+    """
+    try:
+        fields = codec.loads(data)
+    except InvalidRequest as error:
+        raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
+    if type(fields) is not dict or fields.pop("v", None) != VERSION:
+        raise CorruptMetadata(f"{cls.__name__}: not of version {VERSION}; a newer pymq wrote it")
+    return _typed(cls, fields)
+
+
+def _plain(item: Any) -> Any:
+    if attrs.has(type(item)):
+        return {field: _plain(getattr(item, field)) for field in _hints(type(item))}
+    if isinstance(item, AckMode):
+        return int(item)
+    if isinstance(item, tuple):
+        return [_plain(part) for part in item]
+    return item
+
+
+@cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in attrs.fields(cls)}  # type: ignore[arg-type] # cls is a class; cache asks for Hashable
+
+
+def _typed(cls: type[N], fields: Any) -> N:
+    hints = _hints(cls)
+    if type(fields) is not dict or not hints.keys() >= fields.keys():
+        raise CorruptMetadata(
+            f"{cls.__name__}: fields {fields!r} are not those of version {VERSION}"
+        )
+    try:
+        return cls(**{name: _check(hints[name], found) for name, found in fields.items()})
+    except (TypeError, ConfigError) as error:
+        raise CorruptMetadata(f"{cls.__name__}: {error}") from None
+
+
+def _check(hint: Any, found: Any) -> Any:
+    """Turn plain data into what the type *hint* says."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if found is None:
+            return None
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is tuple:
+        if type(found) is not list:
+            raise TypeError(f"{found!r} is not a list")
+        return tuple(_check(get_args(hint)[0], part) for part in found)
+    if get_origin(hint) is Literal:
+        return found
+    if hint is AckMode:
+        return AckMode.of(found)
+    if attrs.has(hint):
+        return _typed(hint, found)
+    if type(found) is not hint:
+        raise TypeError(f"{found!r} is not of type {hint.__name__}")
+    return found
+
+
+# --- what brokers and clients are told ----------------------------------------------------------
+
+
+@value
+class PartitionState:
+    """All that a broker must know of a partition that it hosts."""
+
+    topic: str
+    topic_id: str
+    partition: str
+    index: int
+    acks: AckMode
+    epoch: int
+    leader: str | None
+    config: TopicConfig
+    blocks: tuple[BlockNode, ...]  # in order; the last one is open
+    siblings: int = 1  # partitions of the topic, this one included
+
+    def block_id(self, block: BlockNode) -> BlockId:
+        """The name of one of the blocks towards a store."""
+        return BlockId(self.topic_id, self.index, block.number)
+
+
+@value
+class PartitionLeader:
+    """Where a partition is to be produced to; the leader is None while there is none."""
+
+    partition: str
+    index: int
+    acks: AckMode
+    epoch: int
+    leader: str | None
+    endpoint: str | None
+
+
+@value
+class TopicMetadata:
+    """A topic as clients need it."""
+
+    topic: str
+    topic_id: str
+    config: TopicConfig
+    partitions: tuple[PartitionLeader, ...]  # in creation order
+
+
+@value
+class BlockDescription:
+    """A block as ``describe_topic`` shows it; *end_offset* is None while it is open."""
+
+    name: str
+    start_offset: int
+    end_offset: int | None
+    epoch: int
+    acks: AckMode
+    leader: str | None
+    replicas: tuple[str, ...]
+    size_bytes: int
+
+
+@value
+class PartitionDescription:
+    """A partition as ``describe_topic`` shows it."""
+
+    name: str
+    index: int
+    acks: AckMode
+    leader: str | None
+    epoch: int
+    replicas: tuple[str, ...]
+    in_sync: tuple[str, ...]
+    start_offset: int
+    end_offset: int
+    high_watermark: int
+    blocks: tuple[BlockDescription, ...]
+
+
+@value
+class TopicDescription:
+    """What ``describe_topic`` returns."""
+
+    name: str
+    config: TopicConfig
+    partitions: tuple[PartitionDescription, ...]
+
+
+@value
+class BrokerDescription:
+    """A broker as ``cluster`` shows it."""
+
+    name: str
+    endpoint: str
+    rack: str | None
+    alive: bool
+    leads: int  # partitions whose open block it leads
+
+
+@value
+class ClusterDescription:
+    """What ``cluster`` returns."""
+
+    controller: str
+    controller_epoch: int
+    brokers: tuple[BrokerDescription, ...] = Factory(tuple)
+    topics: int = 0
+    partitions: int = 0

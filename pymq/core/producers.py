@@ -1,0 +1,165 @@
+"""Idempotence: what a partition remembers of its producers, so that a repeat is written once.
+
+A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
+last one ended; one that begins earlier is a repeat and is answered with the offset it already has;
+one that begins later means that a batch was lost on the way. A higher producer epoch fences the
+lower one and goes on counting where it stopped (Kafka begins again at 0; here the count is also how
+a restarted producer learns how far it got).
+
+The table is part of the log's state: it can be rebuilt by replaying headers, and a snapshot of it
+travels with checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pymq.core import codec
+from pymq.core.record import NO_PRODUCER, Header
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    CorruptMetadata,
+    DuplicateSequence,
+    OutOfOrderSequence,
+    ProducerFenced,
+    PymqError,
+)
+
+REMEMBERED = 5  # batches a producer, as many as it may have in flight
+PRODUCERS_MAX = 10_000  # a partition; beyond it the one that was silent longest is forgotten
+
+
+@define
+class Producer:
+    """One producer's state in one partition."""
+
+    epoch: int
+    next_sequence: int
+    batches: deque[tuple[int, int, int]] = Factory(  # (base sequence, count, base offset)
+        lambda: deque(maxlen=REMEMBERED)
+    )
+
+
+class ProducerTable:
+    """All producers of a partition, by id, the one that wrote last at the end."""
+
+    __slots__ = ("_producers", "_proposed", "_writing")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, Producer] = {}  # as the log has it, durably
+        self._writing: dict[int, Producer] = {}  # as it will be after the write under way ...
+        self._proposed: dict[int, Producer] = {}  # ... and after the one that follows it
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def check(self, header: Header) -> int | None | PymqError:
+        """Judge a batch: None to write it, the offset of a repeat, or the error to answer."""
+        if header.producer_id == NO_PRODUCER:
+            return None
+        known = self._latest(header.producer_id)
+        if known is None:
+            if header.base_sequence == 0:
+                return None
+            return OutOfOrderSequence(
+                f"nothing is known of producer {header.producer_id}, "
+                f"but its batch begins at {header.base_sequence}",
+                expected=0,
+            )
+        if header.producer_epoch < known.epoch:
+            return ProducerFenced(
+                f"producer epoch {header.producer_epoch} was replaced by {known.epoch}"
+            )
+        if header.base_sequence == known.next_sequence:
+            return None
+        for sequence, count, offset in known.batches:
+            if sequence == header.base_sequence and count == header.count:
+                return offset
+        if header.base_sequence < known.next_sequence:
+            return DuplicateSequence(
+                f"sequence {header.base_sequence} was written before the last {REMEMBERED} batches"
+            )
+        return OutOfOrderSequence(
+            f"sequence {header.base_sequence} came, {known.next_sequence} was expected",
+            expected=known.next_sequence,
+        )
+
+    def _latest(self, producer_id: int) -> Producer | None:
+        return (
+            self._proposed.get(producer_id)
+            or self._writing.get(producer_id)
+            or self._producers.get(producer_id)
+        )
+
+    def propose(self, header: Header) -> None:
+        """Count a batch that is to be written."""
+        producer_id = header.producer_id
+        if producer_id == NO_PRODUCER:
+            return
+        producer = self._proposed.get(producer_id)
+        if producer is None:
+            known = self._latest(producer_id)
+            producer = self._proposed[producer_id] = Producer(header.producer_epoch, 0)
+            if known is not None:
+                producer.batches.extend(known.batches)
+        producer.epoch = header.producer_epoch
+        producer.next_sequence = header.base_sequence + header.count
+        producer.batches.append((header.base_sequence, header.count, header.base_offset))
+
+    def write(self) -> None:
+        """What was proposed is being written."""
+        self._writing, self._proposed = self._proposed, self._writing
+
+    def settle(self) -> None:
+        """What was being written is durable."""
+        producers = self._producers
+        for producer_id, producer in self._writing.items():
+            producers.pop(producer_id, None)  # so that it moves to the end
+            producers[producer_id] = producer
+        self._writing.clear()
+        while len(producers) > PRODUCERS_MAX:
+            del producers[next(iter(producers))]
+
+    def discard(self) -> None:
+        """Nothing of what was proposed or being written is in the log."""
+        self._writing.clear()
+        self._proposed.clear()
+
+    def replay(self, header: Header) -> None:
+        """Count a batch that is in the log, at recovery."""
+        if header.producer_id == NO_PRODUCER or header.is_control:
+            return
+        self.propose(header)
+        self.write()
+        self.settle()
+
+    def next_sequence(self, producer_id: int) -> int:
+        """The sequence that the producer's next record must have."""
+        producer = self._latest(producer_id)
+        return producer.next_sequence if producer else 0
+
+    def snapshot(self) -> bytes:
+        """Pack what is durable."""
+        return codec.dumps(
+            [
+                [producer_id, p.epoch, p.next_sequence, [list(batch) for batch in p.batches]]
+                for producer_id, p in self._producers.items()
+            ]
+        )
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> ProducerTable:
+        """Unpack a snapshot.
+
+        Raises:
+            CorruptMetadata: it is not one.
+        """
+        table = cls()
+        try:
+            for producer_id, epoch, next_sequence, batches in codec.loads(snapshot):
+                producer = Producer(int(epoch), int(next_sequence))
+                producer.batches.extend((int(a), int(b), int(c)) for a, b, c in batches)
+                table._producers[int(producer_id)] = producer
+        except (PymqError, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"not a snapshot of producers: {error}") from None
+        return table

@@ -1,0 +1,200 @@
+"""What a machine asks of the loop that drives it, as plain values.
+
+A machine never does anything. It hands over a :class:`Ready`, and what the field is called says when
+the work may be done: ``send`` may leave now; ``write`` must be durable, as far as each write asks
+for it, before ``after`` leaves. The loop merges the work of all machines of one turn, so that many
+producers share one write and one sync.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymq.core.coordination import CoordRequest
+from pymq.core.record import Header, RecordBatch
+from pymq.core.types import BlockId
+from pymq.core.values import Factory, define, value
+
+if TYPE_CHECKING:
+    from pymq.core.message import Fetched, Message
+
+Envelope = tuple[str, "Message"]  # (whom it is for, the message)
+
+
+# --- writes: what a block store does ------------------------------------------------------------
+
+
+@value
+class CreateBlock:
+    """Begin an empty block at offset *start*; nothing to do when it is there already."""
+
+    block: BlockId
+    start: int
+    topic: str  # names, for people who look into the file
+    partition: str
+
+
+@value
+class Append:
+    """Write *batches*, already stamped, at the end of the block."""
+
+    block: BlockId
+    batches: list[RecordBatch]
+    sync: bool  # durable before ``after`` leaves
+
+
+@value
+class Sync:
+    """Make durable what was appended without."""
+
+    block: BlockId
+
+
+@value
+class Truncate:
+    """Cut the block so that it ends at offset *end*, durably."""
+
+    block: BlockId
+    end: int
+
+
+@value
+class SealBlock:
+    """The block takes no more appends: make it durable and keep its index beside it."""
+
+    block: BlockId
+
+
+@value
+class RemoveBlock:
+    """Delete the block; nothing to do when it is not there."""
+
+    block: BlockId
+
+
+@value
+class Checkpoint:
+    """Keep *snapshot*, the machine's state as of the block's end, to spare reading at recovery."""
+
+    block: BlockId
+    snapshot: bytes
+
+
+Write = CreateBlock | Append | Sync | Truncate | SealBlock | RemoveBlock | Checkpoint
+
+
+@value
+class WriteFailed:
+    """A write of this turn failed; nothing of the turn's writes to *block* counts."""
+
+    block: BlockId
+    error: Exception
+    fatal: bool  # after a failed sync nobody knows what is on disk: the replica must stop
+
+
+# --- reads --------------------------------------------------------------------------------------
+
+
+@value
+class Recover:
+    """Find out where a block ends; answered by :class:`Recovered` or :class:`RecoverFailed`."""
+
+    block: BlockId
+    start: int
+    is_open: bool  # whether a torn tail may be cut
+
+
+@value
+class Recovered:
+    """A block as it was found, after a torn tail was cut."""
+
+    block: BlockId
+    start: int
+    end: int
+    size: int  # bytes of all batches
+    snapshot: bytes | None  # of the last checkpoint that still holds
+    headers: list[Header]  # of the batches after it, or of all when there is none
+    cut_bytes: int  # what was torn off the tail
+
+
+@value
+class RecoverFailed:
+    """The block is damaged or cannot be read; *error* says where and why."""
+
+    block: BlockId
+    error: Exception
+
+
+@value
+class Read:
+    """Fill *answer* with batches of the block from *offset* on, then send it to *peer*."""
+
+    peer: str
+    answer: Fetched
+    block: BlockId
+    offset: int
+    end: int  # read nothing at or beyond it
+    max_bytes: int
+
+
+@value
+class FindTime:
+    """Find the first offset of *block*, before *end*, whose record is not older than a time."""
+
+    block: BlockId
+    end: int
+    timestamp_ms: int
+    token: int
+
+
+@value
+class TimeFound:
+    """The answer to :class:`FindTime`; *offset* is None when all records are older."""
+
+    token: int
+    offset: int | None
+    error: Exception | None = None
+
+
+# --- long work ----------------------------------------------------------------------------------
+
+
+@value
+class Compact:
+    """Rewrite sealed blocks so that of each key only the last record stays."""
+
+    topic: str
+    partition: str
+    blocks: tuple[BlockId, ...]  # sealed, in order
+    tombstones_before_ms: int  # deletions older than this are dropped themselves
+
+
+@value
+class Compacted:
+    """The answer to :class:`Compact`."""
+
+    topic: str
+    partition: str
+    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now
+    error: Exception | None = None
+
+
+StoreEvent = Recovered | RecoverFailed | WriteFailed | TimeFound | Compacted
+
+
+@define
+class Ready:
+    """What a machine wants done, in the order in which it must be done."""
+
+    send: list[Envelope] = Factory(list)  # may leave now
+    write: list[Write] = Factory(list)  # must be durable before ...
+    after: list[Envelope] = Factory(list)  # ... these leave
+    read: list[Read] = Factory(list)
+    ask: list[Recover | FindTime] = Factory(list)  # answered by a StoreEvent
+    meta: list[CoordRequest] = Factory(list)  # answered by a CoordEvent
+    jobs: list[Compact] = Factory(list)  # take long; answered by a StoreEvent, some time
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.send or self.write or self.after or self.read or self.ask or self.meta or self.jobs
+        )

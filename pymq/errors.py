@@ -1,0 +1,380 @@
+"""Every error that pymq raises, one class per cause.
+
+Three things hold for each of them: ``code`` is stable, travels on the wire and may be matched by
+programs; ``retriable`` says whether the same call can succeed later without any change by the
+caller; the message says what happened and what to do next. Where Python has a class of its own for
+the kind of failure (``ValueError``, ``TimeoutError``, ``OSError``), the error derives from it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "AuthenticationFailed",
+    "AuthorizationFailed",
+    "BufferFull",
+    "Closed",
+    "ConfigError",
+    "CorruptBatch",
+    "CorruptBlock",
+    "CorruptMetadata",
+    "DeliveryFailed",
+    "DeliveryTimeout",
+    "Disconnected",
+    "DuplicateSequence",
+    "FencedMember",
+    "ForkedError",
+    "InternalError",
+    "InvalidName",
+    "InvalidRequest",
+    "MissingExtra",
+    "NoBrokers",
+    "NotController",
+    "NotEnoughBrokers",
+    "NotEnoughReplicas",
+    "NotLeader",
+    "NotSubscribed",
+    "OffsetOutOfRange",
+    "OutOfOrderSequence",
+    "PartitionExists",
+    "PartitionSealed",
+    "PartitionUnset",
+    "ProducerFenced",
+    "PymqError",
+    "RecordTooLarge",
+    "RequestTimeout",
+    "StaleControllerEpoch",
+    "StaleEpoch",
+    "StoreError",
+    "StoreFull",
+    "StoreLocked",
+    "TopicExists",
+    "UnknownGroup",
+    "UnknownPartition",
+    "UnknownTopic",
+    "error_from_code",
+]
+
+
+class PymqError(Exception):
+    """Base of all errors; catch this one to catch everything that pymq raises on purpose."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, object] = details
+
+    def __str__(self) -> str:
+        return self.message or (type(self).__doc__ or self.code).splitlines()[0]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword details survive a trip through ``multiprocessing`` or Spark.
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(cls: type[PymqError], message: str, details: dict[str, object]) -> PymqError:
+    return cls(message, **details)
+
+
+# --- names, topics, partitions ------------------------------------------------------------------
+
+
+class InvalidName(PymqError, ValueError):
+    """A name must be 1 to 249 of ``[A-Za-z0-9._-]`` and neither ``.`` nor ``..``."""
+
+    code = "INVALID_NAME"
+
+
+class UnknownTopic(PymqError, LookupError):
+    """No such topic; create it with ``create_topic``."""
+
+    code = "UNKNOWN_TOPIC"
+
+
+class UnknownPartition(PymqError, LookupError):
+    """The topic has no such partition."""
+
+    code = "UNKNOWN_PARTITION"
+
+
+class UnknownGroup(PymqError, LookupError):
+    """No such consumer group."""
+
+    code = "UNKNOWN_GROUP"
+
+
+class TopicExists(PymqError):
+    """A topic of this name exists already."""
+
+    code = "TOPIC_EXISTS"
+
+
+class PartitionExists(PymqError):
+    """The topic has a partition of this name already."""
+
+    code = "PARTITION_EXISTS"
+
+
+class PartitionUnset(PymqError):
+    """The partition has no ack mode yet; call ``set_partition_state`` first."""
+
+    code = "PARTITION_UNSET"
+
+
+class PartitionSealed(PymqError):
+    """The block was sealed; the client finds the next one and sends again by itself."""
+
+    code = "PARTITION_SEALED"
+    retriable = True
+
+
+# --- leadership, replicas, epochs ---------------------------------------------------------------
+
+
+class NotLeader(PymqError):
+    """This broker does not lead the partition; ask ``details["leader"]`` instead."""
+
+    code = "NOT_LEADER"
+    retriable = True
+
+
+class NotController(PymqError):
+    """This zkserver is not the active one; ask another of the list."""
+
+    code = "NOT_CONTROLLER"
+    retriable = True
+
+
+class NoBrokers(PymqError):
+    """No broker is registered and alive."""
+
+    code = "NO_BROKERS"
+    retriable = True
+
+
+class NotEnoughBrokers(PymqError):
+    """Fewer live brokers than replicas were asked for; nothing was changed."""
+
+    code = "NOT_ENOUGH_BROKERS"
+
+
+class NotEnoughReplicas(PymqError):
+    """Fewer replicas are in sync than ``min_in_sync`` asks for; nothing was written."""
+
+    code = "NOT_ENOUGH_REPLICAS"
+    retriable = True
+
+
+class StaleEpoch(PymqError):
+    """The request carries a leader epoch that has passed; refresh the metadata."""
+
+    code = "STALE_EPOCH"
+    retriable = True
+
+
+class StaleControllerEpoch(PymqError):
+    """The request comes from a controller that has been replaced."""
+
+    code = "STALE_CONTROLLER_EPOCH"
+
+
+# --- producing ----------------------------------------------------------------------------------
+
+
+class OutOfOrderSequence(PymqError):
+    """A batch of this producer is missing before this one, so it was not written."""
+
+    code = "OUT_OF_ORDER_SEQUENCE"
+
+
+class DuplicateSequence(PymqError):
+    """The batch was written long ago; its offset is no longer remembered."""
+
+    code = "DUPLICATE_SEQUENCE"
+
+
+class ProducerFenced(PymqError):
+    """A newer producer with the same id has taken over; this one must stop."""
+
+    code = "PRODUCER_FENCED"
+
+
+class RecordTooLarge(PymqError, ValueError):
+    """The record is larger than the topic's ``max_record_bytes``."""
+
+    code = "RECORD_TOO_LARGE"
+
+
+class BufferFull(PymqError, TimeoutError):
+    """The producer's buffer stayed full for ``delivery_timeout_s``; brokers are too slow or away."""
+
+    code = "BUFFER_FULL"
+    retriable = True
+
+
+class DeliveryTimeout(PymqError, TimeoutError):
+    """No answer in time; the record may or may not have been written."""
+
+    code = "DELIVERY_TIMEOUT"
+    retriable = True
+
+
+class DeliveryFailed(PymqError):
+    """Records failed and nobody had looked at their deliveries; ``records`` holds them."""
+
+    code = "DELIVERY_FAILED"
+
+    @property
+    def records(self) -> list[object]:
+        """The failed deliveries, each with its ``value``, ``key`` and ``exception()``."""
+        found = self.details.get("records", [])
+        return list(found) if isinstance(found, (list, tuple)) else []
+
+
+# --- consuming ----------------------------------------------------------------------------------
+
+
+class OffsetOutOfRange(PymqError, LookupError):
+    """The offset is before the log's start or beyond its end; seek to a valid one."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+
+
+class NotSubscribed(PymqError):
+    """Consuming needs a subscription; open the consumer through the client."""
+
+    code = "NOT_SUBSCRIBED"
+
+
+class FencedMember(PymqError):
+    """The group went on without this consumer, which was silent for too long; open a new one."""
+
+    code = "FENCED_MEMBER"
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+class StoreError(PymqError, OSError):
+    """The store cannot be read or written; the message names the path and the cause."""
+
+    code = "STORE_ERROR"
+
+
+class CorruptBatch(PymqError, ValueError):
+    """The bytes are not a valid record batch."""
+
+    code = "CORRUPT_BATCH"
+
+
+class CorruptBlock(StoreError):
+    """A block file is damaged; ``details`` holds ``file``, ``position`` and ``offset``."""
+
+    code = "CORRUPT_BLOCK"
+
+
+class CorruptMetadata(StoreError):
+    """A metadata record cannot be understood."""
+
+    code = "CORRUPT_METADATA"
+
+
+class StoreLocked(StoreError):
+    """Another process has this folder open."""
+
+    code = "STORE_LOCKED"
+
+
+class StoreFull(StoreError):
+    """The disk is full; free some space and open the folder again. Nothing acknowledged is lost."""
+
+    code = "STORE_FULL"
+
+
+# --- use ----------------------------------------------------------------------------------------
+
+
+class ConfigError(PymqError, ValueError):
+    """An option is unknown or its value is not allowed."""
+
+    code = "CONFIG_ERROR"
+
+
+class InvalidRequest(PymqError, ValueError):
+    """The request cannot be carried out as it stands."""
+
+    code = "INVALID_REQUEST"
+
+
+class MissingExtra(PymqError, ImportError):
+    """An optional package is missing; the message says which ``pip install`` brings it."""
+
+    code = "MISSING_EXTRA"
+
+
+class Closed(PymqError):
+    """The object was closed."""
+
+    code = "CLOSED"
+
+
+class ForkedError(PymqError, RuntimeError):
+    """The object belongs to the parent process; open a new one in the child."""
+
+    code = "FORKED"
+
+
+class Disconnected(PymqError, ConnectionError):
+    """No connection to the broker or zkserver."""
+
+    code = "DISCONNECTED"
+    retriable = True
+
+
+class RequestTimeout(PymqError, TimeoutError):
+    """The request was not answered in time."""
+
+    code = "REQUEST_TIMEOUT"
+    retriable = True
+
+
+class AuthenticationFailed(PymqError, PermissionError):
+    """The peer's key is not known here."""
+
+    code = "AUTHENTICATION_FAILED"
+
+
+class AuthorizationFailed(PymqError, PermissionError):
+    """The principal may not do this."""
+
+    code = "AUTHORIZATION_FAILED"
+
+
+class InternalError(PymqError):
+    """A rule of pymq's own was broken; please report it with the message."""
+
+    code = "INTERNAL_ERROR"
+
+
+def _codes(base: type[PymqError]) -> dict[str, type[PymqError]]:
+    found = {base.code: base}
+    for child in base.__subclasses__():
+        found.update(_codes(child))
+    return found
+
+
+_BY_CODE: Mapping[str, type[PymqError]] = _codes(PymqError)
+
+
+def error_from_code(
+    code: str, message: str = "", details: Mapping[str, object] | None = None
+) -> PymqError:
+    """Rebuild an error from what travelled; an unknown code gives a plain :class:`PymqError`."""
+    error = _BY_CODE.get(code, PymqError)(message)
+    error.details.update(details or {})
+    return error

@@ -1,0 +1,1 @@
+"""Who gets what: consistent hashing of brokers, partitions and consumers. Pure functions."""

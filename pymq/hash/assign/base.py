@@ -1,0 +1,158 @@
+"""What every assignor shares: the signature, the registry, and who may take what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pymq.errors import ConfigError
+from pymq.hash.assign.level import level
+
+__all__ = ["NONE", "Assignment", "Assignor", "Group", "Partition", "assignor", "names", "register"]
+
+Partition = tuple[str, int]  # topic and index of the partition in it
+Assignment = dict[str, tuple[Partition, ...]]  # what each member consumes, in order
+
+NONE: Mapping[str, Sequence[Partition]] = {}
+
+
+class Assignor(Protocol):
+    """Divides the partitions of a group's topics among its members.
+
+    Pure: the same arguments give the same answer in any process and whatever the order of members
+    and partitions. Every member is in the answer. Every partition that some member may take has an
+    owner, and exactly one as long as no member that may take any would go without; members that
+    would are spare and share partitions, evenly.
+    """
+
+    def __call__(
+        self,
+        members: Sequence[str],
+        partitions: Sequence[Partition],
+        previous: Mapping[str, Sequence[Partition]] = NONE,
+        *,
+        subscriptions: Mapping[str, Collection[str]] | None = None,
+    ) -> Assignment:
+        """Assign *partitions*; *previous* is the last answer, which an assignor may hold on to.
+
+        *subscriptions* limits a member to some topics; a member not in it takes all.
+        """
+        ...
+
+
+_ASSIGNORS: dict[str, Assignor] = {}
+
+F = TypeVar("F", bound=Assignor)
+
+
+def register(name: str) -> Callable[[F], F]:
+    """Make the decorated function known as assignor *name*; ConfigError if the name is taken."""
+
+    def decorate(function: F) -> F:
+        if name in _ASSIGNORS:
+            raise ConfigError(f"there is an assignor {name!r} already; choose another name")
+        _ASSIGNORS[name] = function
+        return function
+
+    return decorate
+
+
+def assignor(name: str) -> Assignor:
+    """The assignor called *name*; ConfigError, with the known names, if there is none."""
+    try:
+        return _ASSIGNORS[name]
+    except KeyError:
+        raise ConfigError(
+            f"no assignor {name!r}; known are {', '.join(names())}", known=names()
+        ) from None
+
+
+def names() -> tuple[str, ...]:
+    """The names of all assignors, sorted."""
+    return tuple(sorted(_ASSIGNORS))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The input of an assignor in canonical order, so that the given order cannot matter."""
+
+    members: tuple[str, ...]
+    takers: dict[Partition, tuple[str, ...]]  # who may take it; partitions nobody may are left out
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[str],
+        partitions: Sequence[Partition],
+        subscriptions: Mapping[str, Collection[str]] | None,
+    ) -> Group:
+        """Sort everything, drop duplicates and work out who may take what."""
+        everyone = tuple(sorted(set(members)))
+        limits = subscriptions or {}
+        takers: dict[Partition, tuple[str, ...]] = {}
+        # One tuple object a set of takers: comparing them is then mostly comparing identities.
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+        of_topic: dict[str, tuple[str, ...]] = {}
+        for topic in sorted({topic for topic, _ in partitions}):
+            able = tuple(m for m in everyone if m not in limits or topic in limits[m])
+            of_topic[topic] = shared.setdefault(able, able)
+        for partition in sorted(set(partitions)):
+            if able := of_topic[partition[0]]:
+                takers[partition] = able
+        return cls(everyone, takers)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every member may take every partition."""
+        return all(len(able) == len(self.members) for able in self.takers.values())
+
+    def by_takers(self) -> dict[tuple[str, ...], list[Partition]]:
+        """Partitions with the same takers together, in the order of the first of each."""
+        found: dict[tuple[str, ...], list[Partition]] = {}
+        for partition, able in self.takers.items():
+            found.setdefault(able, []).append(partition)
+        return found
+
+    def claimants(self, previous: Mapping[str, Sequence[Partition]]) -> dict[Partition, list[str]]:
+        """Who had each partition before, by name."""
+        found: dict[Partition, list[str]] = {}
+        for member in self.members:
+            for partition in dict.fromkeys(previous.get(member, ())):
+                found.setdefault(partition, []).append(member)
+        return found
+
+    def share(
+        self,
+        owner: Mapping[Partition, str],
+        claims: Mapping[str, Sequence[Partition]] = NONE,
+    ) -> Assignment:
+        """The assignment by *owner*, with every spare member given one partition to share.
+
+        A spare goes to a partition that it claims if that leaves the spares evenly spread.
+        """
+        owned: dict[str, list[Partition]] = {member: [] for member in self.members}
+        for partition, member in owner.items():
+            owned[member].append(partition)
+        allowed: dict[str, tuple[Partition, ...]] = {}
+        for able, partitions in self._reach().items():
+            allowed |= {m: partitions for m in able if not owned[m]}
+        # Every partition has one owner so far, so even spares are even sharers.
+        for member, partition in level(dict(sorted(allowed.items())), claims).items():
+            owned[member].append(partition)
+        return {member: tuple(sorted(partitions)) for member, partitions in owned.items()}
+
+    def _reach(self) -> dict[tuple[str, ...], tuple[Partition, ...]]:
+        """The partitions that members may take; members with the same ones together."""
+        sets = self.by_takers()
+        of_member: dict[tuple[int, ...], list[str]] = {}
+        able_sets = [frozenset(able) for able in sets]
+        for member in self.members:
+            held = tuple(i for i, able in enumerate(able_sets) if member in able)
+            of_member.setdefault(held, []).append(member)
+        lists = list(sets.values())
+        return {
+            tuple(members): tuple(sorted(p for i in held for p in lists[i]))
+            for held, members in of_member.items()
+            if held
+        }

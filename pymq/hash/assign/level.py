@@ -1,0 +1,130 @@
+"""Items into bins, as level as the rules allow, moving as few items as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
+from typing import Any, TypeVar
+
+__all__ = ["level"]
+
+# Items and bins are member names or partitions; Any stands for "ordered among themselves".
+Item = TypeVar("Item", bound=Any)
+Bin = TypeVar("Bin", bound=Any)
+
+
+def level(
+    allowed: Mapping[Item, Sequence[Bin]], claims: Mapping[Item, Sequence[Bin]]
+) -> dict[Item, Bin]:
+    """A bin for every item of *allowed* (item to the bins it may go to, at least one).
+
+    An item stays in a bin of its *claims* unless that leaves one bin fuller than it must be. No
+    chain of moves could make the fullest bins less full: where every item may go everywhere, bins
+    differ by one at most, and no other answer that level moves fewer items out of the only bin
+    they claim. Deterministic in the order of *allowed*.
+
+    >>> level({1: "AB", 2: "AB", 3: "AB", 4: "AB"}, {1: "A", 2: "A", 3: "A"})
+    {1: 'A', 2: 'A', 4: 'B', 3: 'B'}
+    """
+    held: dict[Bin, list[Item]] = {}
+    # Many items have the same bins, as one object: look at each object once.
+    for bins in {id(bins): bins for bins in allowed.values()}.values():
+        for b in bins:
+            held.setdefault(b, [])
+    fresh = _keep_claims(held, allowed, claims)
+    _fill(held, allowed, fresh)
+    while _drain(held, allowed):
+        pass
+    return {item: b for b, items in held.items() for item in items}
+
+
+def _keep_claims(
+    held: dict[Bin, list[Item]],
+    allowed: Mapping[Item, Sequence[Bin]],
+    claims: Mapping[Item, Sequence[Bin]],
+) -> list[Item]:
+    """Put items where they were; return those that were nowhere."""
+    wanted = {
+        item: [b for b in claims.get(item, ()) if b in bins] for item, bins in allowed.items()
+    }
+    # Items with one claim have no choice; the others then go where there is more room.
+    for item in sorted(wanted, key=lambda item: len(wanted[item])):
+        if wanted[item]:
+            held[min(wanted[item], key=lambda b: len(held[b]))].append(item)
+    return [item for item in allowed if not wanted[item]]
+
+
+def _fill(
+    held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]], fresh: list[Item]
+) -> None:
+    """Put each item into the emptiest bin that it may go to, the least flexible items first."""
+    heaps: dict[int, list[tuple[int, int, Bin]]] = {}
+    for item in sorted(fresh, key=lambda item: len(allowed[item])):
+        bins = allowed[item]
+        heap = heaps.get(id(bins))  # The mapping holds the object, so its id stays its own.
+        if heap is None:
+            heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
+            heapify(heap)
+        # Bins only get fuller here, so a stale entry is too low, never too high.
+        while heap[0][0] != len(held[heap[0][2]]):
+            _, i, b = heap[0]
+            heapreplace(heap, (len(held[b]), i, b))
+        held[heap[0][2]].append(item)
+
+
+def _drain(held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]]) -> bool:
+    """Take one item out of each of the fullest bins that can be relieved; false if none can."""
+    drained = -1
+    for start in sorted(held, key=lambda b: -len(held[b])):
+        size = len(held[start])
+        if size < drained:
+            break  # Look again first: draining what is no longer fullest moves too much.
+        if path := _path(held, allowed, start):
+            drained = size
+            for item, source, target in path:
+                held[source].remove(item)
+                held[target].append(item)
+    return drained >= 0
+
+
+def _path(
+    held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]], start: Bin
+) -> list[tuple[Item, Bin, Bin]]:
+    """The moves (item, from, to) that relieve *start* by one into a bin at least two below it.
+
+    A breadth-first search for a cost-reducing path (Harvey et al., "Semi-matchings for bipartite
+    graphs and load balancing": there is none exactly when the assignment is optimal).
+    """
+    room = len(held[start]) - 2
+    lowest = min(map(len, held.values()))
+    if lowest > room:
+        return []
+    came: dict[Bin, tuple[Item, Bin]] = {}
+    seen: set[int] = set()
+    queue = [start]
+    for source in queue:
+        for item in reversed(held[source]):  # Those placed last are new here: free to move.
+            bins = allowed[item]
+            if id(bins) in seen:
+                continue
+            seen.add(id(bins))
+            for target in bins:
+                if target != start and target not in came:
+                    came[target] = (item, source)
+                    if len(held[target]) == lowest:
+                        return _back(came, target, start)
+                    queue.append(target)
+    best = min(came, key=lambda b: len(held[b]), default=start)  # the nearest of the emptiest
+    return _back(came, best, start) if len(held[best]) <= room else []
+
+
+def _back(
+    came: Mapping[Bin, tuple[Item, Bin]], target: Bin, start: Bin
+) -> list[tuple[Item, Bin, Bin]]:
+    """The moves found by the search, from *target* back to *start*."""
+    path = []
+    while target != start:
+        item, source = came[target]
+        path.append((item, source, target))
+        target = source
+    return path

@@ -1,0 +1,126 @@
+"""Which blocks to roll onto other brokers when brokers came or went: repair first, then level.
+
+Nothing moves by itself: the answer is a plan of rolls, small by a budget, and carrying it out in
+several rounds ends where one big round would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pymq.hash.place import Brokers, Racks, load_cost, ring_of
+from pymq.hash.ring import Ring
+
+__all__ = ["rebalance"]
+
+_NO_LIMIT = 1 << 62
+
+
+def rebalance(
+    placed: Mapping[str, Sequence[str]],
+    brokers: Brokers,
+    racks: Racks | None = None,
+    *,
+    budget: int | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """New replicas for those keys of *placed* (``topic/partition`` to replicas) that should move.
+
+    Replicas on brokers that are not in *brokers* are replaced first, as far as there are others;
+    then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
+    until no move helps. *budget* is the number of replicas that may move, ``None`` for no limit.
+
+    >>> rebalance({"t/0": ("a", "b"), "t/1": ("b", "a")}, ["b", "c"])
+    {'t/0': ('c', 'b'), 't/1': ('b', 'c')}
+    """
+    plan = _Plan(placed, ring_of(brokers), racks, budget)
+    plan.repair()
+    while plan.move_one():
+        pass
+    return plan.changed()
+
+
+class _Plan:
+    """The placement while it is being improved."""
+
+    def __init__(
+        self,
+        placed: Mapping[str, Sequence[str]],
+        ring: Ring,
+        racks: Racks | None,
+        budget: int | None,
+    ) -> None:
+        self._before = {key: tuple(placed[key]) for key in sorted(placed)}
+        self._now = {key: list(names) for key, names in self._before.items()}
+        self._ring = ring
+        self._weights = ring.weights
+        self._racks = racks
+        self._left = budget if budget is not None else _NO_LIMIT
+        self._hosting = Counter(name for names in self._now.values() for name in names)
+        self._held: dict[str, dict[str, None]] = {name: {} for name in ring.members}
+        for key, names in self._now.items():
+            for name in names:
+                self._held.get(name, {})[key] = None
+
+    def repair(self) -> None:
+        """Put a live broker in the place of each one that is gone."""
+        for key, names in self._now.items():
+            alive = [name for name in names if name in self._ring]
+            spare = len(self._ring) - len(alive)
+            missing = min(len(names) - len(alive), spare, self._left)
+            if missing <= 0:
+                continue
+            cost = load_cost(self._hosting, self._weights)
+            fresh = self._ring.pick(key, missing, racks=self._racks, keep=alive, cost=cost)
+            gone = [name for name in names if name not in self._ring]
+            for old, new in zip(gone, fresh, strict=False):
+                self._replace(key, old, new)
+
+    def move_one(self) -> bool:
+        """Make the best move there is; false when none helps or the budget is spent."""
+        if self._left <= 0:
+            return False
+        # Strictly better afterwards, so that no replica ever moves to and fro.
+        now = {name: self._hosting[name] / weight for name, weight in self._weights.items()}
+        then = {name: (self._hosting[name] + 1) / w for name, w in self._weights.items()}
+        emptiest = sorted(then, key=lambda name: then[name])
+        for full in sorted(now, key=lambda name: -now[name]):
+            for empty in emptiest:
+                if then[empty] >= now[full]:
+                    break  # The next ones are fuller still.
+                for key in self._held[full]:
+                    if empty not in self._now[key] and self._keeps_racks(key, full, empty):
+                        self._replace(key, full, empty)
+                        return True
+        return False
+
+    def changed(self) -> dict[str, tuple[str, ...]]:
+        """The keys that have other replicas than before, each with its leader first."""
+        rolled = {key: names for key, names in self._now.items() if [*self._before[key]] != names}
+        leading = Counter(
+            names[0] for key, names in self._before.items() if key not in rolled and names
+        )
+        result = {}
+        for key, names in rolled.items():
+            # A roll gives a new leader anyway, so the choice is free. A dead broker that could not
+            # be replaced stays listed and must not lead.
+            able = [name for name in names if name in self._weights] or names
+            leader = min(able, key=lambda name: leading[name] / self._weights.get(name, 1.0))
+            leading[leader] += 1
+            result[key] = (leader, *(name for name in names if name != leader))
+        return result
+
+    def _keeps_racks(self, key: str, old: str, new: str) -> bool:
+        if self._racks is None:
+            return True
+        others = {self._racks.get(name) for name in self._now[key] if name != old}
+        return self._racks.get(new) not in others or self._racks.get(old) in others
+
+    def _replace(self, key: str, old: str, new: str) -> None:
+        names = self._now[key]
+        names[names.index(old)] = new
+        self._held.get(old, {}).pop(key, None)
+        self._held[new][key] = None
+        self._hosting[old] -= 1
+        self._hosting[new] += 1
+        self._left -= 1

@@ -1,0 +1,1 @@
+"""Assemblies: broker and zkserver machines, and the loop that drives them."""

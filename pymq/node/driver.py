@@ -1,0 +1,179 @@
+"""Who turns the loop: the thread that wants something, and a background thread for the rest.
+
+A thread that waits for a record to be durable could hand the work to another thread and sleep. That
+costs two switches, some 40 us, on top of the disk's 150. So whoever waits turns the loop himself if
+nobody else does. While he is in the system call, others add their records; the next turn takes all
+of them in one write and one sync. The background thread does what nobody waits for: lingering
+batches, timers, long work.
+
+The lock is the right to turn the loop and to touch its machines; nothing else is locked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from pymq.errors import Closed, ForkedError
+from pymq.node.loop import NEVER, Loop
+
+HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
+COOL_TURNS = 200  # ... and after how many idle rounds it sleeps until something is due
+
+
+class Waitable(Protocol):
+    """Something that will be done."""
+
+    is_done: bool
+    waiters: list[threading.Lock] | None  # released once it is done
+
+
+def _is_done(what: Waitable) -> bool:
+    # Another thread may finish it at any moment, which a type checker cannot know.
+    return what.is_done
+
+
+class Driver:
+    """Turns a loop, for any number of threads."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.problem: BaseException | None = None  # why the loop stopped, if it did
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._asleep_until = 0  # of the background thread, in the loop's milliseconds
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    # --- for those who want something -----------------------------------------------------------
+
+    def __enter__(self) -> Loop:
+        """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
+        self._check()
+        self._lock.acquire()
+        if self._is_closed:
+            self._lock.release()
+            raise Closed("the client was closed")
+        return self.loop
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._run(None)
+        finally:
+            self._release()
+
+    def wait(self, what: Waitable, timeout: float | None) -> bool:
+        """Wait until *what* is done, turning the loop if nobody else does.
+
+        *timeout* is in seconds, None waits for ever. Returns whether it is done.
+        """
+        if _is_done(what):
+            return True
+        self._check()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._run(lambda: what.is_done)
+            finally:
+                self._release()
+            if _is_done(what):
+                return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        if what.waiters is None:
+            what.waiters = []
+        what.waiters.append(waiter)
+        # Whoever finishes first marks it done, then releases the waiters: one of us sees the other.
+        if _is_done(what):
+            return True
+        self._hurry()
+        waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        if self.problem is not None and not _is_done(what):
+            raise self.problem
+        return _is_done(what)
+
+    def arm(self, due: int) -> None:
+        """Something is due at *due*: the background thread must not sleep longer."""
+        if due < self._asleep_until or self._thread is None:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        if self._thread is None:
+            self._start()
+        if self.loop.has_work or self.loop.deadline < self._asleep_until:
+            self._wake.set()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this client belongs to the parent process; open a new one here")
+        if self.problem is not None:
+            raise self.problem
+
+    # --- turning --------------------------------------------------------------------------------
+
+    def _run(self, is_enough: Callable[[], bool] | None) -> None:
+        try:
+            self.loop.run(is_enough)
+        except BaseException as error:
+            # A machine broke one of its own rules; nothing that it says can be trusted any more.
+            self.problem = error
+            raise
+
+    def _release(self) -> None:
+        self._lock.release()
+        # What came in while we turned was left by somebody who relies on us to look once more.
+        loop = self.loop
+        if loop.has_work or loop.jobs or loop.deadline < self._asleep_until:
+            if self._thread is None:
+                self._start()
+            self._wake.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(
+                    target=self._background, name="pymq-loop", daemon=True
+                )
+                self._thread.start()
+
+    def _background(self) -> None:
+        loop, idle = self.loop, 0
+        while not self._is_closed and self.problem is None:
+            self._wake.clear()
+            with self._lock:
+                if self._closed():
+                    return
+                had_work = loop.has_work or loop.deadline <= loop.clock()
+                try:
+                    self._run(None)
+                except BaseException:  # kept in ``problem``, raised to the next caller
+                    return
+            while loop.jobs:
+                loop.do_job()
+                had_work = True
+            idle = 0 if had_work else idle + 1
+            now = loop.clock()
+            until = loop.deadline if idle > COOL_TURNS else min(loop.deadline, now + HOT_MS)
+            self._asleep_until = until
+            if not loop.has_work:
+                self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
+            self._asleep_until = 0
+
+    def _closed(self) -> bool:
+        return self._is_closed
+
+    def close(self, last: Callable[[Loop], None]) -> None:
+        """Do *last* and turn the loop once more; from then on nothing turns it."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self.problem is None:
+                last(self.loop)
+                self._run(None)
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,257 @@
+"""The one place where things happen: take in what came, let machines decide, act, say so.
+
+All machines of a process share one loop: broker, zkserver, producers, consumers. A turn merges what
+they want, so that all producers of a turn share one write and one sync. Nothing in here decides
+anything, and nothing outside of here touches store, coordinator or transport.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+from pymq.coord.base import Coordinator
+from pymq.core.coordination import Commit, CoordEvent
+from pymq.core.message import Fetched, Message
+from pymq.core.ready import (
+    Compact,
+    Compacted,
+    FindTime,
+    Read,
+    Ready,
+    Recover,
+    StoreEvent,
+    TimeFound,
+    Write,
+)
+from pymq.errors import PymqError, StoreError
+from pymq.store.base import BlockStore
+
+NEVER = 1 << 62
+
+
+class Machine(Protocol):
+    """What the loop drives."""
+
+    deadline: int  # when ``tick`` has something to do, in the loop's milliseconds
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in one message."""
+        ...
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        ...
+
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work, or None."""
+        ...
+
+    def advance(self, ready: Ready, now: int) -> None:
+        """The work is done."""
+        ...
+
+
+class StoreUser(Machine, Protocol):
+    """A machine that keeps blocks."""
+
+    def stored(self, event: StoreEvent, now: int) -> None:
+        """Take in what the store has to say."""
+        ...
+
+
+class CoordinatorUser(Machine, Protocol):
+    """A machine that keeps metadata."""
+
+    def decided(self, event: CoordEvent, now: int) -> None:
+        """Take in what the coordinator has to say."""
+        ...
+
+    def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
+        """A commit could not be carried out, and nothing is changed."""
+        ...
+
+
+class Loop:
+    """Drives the machines of one process; one thread at a time may call it."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.clock = clock
+        self.machines: dict[str, Machine] = {}
+        self.jobs: deque[Compact] = deque()  # long work, for whoever has the time
+        self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
+        self._events: deque[StoreEvent] = deque()  # answers of jobs, from any thread
+        self._dirty: dict[str, None] = {}
+        self._store: tuple[str, StoreUser, BlockStore] | None = None
+        self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
+
+    # --- assembling -----------------------------------------------------------------------------
+
+    def add(self, name: str, machine: Machine) -> None:
+        """Drive *machine*; messages to *name* are for it."""
+        self.machines[name] = machine
+        self._dirty[name] = None
+
+    def remove(self, name: str) -> None:
+        """Forget a machine; what comes for it is dropped."""
+        self.machines.pop(name, None)
+        self._dirty.pop(name, None)
+
+    def add_broker(self, name: str, machine: StoreUser, store: BlockStore) -> None:
+        """Drive a machine that keeps its blocks in *store*."""
+        self._store = (name, machine, store)
+        self.add(name, machine)
+
+    def add_zkserver(self, name: str, machine: CoordinatorUser, backend: Coordinator) -> None:
+        """Drive a machine that keeps its metadata in *backend*."""
+        self._coordinator = (name, machine, backend)
+        self.add(name, machine)
+
+    # --- turning --------------------------------------------------------------------------------
+
+    def touch(self, name: str) -> None:
+        """A machine was given something from outside: look at it in the next turn."""
+        self._dirty[name] = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would do something at once."""
+        return bool(self._inbox or self._dirty or self._events)
+
+    @property
+    def deadline(self) -> int:
+        """When something is due."""
+        return min((machine.deadline for machine in self.machines.values()), default=NEVER)
+
+    def run(self, is_enough: Callable[[], bool] | None = None) -> None:
+        """Turn until nothing is left to do, or until *is_enough*."""
+        while self.turn():
+            if is_enough is not None and is_enough():
+                return
+
+    def turn(self) -> bool:
+        """Take everything that came in, decide once, act once; return whether there was anything."""
+        now, machines, dirty = self.clock(), self.machines, self._dirty
+        inbox, self._inbox = self._inbox, deque()
+        for peer, source, message in inbox:
+            machine = machines.get(peer)
+            if machine is not None:
+                machine.step(source, message, now)
+                dirty[peer] = None
+        self._take_events(now)
+        for name, machine in machines.items():
+            if machine.deadline <= now:
+                machine.tick(now)
+                dirty[name] = None
+        if not dirty:
+            return bool(inbox)
+        work: list[tuple[str, Machine, Ready]] = []
+        for name in dirty:
+            machine = machines[name]
+            ready = machine.ready(now)
+            if ready is not None:
+                work.append((name, machine, ready))
+        self._dirty = {}
+        if work:
+            self._act(work, now)
+        return True
+
+    def _act(self, work: list[tuple[str, Machine, Ready]], now: int) -> None:
+        for name, _, ready in work:
+            self._post(name, ready.send)
+        failed = self._write([write for _, _, ready in work for write in ready.write], now)
+        for name, machine, ready in work:
+            if not failed:
+                self._post(name, ready.after)
+            for read in ready.read:
+                self._read(name, read)
+            for ask in ready.ask:
+                self._ask(ask, now)
+            self.jobs.extend(ready.jobs)
+            machine.advance(ready, now)
+            self._dirty[name] = None
+        for _, _, ready in work:
+            if ready.meta:
+                self._consult(ready, now)
+
+    def _post(self, name: str, envelopes: list[tuple[str, Message]]) -> None:
+        for peer, message in envelopes:
+            self._inbox.append((peer, name, message))
+
+    # --- the store ------------------------------------------------------------------------------
+
+    def _write(self, writes: list[Write], now: int) -> bool:
+        """Write everything of the turn; return whether any of it failed."""
+        if not writes or self._store is None:
+            return False
+        _, machine, store = self._store
+        failures = store.write(writes)
+        for failure in failures:
+            machine.stored(failure, now)
+        return bool(failures)
+
+    def _read(self, name: str, read: Read) -> None:
+        assert self._store is not None
+        try:
+            data = self._store[2].read(read.block, read.offset, read.end, read.max_bytes)
+            answer: Fetched = attrs.evolve(read.answer, data=data)
+        except PymqError as error:
+            answer = attrs.evolve(read.answer, error=error)
+        # A group coordinator reads through its own broker.
+        peer = name if read.peer.startswith("#") else read.peer
+        self._inbox.append((peer, name, answer))
+
+    def _ask(self, ask: Recover | FindTime, now: int) -> None:
+        assert self._store is not None
+        name, machine, store = self._store
+        if isinstance(ask, Recover):
+            event: StoreEvent = store.recover(ask.block, ask.start, ask.is_open)
+        else:
+            try:
+                offset = store.find_time(ask.block, ask.end, ask.timestamp_ms)
+                event = TimeFound(ask.token, offset)
+            except PymqError as error:
+                event = TimeFound(ask.token, None, error)
+        machine.stored(event, now)
+        self._dirty[name] = None
+
+    def do_job(self) -> None:
+        """Do one piece of long work; the only method that any thread may call beside the rest."""
+        assert self._store is not None
+        job = self.jobs.popleft()
+        try:
+            event = self._store[2].compact(job)
+        except PymqError as error:
+            event = Compacted(job.topic, job.partition, (), error)
+        except OSError as error:
+            event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
+        self._events.append(event)
+
+    def _take_events(self, now: int) -> None:
+        while self._events:
+            assert self._store is not None
+            name, machine, _ = self._store
+            machine.stored(self._events.popleft(), now)
+            self._dirty[name] = None
+        if self._coordinator is not None:
+            name, zkserver, backend = self._coordinator
+            for event in backend.poll():
+                zkserver.decided(event, now)
+                self._dirty[name] = None
+
+    # --- the coordinator ------------------------------------------------------------------------
+
+    def _consult(self, ready: Ready, now: int) -> None:
+        assert self._coordinator is not None
+        name, machine, backend = self._coordinator
+        for request in ready.meta:
+            try:
+                backend.submit(request)
+            except PymqError as error:
+                if not isinstance(request, Commit):
+                    raise
+                machine.commit_failed(request.tag, error, now)
+        self._dirty[name] = None

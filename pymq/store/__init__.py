@@ -1,0 +1,1 @@
+"""Block stores: where record batches rest."""

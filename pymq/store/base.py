@@ -1,0 +1,65 @@
+"""The contract of a block store; :func:`pymq.testing.check_store` proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pymq.core.ready import Compact, Compacted, Recovered, RecoverFailed, Write, WriteFailed
+from pymq.core.types import BlockId
+
+
+class BlockStore(Protocol):
+    """Keeps the batches of blocks, each block an append-only run of offsets.
+
+    Only the loop calls it, from one thread at a time, except for :meth:`compact`, which may run in
+    another thread beside the rest, since it touches sealed blocks only.
+    """
+
+    def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
+        """Do *writes* in their order; what asks for a sync is durable on return.
+
+        All appends to one block are one system call and at most one sync. A write that fails is
+        undone as far as possible and reported, once a block; the writes to other blocks go on. A
+        failed sync is fatal for its block: every later write to it fails until it is recovered.
+        """
+        ...
+
+    def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+        """Find out where *block* ends. A block that is not there is empty when it is open.
+
+        The torn tail of an open block is cut off, durably; any other damage is a
+        :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock`, and nothing is changed.
+        """
+        ...
+
+    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+        """Return whole batches, from the one that holds *offset* up to *end*, at least one.
+
+        As many as fit *max_bytes*; the first even if it is larger. Empty when *offset* is at the
+        block's end. The headers are checked, the bodies are not: that is the reader's part.
+
+        Raises:
+            CorruptBlock: a header on the way is damaged.
+            StoreError: the block cannot be read.
+        """
+        ...
+
+    def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
+        """Return the first offset before *end* whose record's time is at or after *timestamp_ms*.
+
+        Exact to the record; None when all are older. Errors as for :meth:`read`.
+        """
+        ...
+
+    def compact(self, job: Compact) -> Compacted:
+        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        ...
+
+    def blocks(self) -> list[BlockId]:
+        """List the blocks that are there, in order."""
+        ...
+
+    def close(self) -> None:
+        """Make everything durable and let go of it; closing twice is allowed."""
+        ...

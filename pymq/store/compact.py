@@ -1,0 +1,80 @@
+"""Key compaction: of each key only the last record stays.
+
+A record that has the header ``("pymq.tombstone", b"")`` deletes its key; it stays until its time
+has come, so that every consumer gets to see it, and then goes too. Records without a key stay, and
+so do control batches. Offsets never change: a batch covers those of the records it lost for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+
+from pymq.core.columns import HEADERS
+from pymq.core.record import RecordBatch
+
+TOMBSTONE = ("pymq.tombstone", b"")
+
+_SPAN_MAX = (1 << 32) - 1
+
+
+def _digest(key: bytes) -> bytes:
+    """Stand for a key of any length, so that memory is bounded by the number of keys."""
+    return blake2b(key, digest_size=16).digest()
+
+
+def last_offsets(batches: Iterable[RecordBatch], last: dict[bytes, int]) -> None:
+    """Note in *last*, for each key's digest, the offset of its last record."""
+    for batch in batches:
+        if batch.header.is_control:
+            continue
+        for offset, key in zip(batch.offsets, batch.keys, strict=True):
+            if key is not None:
+                last[_digest(key)] = offset
+
+
+def compacted(
+    batches: Iterable[RecordBatch], last: Mapping[bytes, int], tombstones_before_ms: int
+) -> Iterator[RecordBatch]:
+    """Go through *batches* and give what stays of them; untouched ones as they are.
+
+    Batches that have lost everything are merged with their like, as far as the epoch is the same.
+    """
+    gap: RecordBatch | None = None  # what is merged so far
+    for batch in batches:
+        kept = batch if batch.header.is_control else _keep(batch, last, tombstones_before_ms)
+        if gap is not None and kept.header.count == 0 and (merged := _merge(gap, kept)):
+            gap = merged
+            continue
+        if gap is not None:
+            yield gap
+        gap = kept if kept.header.count == 0 else None
+        if gap is None:
+            yield kept
+    if gap is not None:
+        yield gap
+
+
+def _keep(batch: RecordBatch, last: Mapping[bytes, int], tombstones_before_ms: int) -> RecordBatch:
+    chosen = [
+        at
+        for at, (offset, key) in enumerate(zip(batch.offsets, batch.keys, strict=True))
+        if key is None or last.get(_digest(key), offset) <= offset
+    ]
+    if batch.header.columns & HEADERS:
+        headers, times = batch.headers, batch.timestamps
+        chosen = [
+            at for at in chosen if TOMBSTONE not in headers[at] or times[at] >= tombstones_before_ms
+        ]
+    if len(chosen) == len(batch):
+        return batch
+    if chosen:
+        return batch.keep(chosen)
+    return RecordBatch.gap(batch.base_offset, batch.header.span, batch.header.leader_epoch)
+
+
+def _merge(gap: RecordBatch, more: RecordBatch) -> RecordBatch | None:
+    span = gap.header.span + more.header.span
+    if span > _SPAN_MAX or gap.header.leader_epoch != more.header.leader_epoch:
+        return None
+    return RecordBatch.gap(gap.base_offset, span, gap.header.leader_epoch)

@@ -1,0 +1,429 @@
+"""Blocks as files: the store that brokers use.
+
+A block file appears when its first batch is written, and under its name only once that batch is
+durable. So an idle block costs no file, and nothing is ever acknowledged from a file that a crash
+may take away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import assert_never
+
+from pymq.core.columns import Buffer
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    Compact,
+    Compacted,
+    CreateBlock,
+    Recovered,
+    RecoverFailed,
+    RemoveBlock,
+    SealBlock,
+    Sync,
+    Truncate,
+    Write,
+    WriteFailed,
+)
+from pymq.core.record import RecordBatch
+from pymq.core.types import BlockId
+from pymq.errors import Closed, InvalidRequest, PymqError, StoreError
+from pymq.store import recovery
+from pymq.store.blockfile import FileHead
+from pymq.store.compact import compacted, last_offsets
+from pymq.store.files import Files, OsFiles, store_error
+from pymq.store.folder import BLOCK, CKPT, INDEX, TMP, Draft, Folder, explained, is_sync
+from pymq.store.handles import Handles
+from pymq.store.openblock import OpenBlock, check_append
+
+_REWRITE_BYTES = 1 << 20  # written at once by compaction
+
+_Action = Callable[[BlockId, OpenBlock | None], None]
+
+
+class FileStore:
+    """Keeps blocks as files in the folder *path*, which it has for itself.
+
+    Args:
+        path: the folder; made when it is not there.
+        files: the file system; a simulator brings its own.
+        handles_max: how many files to hold open at most.
+
+    Raises:
+        StoreLocked: another process has the folder open.
+        StoreError: the folder is not a store of a known version, or cannot be written.
+    """
+
+    def __init__(self, path: str, *, files: Files | None = None, handles_max: int = 256) -> None:
+        self.files: Files = files or OsFiles()
+        self._folder = Folder(path, self.files)
+        self._blocks: dict[BlockId, OpenBlock] = {}
+        self._handles = Handles(self._folder, handles_max)
+        # Compaction may run in a thread of its own; it holds this while it swaps a file, the
+        # others while they read, open or remove one. Appends, to open blocks, need it not.
+        self._swap = threading.RLock()
+        self._closed = False
+        self._folder.open()
+
+    @property
+    def path(self) -> str:
+        """The store's folder."""
+        return self._folder.path
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
+        """Do *writes* in their order; what asks for a sync is durable on return."""
+        if self._closed:
+            raise Closed(f"the store {self.path} was closed")
+        failed: dict[BlockId, WriteFailed] = {}
+        if len(writes) == 1 and type(append := writes[0]) is Append:  # nothing to gather
+            self._attempt(append.block, failed, partial(self._append, append.batches))
+            if append.sync and not failed:
+                self._sync([append.block], failed)
+            return list(failed.values())
+        pending: dict[BlockId, list[RecordBatch]] = {}
+        syncs: dict[BlockId, None] = {}
+        for write in writes:
+            block = write.block
+            if block in failed:
+                continue
+            if type(write) is Append:
+                if (batches := pending.get(block)) is None:
+                    pending[block] = list(write.batches)
+                else:
+                    batches += write.batches
+                if write.sync:
+                    syncs[block] = None
+            elif type(write) is Sync:
+                syncs[block] = None
+            else:
+                if batches := pending.pop(block, None):
+                    self._attempt(block, failed, partial(self._append, batches))
+                if block not in failed:
+                    self._attempt(block, failed, partial(self._other, write))
+        for block, batches in pending.items():
+            self._attempt(block, failed, partial(self._append, batches))
+        self._sync([block for block in syncs if block not in failed], failed)
+        return list(failed.values())
+
+    def _attempt(self, id: BlockId, failed: dict[BlockId, WriteFailed], action: _Action) -> None:
+        block = self._blocks.get(id)
+        try:
+            action(id, block)
+        except OSError as error:
+            cause = store_error(error, "write", self._folder.file(id))
+            block = self._blocks.get(id)
+            if block is not None and is_sync(cause):
+                block.failed = cause
+            failed[id] = WriteFailed(id, cause, block is not None and block.failed is not None)
+        except PymqError as error:
+            failed[id] = WriteFailed(id, error, False)
+
+    def _append(self, batches: list[RecordBatch], id: BlockId, block: OpenBlock | None) -> None:
+        if block is None or block.is_sealed:
+            what = "is not open here; create or recover it first" if block is None else "is sealed"
+            raise InvalidRequest(f"block {id} {what}")
+        if block.failed is not None:
+            raise block.failed
+        buffers = check_append(id, block.end, block.epoch, batches)
+        if not buffers:
+            return
+        if block.size == 0:
+            self._begin(block, batches, buffers)
+            return
+        handle = block.handle
+        if handle < 0:
+            with self._swap:
+                handle = self._handles.open(block)
+        block.used = block.unsynced = True
+        try:
+            self.files.append(handle, buffers)
+        except OSError:
+            self._undo(block)
+            raise
+        block.add(batches)
+
+    def _begin(self, block: OpenBlock, batches: list[RecordBatch], buffers: list[Buffer]) -> None:
+        """Make the file, with the first batches in it; durable on return."""
+        head = block.head.to_bytes()
+        with self._swap:
+            self._handles.make_room()
+            self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
+        block.start_position = block.size = len(head)
+        if batches:
+            block.add(batches)
+
+    def _undo(self, block: OpenBlock) -> None:
+        """Cut off what a failed write has left."""
+        try:
+            self.files.truncate(block.handle, block.size)
+        except OSError as error:
+            block.failed = store_error(error, "undo a write to", self._folder.file(block.id))
+
+    def _other(self, write: Write, id: BlockId, block: OpenBlock | None) -> None:
+        if isinstance(write, RemoveBlock):
+            self._remove(id)
+            return
+        if block is not None and block.failed is not None:
+            raise block.failed
+        if isinstance(write, CreateBlock):
+            self._create(write, block)
+            return
+        with self._swap:
+            block = block or self._load(id)
+        match write:
+            case Truncate():
+                self._truncate(block, write.end)
+            case SealBlock():
+                self._seal(block)
+            case Checkpoint():
+                self._handles.sync(block)
+                block.ckpt_end = block.end
+                self._folder.replace(id, CKPT, block.known(write.snapshot).to_bytes())
+            case Append() | Sync():
+                raise AssertionError("gathered before")
+            case _:
+                assert_never(write)
+
+    def _create(self, write: CreateBlock, block: OpenBlock | None) -> None:
+        if (block is None or block.is_passive) and self._folder.suffixes(write.block):
+            found = self.recover(write.block, write.start, is_open=True)
+            if isinstance(found, RecoverFailed):
+                raise found.error
+            block = self._blocks[write.block]
+        head = FileHead(write.block, write.start, write.topic, write.partition)
+        if block is None:
+            self._blocks[write.block] = OpenBlock(head)
+        elif block.start != write.start:
+            raise InvalidRequest(
+                f"block {write.block} is there and begins at {block.start}, not at {write.start}"
+            )
+        elif block.size == 0:
+            block.head = head  # recovered without a file, hence without names
+
+    def _truncate(self, block: OpenBlock, end: int) -> None:
+        if end < block.start:
+            raise InvalidRequest(
+                f"block {block.id} begins at {block.start}, it cannot end at {end}"
+            )
+        if end >= block.end:
+            return
+        path = self._folder.file(block.id)
+        block.cut(end, self._handles.reader(block), path)
+        try:
+            # First what says that more is good, or the shorter file would look damaged later.
+            if block.ckpt_end > end:
+                self._folder.remove(block.id, CKPT)
+                block.ckpt_end = -1
+            if block.index_end > end:
+                self._folder.remove(block.id, INDEX)
+                block.index_end = -1
+            self.files.truncate(block.handle, block.size)
+        except OSError as error:
+            block.failed = store_error(error, "truncate", path)
+            raise
+        block.unsynced = True
+        self._handles.sync(block)
+        if block.is_sealed:
+            self._seal(block)
+
+    def _seal(self, block: OpenBlock) -> None:
+        if block.size == 0:
+            self._begin(block, [], [])
+        self._handles.sync(block)
+        block.is_sealed = True
+        try:
+            block.index_end = block.end
+            self._folder.replace(block.id, INDEX, block.known(None).to_bytes())
+        except StoreError as error:
+            if is_sync(error):
+                raise
+            # The index only saves time, and a full disk must not keep a block from being sealed.
+
+    def _remove(self, id: BlockId) -> None:
+        with self._swap:
+            self._blocks.pop(id, None)
+            self._handles.let_go(id)
+            suffixes = self._folder.suffixes(id)
+            # The block last: without it, after a crash, the rest would look like a lost file.
+            self._folder.remove(id, INDEX, CKPT, BLOCK, *(s for s in suffixes if s.endswith(TMP)))
+            if suffixes:
+                self._folder.prune(id)
+
+    def _sync(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
+        known = [block for id in ids if (block := self._blocks.get(id)) is not None]
+        blocks = [block for block in known if block.unsynced or block.failed]
+        for block, error in zip(blocks, self._handles.sync_all(blocks), strict=True):
+            if error is not None:
+                failed[block.id] = WriteFailed(block.id, error, True)
+
+    # --- finding out what is there --------------------------------------------------------------
+
+    def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+        """Find out where *block* ends. A block that is not there is empty when it is open."""
+        if self._closed:
+            raise Closed(f"the store {self.path} was closed")
+        with self._swap:
+            before = self._blocks.pop(block, None)
+            try:
+                self._handles.let_go(block)
+                suffixes = self._folder.suffixes(block)
+                found = OpenBlock(before.head if before else FileHead(block, start, "", ""))
+                if BLOCK in suffixes:
+                    self._handles.open(found)
+                answer = recovery.recover(self._folder, found, suffixes, start, is_open)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._handles.let_go(block)
+                path = self._folder.file(block)
+                return RecoverFailed(block, store_error(error, "recover", path))
+            self._blocks[block] = found
+            if found.is_sealed and found.index_end < found.end:
+                self._attempt(block, {}, partial(self._other, SealBlock(block)))
+            return answer
+
+    def _load(self, id: BlockId) -> OpenBlock:
+        """Take up a block that nobody recovered: a sealed one, read now and then."""
+        if self._closed:
+            raise Closed(f"the store {self.path} was closed")
+        path, suffixes = self._folder.file(id), self._folder.suffixes(id)
+        if BLOCK not in suffixes:
+            raise StoreError(f"{path} is not there: this store has no block {id}", file=path)
+        block = OpenBlock(FileHead(id, 0, "", ""))
+        try:
+            self._handles.open(block)
+            recovery.load(self._folder, block, suffixes)
+        except OSError:
+            self._handles.let_go(id)
+            raise
+        self._blocks[id] = block
+        return block
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _find(self, id: BlockId) -> OpenBlock:
+        block = self._blocks.get(id) or self._load(id)
+        if block.failed is not None:
+            raise block.failed
+        return block
+
+    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+        """Return whole batches, from the one that holds *offset* up to *end*, at least one."""
+        path = self._folder.file(block)
+        try:
+            with self._swap:
+                found = self._find(block)
+                return found.read(self._handles.reader(found), path, offset, end, max_bytes)
+        except OSError as error:
+            raise store_error(error, "read", path) from error
+
+    def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
+        """Return the first offset before *end* whose record is not older than *timestamp_ms*."""
+        path = self._folder.file(block)
+        try:
+            with self._swap:
+                found = self._find(block)
+                return found.find_time(self._handles.reader(found), path, end, timestamp_ms)
+        except OSError as error:
+            raise store_error(error, "read", path) from error
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def compact(self, job: Compact) -> Compacted:
+        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        sizes = []
+        try:
+            last: dict[bytes, int] = {}
+            for id in job.blocks:
+                last_offsets(self._batches(id), last)
+            sizes = [(id, self._rewrite(id, last, job.tombstones_before_ms)) for id in job.blocks]
+        except OSError as error:
+            cause = store_error(error, "compact", self._folder.of(job.blocks[0]))
+            return Compacted(job.topic, job.partition, tuple(sizes), cause)
+        except PymqError as error:
+            return Compacted(job.topic, job.partition, tuple(sizes), error)
+        return Compacted(job.topic, job.partition, tuple(sizes))
+
+    def _sealed(self, id: BlockId) -> OpenBlock:
+        with self._swap:
+            block = self._find(id)
+            if not block.is_sealed:
+                raise InvalidRequest(f"block {id} is open; only sealed blocks are compacted")
+            return block
+
+    def _batches(self, id: BlockId) -> Iterator[RecordBatch]:
+        """Read a sealed block from beginning to end, checked, through a handle of its own."""
+        block, path = self._sealed(id), self._folder.file(id)
+        with explained("read", path):
+            handle = self.files.open_readonly(path)
+            try:
+                yield from block.batches(partial(self.files.pread, handle), path)
+            finally:
+                self.files.close(handle)
+
+    def _rewrite(self, id: BlockId, last: dict[bytes, int], tombstones_before_ms: int) -> int:
+        """Replace a block's file by a compacted one; returns the bytes of its batches."""
+        old = self._sealed(id)
+        new = OpenBlock(old.head)
+        new.start_position = new.size = old.start_position
+        draft = self._folder.draft(id)
+        try:
+            draft.append([old.head.to_bytes()])
+            chunk, size = [], 0
+            for batch in compacted(self._batches(id), last, tombstones_before_ms):
+                chunk.append(batch)
+                size += batch.size
+                if size >= _REWRITE_BYTES:
+                    self._extend(new, draft, chunk)
+                    chunk, size = [], 0
+            self._extend(new, draft, chunk)
+            if new.size == old.size:  # nothing went
+                return old.size - old.start_position
+            draft.sync()
+            with self._swap:
+                if self._blocks.get(id) is not old:
+                    raise InvalidRequest(f"block {id} was changed or removed meanwhile")
+                snapshot = recovery.snapshot_at(self._folder, old)
+                # Positions of the old file must never be taken for those of the new one.
+                self._folder.remove(id, INDEX, CKPT)
+                self._handles.let_go(id)
+                del self._blocks[id]  # whatever goes wrong now, what is there is read again
+                self.files.close(draft.take_place())
+                self._blocks[id] = new
+                self._seal(new)
+                if snapshot is not None:
+                    new.ckpt_end = new.end
+                    self._folder.replace(id, CKPT, new.known(snapshot).to_bytes())
+            return new.size - new.start_position
+        finally:
+            draft.close()
+
+    def _extend(self, block: OpenBlock, draft: Draft, batches: list[RecordBatch]) -> None:
+        if batches:
+            draft.append(check_append(block.id, block.end, block.epoch, batches))
+            block.add(batches)
+
+    def blocks(self) -> list[BlockId]:
+        """List the blocks that are there, in order."""
+        found = {*self._folder.blocks(), *self._blocks}
+        return sorted(found, key=lambda id: (id.topic_id, id.partition, id.number))
+
+    def close(self) -> None:
+        """Make everything durable and let go of it; closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        errors: dict[BlockId, WriteFailed] = {}
+        try:
+            self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
+        finally:
+            self._handles.close()
+            self._blocks.clear()
+            self._folder.close()
+        for failed in errors.values():
+            raise failed.error

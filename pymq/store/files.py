@@ -1,0 +1,237 @@
+"""The seam to the operating system: every file operation of the stores goes through :class:`Files`.
+
+A simulator puts a disk of its own behind it, one that loses what was not synced, tears writes,
+flips bits, fills up or fails to sync. What it must know: methods raise plain :class:`OSError`, as
+the operating system would; the store makes errors for users of them with :func:`store_error`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from pymq.core.columns import Buffer
+from pymq.errors import StoreError, StoreFull, StoreLocked
+
+_IOV_MAX = 1024  # POSIX guarantees 16; Linux, macOS and the BSDs all allow 1024
+_JOIN_MAX = 4096  # many parts smaller than this on average are cheaper joined: writev pays per part
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Files(Protocol):
+    """A file system, as far as a store needs one. Handles are small integers."""
+
+    def open(self, path: str) -> int:
+        """Open an existing file for reading and appending."""
+        ...
+
+    def open_readonly(self, path: str) -> int:
+        """Open an existing file for reading."""
+        ...
+
+    def create(self, path: str) -> int:
+        """Create a file, which must not exist, for reading and appending."""
+        ...
+
+    def close(self, handle: int) -> None:
+        """Let go of a file; what was not synced may still be lost."""
+        ...
+
+    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
+        """Write *buffers* at the file's end and return how many bytes that were.
+
+        After an error any part of it may be there.
+        """
+        ...
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        """Read *size* bytes at *position*; fewer only at the file's end."""
+        ...
+
+    def size(self, handle: int) -> int:
+        """Return the length of the file in bytes."""
+        ...
+
+    def sync(self, handle: int) -> None:
+        """Make the file's data and length durable. May be called from several threads."""
+        ...
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
+        ...
+
+    def forget(self, handle: int, position: int) -> None:
+        """Drop what is cached of the file from *position* on, so that the disk is read again."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in the same folder, replacing what had it."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def mkdir(self, path: str) -> None:
+        """Make one folder; nothing to do when it is there already."""
+        ...
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a folder, sorted."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a folder durable: those made, renamed and removed."""
+        ...
+
+    def lock(self, path: str) -> int:
+        """Take the lock file *path*; closing the handle, or dying, gives it back.
+
+        Raises:
+            StoreLocked: someone else has it.
+        """
+        ...
+
+
+class OsFiles:
+    """The real file system."""
+
+    def open(self, path: str) -> int:
+        """Open an existing file for reading and appending."""
+        return os.open(path, os.O_RDWR | os.O_APPEND)
+
+    def open_readonly(self, path: str) -> int:
+        """Open an existing file for reading."""
+        return os.open(path, os.O_RDONLY)
+
+    def create(self, path: str) -> int:
+        """Create a file, which must not exist, for reading and appending."""
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def close(self, handle: int) -> None:
+        """Let go of a file; what was not synced may still be lost."""
+        os.close(handle)
+
+    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
+        """Write *buffers* at the file's end, in one system call if the kernel takes all of it."""
+        if len(buffers) > 8:
+            total = sum(map(len, buffers))
+            if len(buffers) > _IOV_MAX or total < len(buffers) * _JOIN_MAX:
+                buffers = (b"".join(buffers),)
+        written = os.writev(handle, buffers)
+        total = sum(map(len, buffers))
+        if written < total:
+            # The kernel stops early at 2 GiB, on a signal, or when the disk fills up; in the last
+            # case the next call says so.
+            rest = memoryview(b"".join(buffers))
+            while written < total:
+                written += os.write(handle, rest[written:])
+        return written
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        """Read *size* bytes at *position*; fewer only at the file's end."""
+        return os.pread(handle, size, position)
+
+    def size(self, handle: int) -> int:
+        """Return the length of the file in bytes."""
+        return os.fstat(handle).st_size
+
+    def sync(self, handle: int) -> None:
+        """Make the file's data and length durable."""
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync leaves the data in the drive's cache
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
+        os.ftruncate(handle, size)
+
+    def forget(self, handle: int, position: int) -> None:
+        """Drop what is cached of the file from *position* on, where the system can do that."""
+        if hasattr(os, "posix_fadvise"):
+            # A page of which only a part is named stays, so begin at the page's first byte.
+            position -= position % mmap.PAGESIZE
+            os.posix_fadvise(handle, position, 0, os.POSIX_FADV_DONTNEED)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in the same folder, replacing what had it."""
+        os.replace(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        """Make one folder; nothing to do when it is there already."""
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a folder, sorted."""
+        return sorted(os.listdir(path))
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a folder durable: those made, renamed and removed."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def lock(self, path: str) -> int:
+        """Take the lock file *path* and write this process's id into it."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, b"%d\n" % os.getpid(), 0)
+        except BlockingIOError:
+            pid = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(handle)
+            raise StoreLocked(
+                f"process {pid} has {os.path.dirname(path)} open; stop it or choose another folder",
+                pid=pid,
+                file=path,
+            ) from None
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+
+def store_error(error: OSError, action: str, path: str) -> StoreError:
+    """Turn an error of the operating system into one that names *path* and says what to do."""
+    if isinstance(error, StoreError):
+        return error
+    cause = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StoreFull(
+            f"cannot {action} {path}: the disk is full ({cause}); free some space. "
+            "Nothing acknowledged is lost",
+            file=path,
+        )
+    advice = ""
+    if error.errno in _DENIED:
+        advice = "; give this process permission to write to the folder, or choose another folder"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "; raise the limit of open files (ulimit -n) or lower handles_max"
+    elif error.errno == errno.EIO:
+        advice = "; the disk may be failing, look into the system's log"
+    return StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)

@@ -1,0 +1,274 @@
+"""A store's folder: names, the lock, and how files appear, change and go, harmlessly for a crash.
+
+::
+
+    path/FORMAT                                   what this folder is, and its version
+    path/LOCK                                     held while the store is open; the holder's pid
+    path/blocks/<topic id>/<partition>/00000007.block  .ckpt  .index    see pymq.store.blockfile
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from pymq.core.columns import Buffer
+from pymq.core.types import BlockId
+from pymq.errors import StoreError
+from pymq.store.files import Files, store_error
+
+FORMAT = b"pymq block store\nversion 1\n"
+BLOCK, CKPT, INDEX, TMP = ".block", ".ckpt", ".index", ".tmp"
+
+_LOAD_MAX = 1 << 30  # bytes; a checkpoint or an index is far smaller
+_BLOCK_NAME = re.compile(r"(\d{8,})\.block")
+
+
+class Folder:
+    """The files of a store under *path*; every method names the file in the errors it raises."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path = path
+        self.files = files
+        self._root = os.path.join(path, "blocks")
+        self._durable: set[str] = set()  # folders whose own names are known to be durable
+        self._lock: int | None = None
+
+    # --- the folder as a whole ------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Lock the folder, making it when it is not there.
+
+        Raises:
+            StoreLocked: another process has it open.
+            StoreError: it is not a store of a known version, or cannot be written.
+        """
+        with explained("open", self.path):
+            self._make(self.path)
+            found = set(self.files.list(self.path)) - {"LOCK"}
+        marker = os.path.join(self.path, "FORMAT")
+        if found - {"FORMAT" + TMP} and "FORMAT" not in found:
+            raise StoreError(
+                f"{self.path} holds other files ({', '.join(sorted(found)[:3])}) and is no pymq "
+                "store; choose an empty or a new folder",
+                file=self.path,
+            )
+        with explained("lock", self.path):
+            self._lock = self.files.lock(os.path.join(self.path, "LOCK"))
+        try:
+            if "FORMAT" in found:
+                check_format(self.load(marker) or b"", marker)
+            else:
+                self._replace(marker, FORMAT)
+            with explained("open", self._root):
+                self._make(self._root)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self.files.close(self._lock)
+            self._lock = None
+
+    def _make(self, path: str) -> None:
+        """Make a folder and those above it, durably."""
+        if path in self._durable:
+            return
+        above = os.path.dirname(os.path.abspath(path))
+        try:
+            self.files.mkdir(path)
+        except FileNotFoundError:
+            self._make(above)
+            self.files.mkdir(path)
+        if path != self.path and above not in self._durable:
+            self._make(above)
+        # Even if it was there: whoever made it may have died before this.
+        with contextlib.suppress(PermissionError):  # above the store's own folder
+            self.files.sync_dir(above)
+        self._durable.add(path)
+
+    def blocks(self) -> list[BlockId]:
+        """List the blocks that have a file."""
+        found: list[BlockId] = []
+        with explained("list", self._root):
+            for topic_id in self.files.list(self._root):
+                topic = os.path.join(self._root, topic_id)
+                for partition in self.files.list(topic):
+                    if not partition.isdecimal():
+                        continue
+                    names = map(_BLOCK_NAME.fullmatch, self.files.list(f"{topic}/{partition}"))
+                    found += [BlockId(topic_id, int(partition), int(m[1])) for m in names if m]
+        return found
+
+    # --- one block's files ----------------------------------------------------------------------
+
+    def of(self, block: BlockId) -> str:
+        """Return the folder of the block's partition."""
+        return os.path.join(self._root, block.topic_id, str(block.partition))
+
+    def file(self, block: BlockId, suffix: str = BLOCK) -> str:
+        """Return the path of one of the block's files."""
+        return os.path.join(self.of(block), f"{block.number:08d}{suffix}")
+
+    def suffixes(self, block: BlockId) -> set[str]:
+        """Tell which files of the block are there, by suffix."""
+        prefix = f"{block.number:08d}"
+        with explained("list", self.of(block)):
+            try:
+                names = self.files.list(self.of(block))
+            except FileNotFoundError:
+                return set()
+        return {name[len(prefix) :] for name in names if name.startswith(prefix + ".")}
+
+    def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
+        """Make a file with *buffers* in it, durably, and return its handle.
+
+        It appears under its name only when all of it is on disk; a file there already is replaced.
+        """
+        path = self.file(block, suffix)
+        with explained("create", path):
+            self._make(self.of(block))
+            return self._create(path, buffers)
+
+    def replace(self, block: BlockId, suffix: str, data: bytes) -> None:
+        """Put *data* into a small file, durably: after a crash it is there as before or as now."""
+        with explained("create", self.file(block, suffix)):
+            self._make(self.of(block))
+        self._replace(self.file(block, suffix), data)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        with explained("create", path):
+            self.files.close(self._create(path, [data]))
+
+    def _create(self, path: str, buffers: Sequence[Buffer]) -> int:
+        draft = Draft(self.files, path)
+        try:
+            draft.append(buffers)
+            draft.sync()
+            return draft.take_place()
+        finally:
+            draft.close()
+
+    def draft(self, block: BlockId) -> Draft:
+        """Begin a file that is to replace the block's."""
+        with explained("create", self.file(block) + TMP):
+            return Draft(self.files, self.file(block))
+
+    def remove(self, block: BlockId, *suffixes: str) -> None:
+        """Remove files of a block, as far as they are there, in that order and durably."""
+        with explained("remove", self.file(block)):
+            gone = False
+            for suffix in suffixes:
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(self.file(block, suffix))
+                    gone = True
+            if gone:
+                with _syncing(self.of(block)):
+                    self.files.sync_dir(self.of(block))
+
+    def prune(self, block: BlockId) -> None:
+        """Remove the folders of the block's partition and topic if they are empty."""
+        with contextlib.suppress(OSError):  # mostly because they are not
+            for path in (self.of(block), os.path.dirname(self.of(block))):
+                self.files.rmdir(path)
+                self._durable.discard(path)
+                self.files.sync_dir(os.path.dirname(path))
+
+    def load(self, path: str) -> bytes | None:
+        """Read a small file; None when it is not there."""
+        with explained("read", path):
+            try:
+                handle = self.files.open_readonly(path)
+            except FileNotFoundError:
+                return None
+            try:
+                size = self.files.size(handle)
+                return self.files.pread(handle, min(size, _LOAD_MAX), 0)
+            finally:
+                self.files.close(handle)
+
+
+class Draft:
+    """A file in the making: it has another name until it is whole and durable."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path, self._tmp = files, path, path + TMP
+        self._is_mine = True  # whether handle and name are still to be cleaned up
+        try:
+            self._handle = files.create(self._tmp)
+        except FileExistsError:  # left over by a crash
+            files.unlink(self._tmp)
+            self._handle = files.create(self._tmp)
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write to it."""
+        self._files.append(self._handle, buffers)
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        with _syncing(self._path):
+            self._files.sync(self._handle)
+
+    def take_place(self) -> int:
+        """Give it its name, durably, and hand over its handle."""
+        self._files.rename(self._tmp, self._path)
+        with _syncing(self._path):
+            self._files.sync_dir(os.path.dirname(self._path))
+        self._is_mine = False
+        return self._handle
+
+    def close(self) -> None:
+        """Clean up, unless it has taken its place."""
+        if self._is_mine:
+            self._is_mine = False
+            self._files.close(self._handle)
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._tmp)
+
+
+def check_format(data: bytes, path: str) -> None:
+    """Check the content of a FORMAT file.
+
+    Raises:
+        StoreError: it is that of another version, or of something else.
+    """
+    if data == FORMAT:
+        return
+    lines = data.split(b"\n")
+    if lines[0] + b"\n" == FORMAT[: len(lines[0]) + 1]:
+        version = lines[1][:32].decode("ascii", "replace") if len(lines) > 1 else "no version"
+        raise StoreError(
+            f"{path} says {version!r}; this pymq knows version 1: open the folder with the pymq "
+            "that wrote it, or a newer one",
+            file=path,
+        )
+    raise StoreError(f"{path} is not that of a pymq store; choose another folder", file=path)
+
+
+@contextlib.contextmanager
+def _syncing(path: str) -> Iterator[None]:
+    """Mark an error as that of a sync."""
+    try:
+        yield
+    except OSError as error:
+        failed = store_error(error, "sync", path)
+        failed.details["is_sync"] = True
+        raise failed from error
+
+
+def is_sync(error: StoreError) -> bool:
+    """Whether a sync failed, after which nobody knows what is on disk."""
+    return bool(error.details.get("is_sync"))
+
+
+@contextlib.contextmanager
+def explained(action: str, path: str) -> Iterator[None]:
+    """Turn errors of the operating system into a :class:`StoreError` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, action, path) from error

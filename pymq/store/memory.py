@@ -1,0 +1,225 @@
+"""Blocks in memory, for tests, simulations and queues that may be lost; the file store's twin."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from pymq.core.columns import Buffer
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    Compact,
+    Compacted,
+    CreateBlock,
+    Recovered,
+    RecoverFailed,
+    RemoveBlock,
+    SealBlock,
+    Sync,
+    Truncate,
+    Write,
+    WriteFailed,
+)
+from pymq.core.record import RecordBatch
+from pymq.core.types import BlockId
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    Closed,
+    CorruptBlock,
+    InternalError,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PymqError,
+    StoreError,
+)
+from pymq.store.compact import compacted, last_offsets
+from pymq.store.openblock import check_append, first_at
+
+
+@define
+class _Block:
+    start: int
+    batches: list[RecordBatch] = Factory(list)
+    is_sealed: bool = False
+    checkpoint: tuple[int, bytes] | None = None  # (the block's end at that time, state)
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].end_offset if self.batches else self.start
+
+    @property
+    def epoch(self) -> int:
+        return self.batches[-1].header.leader_epoch if self.batches else 0
+
+    @property
+    def size(self) -> int:
+        return sum(batch.size for batch in self.batches)
+
+    def at(self, offset: int) -> int:
+        """Return the place of the batch that holds *offset*."""
+        return bisect_right(self.batches, offset, key=lambda batch: batch.base_offset) - 1
+
+
+class MemoryStore:
+    """Keeps blocks in memory, until it is closed."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockId, _Block] = {}
+        self._closed = False
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
+        """Do *writes* in their order."""
+        self._check_open()
+        failed: dict[BlockId, WriteFailed] = {}
+        # Blocks know nothing of each other; and appends to one that follow each other are one
+        # write, which is done or not done.
+        by_block: dict[BlockId, list[Write]] = {}
+        for write in writes:
+            by_block.setdefault(write.block, []).append(write)
+        for block, own in by_block.items():
+            try:
+                for kind, run in groupby(own, type):
+                    for write in [_join(run)] if kind is Append else run:
+                        self._write(write)
+            except PymqError as error:
+                failed[block] = WriteFailed(block, error, fatal=False)
+        return list(failed.values())
+
+    def _write(self, write: Write) -> None:
+        if isinstance(write, Sync):
+            return
+        if isinstance(write, RemoveBlock):
+            self._blocks.pop(write.block, None)
+            return
+        block = self._blocks.get(write.block)
+        if isinstance(write, CreateBlock):
+            block = self._blocks.setdefault(write.block, _Block(write.start))
+            if block.start != write.start:
+                raise InvalidRequest(f"block {write.block} begins at {block.start}")
+            return
+        if block is None:
+            raise InvalidRequest(f"block {write.block} is not open here; create it first")
+        match write:
+            case Append():
+                self._append(block, write)
+            case Truncate(end=end):
+                self._truncate(block, end)
+            case SealBlock():
+                block.is_sealed = True
+            case Checkpoint():
+                block.checkpoint = (block.end, write.snapshot)
+
+    def _append(self, block: _Block, write: Append) -> None:
+        if block.is_sealed:
+            raise InvalidRequest(f"block {write.block} is sealed")
+        check_append(write.block, block.end, block.epoch, write.batches)
+        # What comes from a socket lies in a buffer that is used again: keep a copy.
+        block.batches += [
+            RecordBatch(bytes(batch.head), bytes(batch.body), batch.header)
+            for batch in write.batches
+        ]
+
+    def _truncate(self, block: _Block, end: int) -> None:
+        if end < block.start:
+            raise InvalidRequest(f"the block begins at {block.start}, it cannot end at {end}")
+        if end >= block.end:
+            return
+        at = block.at(end)
+        if block.batches[at].base_offset != end:
+            raise InternalError(f"the block cannot end at {end}, inside a batch")
+        del block.batches[at:]
+        if block.checkpoint and block.checkpoint[0] > end:
+            block.checkpoint = None
+
+    # --- finding out what is there --------------------------------------------------------------
+
+    def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+        """Find out where *block* ends. A block that is not there is empty when it is open."""
+        self._check_open()
+        found = self._blocks.get(block)
+        if found is None and is_open:
+            found = self._blocks[block] = _Block(start)
+        if found is None or found.start != start:
+            return RecoverFailed(block, CorruptBlock(f"there is no block {block} from {start}"))
+        found.is_sealed = not is_open
+        after, snapshot = found.checkpoint or (start, None)
+        headers = [batch.header for batch in found.batches if batch.base_offset >= after]
+        return Recovered(block, start, found.end, found.size, snapshot, headers, 0)
+
+    def blocks(self) -> list[BlockId]:
+        """List the blocks that are there, in order."""
+        return sorted(self._blocks, key=lambda id: (id.topic_id, id.partition, id.number))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _find(self, id: BlockId) -> _Block:
+        self._check_open()
+        if (block := self._blocks.get(id)) is None:
+            raise StoreError(f"this store has no block {id}")
+        return block
+
+    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+        """Return whole batches, from the one that holds *offset* up to *end*, at least one."""
+        found = self._find(block)
+        if not found.start <= offset <= found.end:
+            raise OffsetOutOfRange(
+                f"block {block} holds the offsets {found.start} to {found.end}, not {offset}"
+            )
+        parts: list[Buffer] = []
+        size = 0
+        for batch in found.batches[max(found.at(offset), 0) :]:
+            size += batch.size
+            if offset >= min(end, found.end) or batch.end_offset > end:
+                break
+            if parts and size > max_bytes:
+                break
+            parts += [batch.head, batch.body]
+        return b"".join(parts)
+
+    def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
+        """Return the first offset before *end* whose record is not older than *timestamp_ms*."""
+        for batch in self._find(block).batches:
+            if batch.header.max_timestamp >= timestamp_ms:
+                found = first_at(batch, timestamp_ms)
+                if found is not None:
+                    return found if found < end else None
+        return None
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def compact(self, job: Compact) -> Compacted:
+        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        sizes = []
+        try:
+            last: dict[bytes, int] = {}
+            for id in job.blocks:
+                if not self._find(id).is_sealed:
+                    raise InvalidRequest(f"block {id} is open; only sealed blocks are compacted")
+                last_offsets(self._find(id).batches, last)
+            for id in job.blocks:
+                block = self._find(id)
+                block.batches = list(compacted(block.batches, last, job.tombstones_before_ms))
+                sizes.append((id, block.size))
+        except PymqError as error:
+            return Compacted(job.topic, job.partition, tuple(sizes), error)
+        return Compacted(job.topic, job.partition, tuple(sizes))
+
+    def close(self) -> None:
+        """Let go of everything; closing twice is allowed."""
+        self._closed = True
+        self._blocks.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the store was closed")
+
+
+def _join(run: Iterable[Write]) -> Append:
+    """Make one append of several to the same block."""
+    appends = [write for write in run if isinstance(write, Append)]
+    batches = [batch for append in appends for batch in append.batches]
+    return Append(appends[0].block, batches, any(append.sync for append in appends))

@@ -1,0 +1,67 @@
+"""What every test gets: the working tree for its imports, and a check that it tidies up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Last, not first: examples and benchmarks come from here, but pymq from wherever it is installed,
+# which under tox is the wheel.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+GRACE_S = 2.0  # a thread that was told to stop may need a moment to do so
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_running() -> Iterator[None]:
+    """Fail a test that leaves a thread or a child process behind: the next one would pay.
+
+    A fixture that several tests share is not at fault, if all it starts is started when it yields.
+    """
+    before = running()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while left := running() - before:
+        if time.monotonic() > deadline:
+            pytest.fail("left running: " + ", ".join(sorted(left)))
+        time.sleep(0.01)
+
+
+def running() -> set[str]:
+    """Name the threads and child processes of this process."""
+    threads = {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate()}
+    return threads | {f"process {pid}" for pid in children()}
+
+
+def children() -> set[int]:
+    """List the child processes, except helpers of multiprocessing that live as long as we do."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():  # not Linux: at least those that multiprocessing knows
+        return {child.pid for child in multiprocessing.active_children() if child.pid}
+    found = set()
+    for task in tasks.iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except OSError:
+            continue  # the thread ended while we looked, or this kernel does not tell
+    return {pid for pid in found if not is_helper(pid)}
+
+
+def is_helper(pid: int) -> bool:
+    """Tell whether *pid* is a process that multiprocessing keeps for later."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True  # it has ended
+    return (
+        b"multiprocessing.resource_tracker" in command or b"multiprocessing.forkserver" in command
+    )

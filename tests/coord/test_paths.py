@@ -1,0 +1,101 @@
+"""Paths are built from names, are taken apart again, and nothing foreign is taken for one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pymq.coord import paths
+from pymq.coord.tree import validate
+from pymq.core.coordination import Load
+from pymq.errors import InvalidName
+
+EVERY = [
+    (paths.ROOT, "/pymq", paths.RootPath()),
+    (paths.brokers(), "/pymq/brokers", paths.BrokersPath()),
+    (paths.broker("b"), "/pymq/brokers/b", paths.BrokerPath("b")),
+    (paths.broker_state("b"), "/pymq/brokers/b/state", paths.BrokerStatePath("b")),
+    (paths.controller(), "/pymq/controller", paths.ControllerPath()),
+    (paths.controller_epoch(), "/pymq/controller_epoch", paths.ControllerEpochPath()),
+    (paths.topics(), "/pymq/topics", paths.TopicsPath()),
+    (paths.topic("t"), "/pymq/topics/t", paths.TopicPath("t")),
+    (paths.partitions("t"), "/pymq/topics/t/partitions", paths.PartitionsPath("t")),
+    (paths.partition("t", "p"), "/pymq/topics/t/partitions/p", paths.PartitionPath("t", "p")),
+    (
+        paths.block("t", "p", 10),
+        "/pymq/topics/t/partitions/p/Block_10",
+        paths.BlockPath("t", "p", 10),
+    ),
+    (
+        paths.replica("t", "p", 0, "b"),
+        "/pymq/topics/t/partitions/p/Block_0/b",
+        paths.ReplicaPath("t", "p", 0, "b"),
+    ),
+    (paths.subscriptions("t"), "/pymq/topics/t/subscriptions", paths.SubscriptionsPath("t")),
+    (
+        paths.subscription("t", "s"),
+        "/pymq/topics/t/subscriptions/s",
+        paths.SubscriptionPath("t", "s"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("built", "text", "parsed"), EVERY)
+def test_parse_undoes_build(built: str, text: str, parsed: paths.MetaPath) -> None:
+    """Each path reads as documented, is valid, and means what it was built from."""
+    assert built == text
+    assert paths.parse(built) == parsed
+    validate(Load(1, built))
+
+
+def test_names_that_look_like_folders_are_names() -> None:
+    """Nothing is reserved: a topic may be called ``partitions`` and a broker ``state``."""
+    assert paths.parse(paths.topic("partitions")) == paths.TopicPath("partitions")
+    assert paths.parse(paths.broker("state")) == paths.BrokerPath("state")
+    assert paths.parse(paths.partition("topics", "Block_1")) == paths.PartitionPath(
+        "topics", "Block_1"
+    )
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "a\n", "x" * 250])
+def test_bad_names_are_refused(name: str) -> None:
+    """No name can reach outside its place in the tree."""
+    for build in (paths.broker, paths.topic, lambda n: paths.partition("t", n)):
+        with pytest.raises(InvalidName):
+            build(name)
+    with pytest.raises(InvalidName):
+        paths.replica("t", "p", 0, name)
+
+
+def test_negative_block_is_refused() -> None:
+    """Blocks count from 0."""
+    with pytest.raises(InvalidName):
+        paths.block("t", "p", -1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "/", "pymq", "/pymq/", "/other", "/pymq/new", "/pymq/brokers/b/other"),
+        *("/pymq/topics/t/x", "/pymq/topics//partitions", "/pymq/brokers/b/state/x"),
+        *("/pymq/topics/t/partitions/p/0", "/pymq/topics/t/partitions/p/Block_01"),
+        *("/pymq/topics/t/partitions/p/Block_", "/pymq/topics/t/partitions/p/Block_1/b/c"),
+        *("/pymq/topics/t/partitions/p/Block_-1", "/pymq/topics/t/subscriptions/s/x"),
+    ],
+)
+def test_foreign_paths_mean_nothing(path: str) -> None:
+    """What this version does not know is None, so that a newer one may add nodes."""
+    assert paths.parse(path) is None
+
+
+def test_tree_and_paths_are_pure() -> None:
+    """The controller imports them; they must not bring in any I/O."""
+    script = """
+import sys
+import attrs, re, collections.abc  # what pure modules may use; attrs brings its own
+before = set(sys.modules)
+import pymq.coord.paths, pymq.coord.tree
+new = {name.partition('.')[0] for name in set(sys.modules) - before}
+assert new <= {'pymq'}, new
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,110 @@
+"""The faults H1 to H6 of pymq's ancestor, each of which must not come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pymq.errors import InvalidName, NotEnoughBrokers
+from pymq.hash.assign import Partition, assignor, names
+from pymq.hash.place import place, place_all
+from pymq.hash.rebalance import rebalance
+from pymq.hash.ring import Ring, key_point, member_points
+
+KEYS = [f"topic/{i}" for i in range(2_000)]
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+def test_h1_every_key_finds_its_replicas(count: int) -> None:
+    """With exactly 3 brokers, 16 % of the names ran off the end of the ring."""
+    brokers = [f"broker{i}" for i in range(count)]
+    assert all(len(set(place(key, brokers, 3))) == 3 for key in KEYS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_h1_too_few_brokers_is_an_error_not_a_crash(count: int) -> None:
+    with pytest.raises(NotEnoughBrokers) as caught:
+        place("topic/0", [f"broker{i}" for i in range(count)], 3)
+    assert caught.value.details == {"needed": 3, "available": count}
+
+
+def test_h2_no_replica_has_an_empty_name() -> None:
+    """Two slots that nobody had filled stood for a broker called ''."""
+    brokers = ["x", "y", "z"]
+    assert {name for key in KEYS for name in place(key, brokers, 3)} == set(brokers)
+    with pytest.raises(InvalidName):
+        place("topic/0", ["", "x", "y"], 3)
+
+
+def test_h3_the_successor_is_right_at_both_ends() -> None:
+    """At the last slot it answered the first, and beyond the last slot the last."""
+    ring = Ring(["x", "y", "z"])
+    points = sorted((p, name) for name in "xyz" for p in member_points(name, 128))
+    for key in KEYS:
+        point = key_point(key)
+        following = next((name for p, name in points if p >= point), points[0][1])
+        assert ring.owner(key) == following
+    # Some keys lie beyond the last point and some before the first: both were tried.
+    assert any(key_point(f"end/{i}") > points[-1][0] for i in range(20_000))
+    for i in range(20_000):
+        if not points[0][0] <= key_point(f"end/{i}") <= points[-1][0]:
+            assert ring.owner(f"end/{i}") == points[0][1]
+
+
+def test_h3_a_key_on_a_point_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = sorted((p, name) for name in "xyz" for p in member_points(name, 128))
+    ring = Ring("xyz")
+    for at in (0, 1, -2, -1):
+        monkeypatch.setattr("pymq.hash.ring.key_point", lambda _, at=at: points[at][0])
+        assert ring.owner("k") == points[at][1]
+
+
+def test_h4_removing_a_broker_takes_nothing_from_the_others() -> None:
+    """Removing one broker of four took 18 slots instead of 10, 8 of them of other brokers."""
+    four = Ring({"w": 1, "x": 2, "y": 1, "z": 1})
+    three = four.without("x")
+    assert three == Ring(["w", "y", "z"])
+    for key in KEYS:
+        assert list(three.order(key)) == [name for name in four.order(key) if name != "x"]
+
+
+def test_h4_weight_counts() -> None:
+    owned = Counter(map(Ring({"w": 1, "x": 3}).owner, KEYS))
+    assert 2.2 < owned["x"] / owned["w"] < 4
+
+
+def test_h5_dead_brokers_get_nothing_and_new_ones_their_share() -> None:
+    """A dead broker still got partitions, and a new one got none of the old."""
+    placed = place_all(KEYS[:200], ["w", "x", "y"], 2)
+    placed |= rebalance(placed, ["x", "y", "z"])  # w died, z joined
+    hosting = Counter(name for chosen in placed.values() for name in chosen)
+    assert set(hosting) == {"x", "y", "z"}
+    assert max(hosting.values()) - min(hosting.values()) <= 1
+
+
+def test_h5_movement_stays_within_the_budget() -> None:
+    placed = place_all(KEYS[:200], ["w", "x", "y"], 1)
+    rounds = 0
+    while step := rebalance(placed, ["w", "x", "y", "z"], budget=10):
+        assert len(step) <= 10
+        placed |= step
+        rounds += 1
+    assert rounds == 5
+    assert Counter(chosen[0] for chosen in placed.values())["z"] == 50
+
+
+@pytest.mark.parametrize("name", names())
+def test_h6_every_consumer_gets_a_partition_and_keeps_it(name: str) -> None:
+    """The second consumer of a partition was worked out and dropped; counters went below zero."""
+    partitions: list[Partition] = [("t", index) for index in range(3)]
+    now: dict[str, tuple[Partition, ...]] = {}
+    sizes = [*range(1, 11), *range(9, 0, -1)]  # consumers come one by one and go one by one
+    for size in sizes:
+        members = [f"consumer{i}" for i in range(size)]
+        now = assignor(name)(members, partitions, now)
+        sharers = Counter(p for got in now.values() for p in got)
+        assert all(now[member] for member in members) == (size > 0)
+        assert set(sharers) == set(partitions)
+        assert sum(sharers.values()) == max(size, 3)
+        assert max(sharers.values()) - min(sharers.values()) <= 1

@@ -1,0 +1,34 @@
+"""Both stores keep the contract, whatever the order of operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pymq.store.file import FileStore
+from pymq.store.memory import MemoryStore
+from pymq.testing import check_store
+
+
+def test_file_store(tmp_path: Path) -> None:
+    check_store(lambda: FileStore(str(tmp_path / "store")))
+
+
+def test_file_store_with_few_handles(tmp_path: Path) -> None:
+    check_store(lambda: FileStore(str(tmp_path / "store"), handles_max=1))
+
+
+def test_memory_store() -> None:
+    check_store(MemoryStore, durable=False)
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_file_store_does_what_a_list_does(tmp_path: Path, seed: int) -> None:
+    """Random operations, with reopening in between, against a list of batches."""
+    check_store(lambda: FileStore(str(tmp_path), handles_max=2), seed=seed, steps=800)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_memory_store_does_what_a_list_does(seed: int) -> None:
+    check_store(MemoryStore, durable=False, seed=seed, steps=800)
