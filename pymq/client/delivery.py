@@ -165,7 +165,6 @@ class Delivery:
         owner = self.owner
         queue = owner.queue if isinstance(owner, Batch) else owner
 
-
         def call() -> None:
             callback(self)
 

@@ -6,12 +6,13 @@ records: the handle does that, in the thread that asks for them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
 from pymq.client.router import Router
-from pymq.core.message import BEGIN, Fetch, Fetched, FindOffset, Message, OffsetFound
+from pymq.core.message import Fetch, Fetched, FindOffset, Message, OffsetFound
+from pymq.core.ready import Ready
 from pymq.core.record import split
 from pymq.core.values import define
 from pymq.core.view import BatchView
@@ -22,7 +23,7 @@ FETCH_WAIT_MS = 30_000
 RETRY_MS = 50
 
 
-class Intake(Outbox):
+class Intake(Outbox, ABC):
     """What a consumer's machine is to its handle."""
 
     def __init__(
@@ -40,6 +41,7 @@ class Intake(Outbox):
         self._driver = driver
         self._requests = 0
         self._arrival: Waitable | None = None
+        self._has_news = False  # of metadata
         router.listen(name, self._on_metadata)
 
     @property
@@ -68,15 +70,28 @@ class Intake(Outbox):
         problem, self.problem = self.problem, None
         return problem
 
+    @abstractmethod
     def want(self, records: int, now: int) -> None:
         """The application asks for records: see that they come."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def handed_out(self, chunk: BatchView) -> None:
+        """The application has got these records."""
+
+    @abstractmethod
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer."""
+
+    @abstractmethod
+    def tick(self, now: int) -> None:
+        """Do what is due."""
 
     def close(self, unread: list[tuple[str, tuple[int, int]]]) -> None:
         """Say good-bye; the caller holds the driver."""
         self._router.ignore(self.name)
 
     def _on_metadata(self) -> None:
+        self._has_news = True
         self._driver.loop.touch(self.name)
 
     def _request(self) -> int:
@@ -130,7 +145,7 @@ class Reader(Intake):
         self.chunks = deque(chunk for chunk in self.chunks if chunk.partition != partition)
         cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
 
-    def find(self, partition: str, timestamp_ms: int) -> tuple[Waitable, list[int]]:
+    def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""
         cursor, done = self.cursors[partition], Waitable()
         leader = self._router.leader(self.topic, partition)
@@ -140,7 +155,7 @@ class Reader(Intake):
         self._searches[request] = (cursor, done)
         find = FindOffset(request, self.topic, partition, timestamp_ms)
         self.out.send.append((leader.leader, find))
-        return done, []
+        return done
 
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records."""
@@ -209,11 +224,10 @@ class Reader(Intake):
             if self.topic in self._router.gone:
                 self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
             return
-        cursor.request = self._request()
         is_new = cursor.handed < 0  # first of all find out where to begin
         if cursor.partition in self.paused and not is_new:
-            cursor.request = 0
             return
+        cursor.request = self._request()
         fetch = Fetch(
             cursor.request,
             self.topic,
@@ -224,8 +238,13 @@ class Reader(Intake):
         )
         self.out.send.append((leader.leader, fetch))
 
-    def ready(self, now: int) -> object:  # type: ignore[override] # narrowed below
-        """Hand over the pending work."""
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work; metadata may have come that was waited for."""
+        if self._has_news:
+            self._has_news = False
+            for cursor in self.cursors.values():
+                if cursor.handed < 0 or self._is_wanted:
+                    self._fetch(cursor, now)
         return super().ready(now)
 
     def tick(self, now: int) -> None:
@@ -238,7 +257,3 @@ class Reader(Intake):
                     self._fetch(cursor, now)
                 else:
                     self.deadline = min(self.deadline, cursor.retry_at)
-
-
-Unread = Callable[[], list[tuple[str, tuple[int, int]]]]
-BEGIN_OFFSET = BEGIN

@@ -130,9 +130,7 @@ class Producer:
         sender.buffered += size
         if not queue.is_armed:
             self._arm(queue)
-        if queue.bytes >= self._batch_bytes:
-            self._fill(found, queue)
-        elif len(queue.items) >= 100_000:
+        if queue.bytes >= self._batch_bytes or len(queue.items) >= 100_000:
             self._fill(found, queue)
         return delivery
 

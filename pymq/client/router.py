@@ -36,10 +36,12 @@ class Call(Waitable):
 class Router(Outbox):
     """Calls and metadata of one client, as a machine."""
 
-    def __init__(self, name: str, controllers: Sequence[str]) -> None:
+    def __init__(self, name: str, controllers: Sequence[str], touch: Callable[[], None]) -> None:
         super().__init__()
+        self._touch = touch  # tells the loop that there is something to send
         self.name = name
         self.topics: dict[str, TopicMetadata] = {}
+        self.gone: dict[str, PymqError] = {}  # topics that there are no more
         self._leaders: dict[tuple[str, str], PartitionLeader] = {}
         self._controllers = list(controllers)
         self._active = 0
@@ -133,6 +135,7 @@ class Router(Outbox):
         self._ids += 1
         self._refreshing[self._ids] = (topic, tries)
         self.out.send.append((self.controller, GetMetadata(self._ids, topic)))
+        self._touch()
 
     def _refreshed(self, request: int, message: Message, now: int) -> None:
         topic, tries = self._refreshing.pop(request)
@@ -148,12 +151,14 @@ class Router(Outbox):
             for partition in gone.partitions if gone is not None else ():
                 self._leaders.pop((topic, partition.partition), None)
             if not message.error.retriable:
+                self.gone[topic] = message.error
                 self._announce()
                 return
         pause = min(REFRESH_MS << min(tries, 10), REFRESH_MAX_MS)
         self._again[topic] = (now + pause, tries + 1)
 
     def _learn(self, found: TopicMetadata) -> None:
+        self.gone.pop(found.topic, None)
         if self.topics.get(found.topic) != found:
             self.topics[found.topic] = found
             self._leaders.update(((found.topic, p.partition), p) for p in found.partitions)

@@ -323,7 +323,7 @@ class GroupCoordinator:
             self._serve_all(group, now)
         else:
             self._serve(group, member, now)
-        if member.waiting is not None and (m.max_wait_ms == 0 or member.told != group.generation):
+        if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
 
     def _begin(self, group: Group, name: tuple[str, str], start: int, end: int, reset: int) -> None:
@@ -366,7 +366,8 @@ class GroupCoordinator:
     def _answer_acquire(
         self, group: Group, member: Member, leases: tuple[Lease, ...], now: int
     ) -> None:
-        assert member.waiting is not None
+        if member.waiting is None:
+            return
         answer = Acquired(member.waiting.id, leases, group.generation)
         member.waiting, member.waits_until = None, NEVER
         self._host.reply(member.source, answer, now)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.config import TopicConfig
 from pymq.core.metadata import (
-    BlockNode,
     ClusterDescription,
     PartitionState,
     TopicDescription,

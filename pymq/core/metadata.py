@@ -7,7 +7,6 @@ version, so that any language can read the tree; whatever is read back is checke
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -178,9 +177,9 @@ def _plain(item: Any) -> Any:
 
 
 @cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in attrs.fields(cls)}  # type: ignore[arg-type] # cls is a class; cache asks for Hashable
+    return {field.name: hints[field.name] for field in attrs.fields(cls)}
 
 
 def _typed(cls: type[N], fields: Any) -> N:

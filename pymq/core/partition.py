@@ -525,7 +525,8 @@ class Partition:
         # A consumer's next fetch of the partition takes the place of the one before.
         self._waiting = [w for w in self._waiting if w[1] != source or w[2].id != m.id]
         self._waiting.append((now + m.max_wait_ms, source, m))
-        self.deadline = min(self.deadline, now + m.max_wait_ms)
+        if self._is_settled:
+            self.deadline = min(self.deadline, now + m.max_wait_ms)
 
     def _wake(self, now: int) -> None:
         """Serve the fetches for which there is something now."""
@@ -574,7 +575,7 @@ class Partition:
             self._want_roll(now)
         if now >= self._retention_at and self._replicator is not None:
             self._retain(now)
-        if self._waiting:
+        if self._waiting and self._is_settled:
             self._end_waits(now)
         self._rearm()
 
@@ -587,7 +588,15 @@ class Partition:
                 answer = Fetched(m.id, *self.name, offset, self.log_start, self.high_watermark)
                 self._host.reply(source, answer, now)
 
+    @property
+    def _is_settled(self) -> bool:
+        """Whether it is known where the log ends, or that it never will be."""
+        return self._replicator is not None or self.problem is not None
+
     def _rearm(self) -> None:
+        if not self._is_settled:
+            self.deadline = NEVER  # Whatever is due waits for the store to say where the log ends.
+            return
         self.deadline = min(self._sync_at, self._roll_at, self._retention_at)
         for until, _, _ in self._waiting:
             self.deadline = min(self.deadline, until)

@@ -53,7 +53,7 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, header: Header) -> int | None | PymqError:
+    def check(self, header: Header) -> int | PymqError | None:
         """Judge a batch: None to write it, the offset of a repeat, or the error to answer."""
         if header.producer_id == NO_PRODUCER:
             return None

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from zlib import crc32
 
@@ -147,7 +148,11 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX
-        or header.count > min(header.span, COUNT_MAX)
+        or header.count > min(header.span, COUNT_MAX, header.raw_length)  # a record takes a byte
+        or (
+            not header.attributes & COMPRESSION_MASK
+            and header.raw_length != header.length - HEADER_SIZE
+        )
         or header.base_offset < 0
         or header.attributes & ~_ATTRIBUTES
         or header.columns & ~columns.ALL
@@ -445,14 +450,15 @@ class RecordBatch:
         if column is None:
             return range(base, base + self.header.count)
         deltas = columns.decode_numbers(column, self.header.count)
-        if any(a >= b for a, b in zip(deltas, deltas[1:], strict=False)) or not (
-            0 <= deltas[0] and deltas[-1] < self.header.span
+        if any(a >= b for a, b in pairwise(deltas)) or not (
+            deltas[0] >= 0 and deltas[-1] < self.header.span
         ):
             raise CorruptBatch("the offsets of the batch do not rise within its span")
         return [base + delta for delta in deltas]
 
     def records(self, delivery_count: int = 1) -> list[Record]:
         """Make the batch's records."""
+        values = self.values  # first: this tells whether there are as many as the header says
         count = self.header.count
         rows: Any = zip(
             (self.topic,) * count,
@@ -460,7 +466,7 @@ class RecordBatch:
             self.offsets,
             self.timestamps,
             self.keys,
-            self.values,
+            values,
             self.headers,
             (delivery_count,) * count,
             strict=True,

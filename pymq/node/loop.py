@@ -133,28 +133,28 @@ class Loop:
                 return
 
     def turn(self) -> bool:
-        """Take everything that came in, decide once, act once; return whether there was anything."""
-        now, machines, dirty = self.clock(), self.machines, self._dirty
+        """Take everything that came in, decide once, act once; returns whether there was anything."""
+        now, machines = self.clock(), self.machines
         inbox, self._inbox = self._inbox, deque()
         for peer, source, message in inbox:
             machine = machines.get(peer)
             if machine is not None:
                 machine.step(source, message, now)
-                dirty[peer] = None
+                self._dirty[peer] = None
         self._take_events(now)
         for name, machine in machines.items():
             if machine.deadline <= now:
                 machine.tick(now)
-                dirty[name] = None
+                self._dirty[name] = None
+        dirty, self._dirty = self._dirty, {}  # A machine that is touched now has the next turn.
         if not dirty:
             return bool(inbox)
         work: list[tuple[str, Machine, Ready]] = []
         for name in dirty:
-            machine = machines[name]
-            ready = machine.ready(now)
-            if ready is not None:
-                work.append((name, machine, ready))
-        self._dirty = {}
+            found = machines.get(name)
+            ready = found.ready(now) if found is not None else None
+            if found is not None and ready is not None:
+                work.append((name, found, ready))
         if work:
             self._act(work, now)
         return True

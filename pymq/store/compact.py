@@ -43,9 +43,11 @@ def compacted(
     gap: RecordBatch | None = None  # what is merged so far
     for batch in batches:
         kept = batch if batch.header.is_control else _keep(batch, last, tombstones_before_ms)
-        if gap is not None and kept.header.count == 0 and (merged := _merge(gap, kept)):
-            gap = merged
-            continue
+        if gap is not None and kept.header.count == 0:
+            merged = _merge(gap, kept)
+            if merged is not None:  # a batch without records is false
+                gap = merged
+                continue
         if gap is not None:
             yield gap
         gap = kept if kept.header.count == 0 else None

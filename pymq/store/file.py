@@ -37,7 +37,7 @@ from pymq.store.blockfile import FileHead
 from pymq.store.compact import compacted, last_offsets
 from pymq.store.files import Files, OsFiles, store_error
 from pymq.store.folder import BLOCK, CKPT, INDEX, TMP, Draft, Folder, explained, is_sync
-from pymq.store.handles import Handles
+from pymq.store.handles import SYNC_THREADS, Handles
 from pymq.store.openblock import OpenBlock, check_append
 
 _REWRITE_BYTES = 1 << 20  # written at once by compaction
@@ -52,17 +52,25 @@ class FileStore:
         path: the folder; made when it is not there.
         files: the file system; a simulator brings its own.
         handles_max: how many files to hold open at most.
+        sync_threads: how many files to sync side by side; with 1 there are no threads.
 
     Raises:
         StoreLocked: another process has the folder open.
         StoreError: the folder is not a store of a known version, or cannot be written.
     """
 
-    def __init__(self, path: str, *, files: Files | None = None, handles_max: int = 256) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        files: Files | None = None,
+        handles_max: int = 256,
+        sync_threads: int = SYNC_THREADS,
+    ) -> None:
         self.files: Files = files or OsFiles()
         self._folder = Folder(path, self.files)
         self._blocks: dict[BlockId, OpenBlock] = {}
-        self._handles = Handles(self._folder, handles_max)
+        self._handles = Handles(self._folder, handles_max, sync_threads)
         # Compaction may run in a thread of its own; it holds this while it swaps a file, the
         # others while they read, open or remove one. Appends, to open blocks, need it not.
         self._swap = threading.RLock()

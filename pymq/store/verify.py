@@ -271,33 +271,44 @@ class _Verifier:
         file_head, position = check_head(bytes(head), result.file, result.block, None)
         result.topic, result.partition = file_head.topic, file_head.partition
         result.start = result.end = file_head.start
-        begin, epoch = position, 0
+        begin, epoch, is_lost = position, 0, False
         found: list[tuple[Header, int]] = []
         while position < window.size:
-            following = position + 1
+            offset = result.end
             try:
                 header = window.header(position)
-                if position + header.length > window.size:
+            except CorruptBatch as error:
+                following = _resync(window, position + 1)
+                is_torn = may_be_torn and following == window.size
+                self._damage(result, position, offset, error.message, is_torn)
+                position, is_lost = following, True
+                continue
+            # The header may be trusted: whatever else is wrong, go on behind it.
+            following = position + header.length
+            found.append((header, position))
+            result.end = header.end_offset
+            try:
+                if not is_lost:
+                    check_chain(header, offset, epoch)
+                offset = header.base_offset
+                if following > window.size:
                     raise CorruptBatch("the body is cut short")
-                following = position + header.length
-                # From here on the header may be trusted: go on behind it, whatever else is wrong.
-                at, result.end, before = result.end, header.end_offset, epoch
-                epoch = header.leader_epoch
-                found.append((header, position))
-                check_chain(header, at, before)
                 self._content(window, header, position, result)
             except CorruptBatch as error:
-                at = found[-1][0].base_offset if following > position + 1 else result.end
-                if following == position + 1:
-                    following = _resync(window, following)
-                what, advice = error.message, _RESTORE
-                if may_be_torn and following >= window.size:
-                    what += ": torn by a crash, or damaged"
-                    advice = "opening the store cuts it off; no acknowledged record is lost if torn"
-                self._problem(result.file, position, at, what, advice)
-            position = following
+                is_torn = may_be_torn and following >= window.size
+                self._damage(result, position, offset, error.message, is_torn)
+            position, epoch, is_lost = following, header.leader_epoch, False
         for suffix, known in marks.items():
             self._agreement(result, known, suffix, found, begin, window.size)
+
+    def _damage(
+        self, result: BlockResult, position: int, offset: int, what: str, is_torn: bool
+    ) -> None:
+        advice = _RESTORE
+        if is_torn:
+            what += ": torn by a crash, or damaged"
+            advice = "opening the store cuts it off; if it was torn, no acknowledged record is lost"
+        self._problem(result.file, position, offset, what, advice)
 
     def _content(self, window: Window, header: Header, position: int, result: BlockResult) -> None:
         window.verify(header, position)

@@ -1,0 +1,585 @@
+"""The consumer that users hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pymq.client.intake import Intake, Reader
+from pymq.client.worker import Worker
+from pymq.core.message import BEGIN, END, FindOffset, GroupState, OffsetFound, Range
+from pymq.core.record import Record
+from pymq.core.values import value
+from pymq.core.view import BatchView
+from pymq.errors import (
+    Closed,
+    ConfigError,
+    InvalidRequest,
+    PymqError,
+    RequestTimeout,
+    UnknownGroup,
+    UnknownPartition,
+)
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+    from pymq.client.producer import Producer
+
+CHUNK = 500  # records that an iteration takes at a time
+REQUEST_S = 10.0
+
+Names = Sequence[str]
+Records = Record | BatchView | Iterable[Record]
+
+
+@value
+class ConsumerStatus:
+    """Where a consumer stands, and why it gets nothing if it does."""
+
+    topic: str
+    mode: str  # "ptp" or "psb"
+    group: str | None
+    assigned: tuple[str, ...]
+    positions: dict[str, int]
+    end_offsets: dict[str, int]
+    buffered: int  # records fetched and not handed out
+    unacknowledged_refused: int  # acknowledgements that came after the lease had run out
+    idle: str | None  # the reason why there is nothing; None when there is something
+
+
+class Consumer:
+    """Gets records; made by :meth:`pymq.Client.consumer`. One thread at a time may poll it."""
+
+    def __init__(
+        self,
+        client: Client,
+        intake: Intake,
+        *,
+        auto_ack: bool,
+        dead_letter: str | None,
+        on_assigned: Callable[[tuple[str, ...]], object] | None,
+        on_revoked: Callable[[tuple[str, ...]], object] | None,
+    ) -> None:
+        self.topic = intake.topic
+        self.group = intake.group
+        self._client = client
+        self._driver = client.driver
+        self._intake = intake
+        self._worker = intake if isinstance(intake, Worker) else None
+        self._reader = intake if isinstance(intake, Reader) else None
+        self._auto_ack = auto_ack and self._worker is not None
+        self._dead_letter = dead_letter
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._buffer: deque[Record] = deque()  # of an iteration
+        self._last: list[BatchView] = []  # handed out by the last poll, for auto_ack
+        self._previous: Record | None = None  # of an iteration, for auto_ack
+        self._undertaker: Producer | None = None  # writes to the dead-letter topic
+        self._is_closed = False
+        self._pump: threading.Thread | None = None
+        self._pump_problem: BaseException | None = None
+        if self._worker is not None:
+            self._worker.unread = self._unread
+
+    # --- getting records ------------------------------------------------------------------------
+
+    def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
+        """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
+
+        Raises:
+            OffsetOutOfRange: retention has overtaken this reader; seek to a valid offset.
+            CorruptBlock, CorruptBatch: a record on the way is damaged.
+            UnknownTopic: the topic was deleted.
+            Closed: the consumer was closed.
+        """
+        if self._buffer:
+            taken = [self._buffer.popleft() for _ in range(min(max_records, len(self._buffer)))]
+            self._position(taken[-1])
+            return taken
+        records: list[Record] = []
+        for view in self._poll(max_records, timeout):
+            records += view.records()
+        return records
+
+    def poll_batches(
+        self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
+    ) -> list[BatchView]:
+        """Return record batches with their columns; the way to read in bulk.
+
+        Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
+        """
+        return self._poll(1 << 20, timeout, max_bytes)
+
+    def _poll(
+        self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
+    ) -> list[BatchView]:
+        if max_records < 1:
+            raise ConfigError(f"max_records={max_records} must be at least 1")
+        self._ack_last()
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            views = self._take(max_records, max_bytes)
+            if views:
+                break
+            with self._driver as loop:
+                self._check()
+                self._intake.want(max_records, loop.clock())
+                loop.touch(self._intake.name)
+            with self._driver:
+                arrival = self._intake.arrival()
+            left = None if until is None else until - time.monotonic()
+            if not arrival.is_done and (left is not None and left <= 0):
+                self._tell_changes()
+                return []
+            self._driver.wait(arrival, left)
+            self._tell_changes()
+            self._bury_dead()
+        if self._auto_ack:
+            self._last = views
+        return views
+
+    def _take(self, max_records: int, max_bytes: int) -> list[BatchView]:
+        """Take what is at hand, or raise what stands in the way."""
+        self._check()
+        intake, views = self._intake, []
+        if not intake.chunks and (problem := intake.take_problem()) is not None:
+            raise problem
+        while intake.chunks and max_records > 0 and max_bytes > 0:
+            try:
+                view = intake.chunks.popleft()
+            except IndexError:
+                break  # A seek in another thread took it away.
+            if len(view) > max_records:
+                view, rest = view.cut(max_records)
+                intake.chunks.appendleft(rest)
+            intake.handed_out(view)
+            views.append(view)
+            max_records -= len(view)
+            max_bytes -= view.size
+        return views
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise Closed("the consumer was closed")
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over records for ever, or until the consumer is closed."""
+        while not self._is_closed:
+            try:
+                yield from self._chunk(None)
+            except Closed:
+                if self._is_closed:
+                    return
+                raise
+
+    def _chunk(self, timeout: float | None) -> Iterator[Record]:
+        if not self._buffer:
+            self._ack_previous()
+            for view in self._poll(CHUNK, timeout):
+                self._buffer.extend(view.records())
+            self._last = []  # An iteration acknowledges record by record.
+        while self._buffer:
+            record = self._buffer.popleft()
+            self._position(record)
+            self._ack_previous()
+            self._previous = record if self._auto_ack else None
+            yield record
+
+    def _position(self, record: Record) -> None:
+        if self._reader is not None:
+            self._reader.cursors[record.partition].handed = record.offset + 1
+
+    def until_end(self) -> Iterator[Record]:
+        """Iterate up to what is there now, then end; for tests and batch jobs.
+
+        In a group it ends when nothing more is to be had: what other consumers hold is theirs, and
+        what was given back with ``nack`` is waited for.
+        """
+        ends = self.end_offsets()
+        while not self._is_at_end(ends):
+            for record in self._chunk(0.05):
+                if record.offset < ends.get(record.partition, 1 << 62):
+                    yield record
+                elif self._reader is not None:
+                    self._buffer.append(record)  # It came later: it is for the next call.
+                    if all(r.offset >= ends.get(r.partition, 1 << 62) for r in self._buffer):
+                        return
+        self._ack_previous()
+
+    def _is_at_end(self, ends: dict[str, int]) -> bool:
+        if self._reader is not None:
+            cursors = self._reader.cursors
+            return all(cursors[p].handed >= end for p, end in ends.items() if p in cursors)
+        if self._buffer or self._intake.chunks:
+            return False
+        self.commit()
+        found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
+        return all(
+            end == 0 or (p in found and found[p].delivered >= end and found[p].waiting == 0)
+            for p, end in ends.items()
+        )
+
+    # --- settling (PTP) -------------------------------------------------------------------------
+
+    def ack(self, records: Records) -> None:
+        """The records are done. Sent soon; :meth:`commit` waits until it is durable."""
+        worker = self._member()
+        if type(records) is Record:
+            queue = worker.acks.get(records.partition)
+            if queue is None:
+                queue = worker.acks.setdefault(records.partition, deque())
+            queue.append(records.offset)
+        elif isinstance(records, BatchView):
+            queue = worker.acks.setdefault(records.partition, deque())
+            queue.append((records.base_offset, records.end_offset))
+        else:
+            for record in records:
+                if not isinstance(record, (Record, BatchView)):
+                    raise TypeError(f"ack takes records, not {type(record).__name__}")
+                self.ack(record)
+            return
+        if not worker.is_armed:
+            worker.arm_settling(self._driver.loop.clock())
+
+    def nack(self, records: Records, delay: float = 0.0) -> None:
+        """The records could not be done: deliver them again, after *delay* seconds."""
+        worker = self._member()
+        delay_ms = round(delay * 1000)
+        if isinstance(records, Record):
+            span = (records.offset, records.offset + 1)
+            worker.nacks.append((records.partition, span, delay_ms))
+        elif isinstance(records, BatchView):
+            span = (records.base_offset, records.end_offset)
+            worker.nacks.append((records.partition, span, delay_ms))
+        else:
+            for record in records:
+                self.nack(record, delay)
+            return
+        if self._previous is not None and self._previous == records:
+            self._previous = None  # It is not to be acknowledged by going on.
+        if not worker.is_armed:
+            worker.arm_settling(self._driver.loop.clock())
+
+    def commit(self, timeout: float | None = REQUEST_S) -> None:
+        """Wait until everything acknowledged so far is durable.
+
+        Raises:
+            RequestTimeout: the group coordinator did not answer in time.
+        """
+        worker = self._member()
+        with self._driver as loop:
+            done = worker.settle(wait=True)
+            loop.touch(worker.name)
+        if done is not None and not self._driver.wait(done, timeout):
+            raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+
+    def _member(self) -> Worker:
+        if self._worker is None:
+            raise InvalidRequest("a PSB consumer has no group: there is nothing to acknowledge")
+        if self._is_closed:
+            raise Closed("the consumer was closed")
+        return self._worker
+
+    def _ack_last(self) -> None:
+        for view in self._last:
+            self.ack(view)
+        self._last = []
+
+    def _ack_previous(self) -> None:
+        if self._previous is not None:
+            previous, self._previous = self._previous, None
+            self.ack(previous)
+
+    def _unread(self) -> list[tuple[str, Range]]:
+        return [(record.partition, (record.offset, record.offset + 1)) for record in self._buffer]
+
+    def _bury_dead(self) -> None:
+        """Move what was delivered too often to the dead-letter topic, then acknowledge it."""
+        worker = self._worker
+        while worker is not None and worker.dead:
+            view = worker.dead.popleft()
+            topic = self._dead_letter
+            if topic is not None:
+                if self._undertaker is None:
+                    self._client.create_topic(topic, partitions=1, exist_ok=True)
+                    self._undertaker = self._client.producer()
+                for record in view.records():
+                    self._undertaker.send(
+                        topic,
+                        record.value,
+                        key=record.key,
+                        headers=(*record.headers, *_obituary(record, self.group)),
+                    )
+                self._undertaker.flush()
+            self.ack(view)
+
+    # --- positions ------------------------------------------------------------------------------
+
+    def seek(self, partition: str, offset: int | str) -> None:
+        """Go on at *offset*, an integer, ``"begin"`` or ``"end"`` (PSB)."""
+        reader, name = self._psb(), self._name(partition)
+        resolved = parse_offset(offset)
+        if resolved < 0:
+            ends = self._bounds(name)
+            resolved = ends[0] if resolved == BEGIN else ends[1]
+        with self._driver as loop:
+            reader.seek(name, resolved)
+            loop.touch(reader.name)
+        self._buffer = deque(record for record in self._buffer if record.partition != name)
+
+    def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
+        """Go on at the first record that is not older than a time (PSB)."""
+        reader, name = self._psb(), self._name(partition)
+        with self._driver as loop:
+            done = reader.find(name, timestamp_ms)
+            loop.touch(reader.name)
+        if not self._driver.wait(done, REQUEST_S):
+            raise RequestTimeout(f"the leader of {self.topic}/{name} did not answer")
+        if (problem := reader.take_problem()) is not None:
+            raise problem
+        self._buffer = deque(record for record in self._buffer if record.partition != name)
+
+    def position(self, partition: str) -> int:
+        """The offset of the next record of a partition."""
+        name = self._name(partition)
+        if self._reader is not None:
+            return self._reader.cursors[name].handed
+        return self.committed().get(name, 0)
+
+    def end_offsets(self) -> dict[str, int]:
+        """Where each partition of the topic ends now."""
+        return {partition: self._bounds(partition)[1] for partition in self._names()}
+
+    def begin_offsets(self) -> dict[str, int]:
+        """Where each partition of the topic starts now."""
+        return {partition: self._bounds(partition)[0] for partition in self._names()}
+
+    def offset_at(self, partition: str, timestamp_ms: int) -> int:
+        """The first offset whose record is not older than a time; the end when all are."""
+        name = self._name(partition)
+        found = self._client.ask_leader(
+            self.topic, name, lambda r: FindOffset(r, self.topic, name, timestamp_ms)
+        )
+        assert isinstance(found, OffsetFound)
+        return found.offset
+
+    def _names(self) -> Names:
+        if self._reader is not None:
+            return list(self._reader.cursors)
+        return [p.partition for p in self._client.topic_metadata(self.topic).partitions]
+
+    def _bounds(self, partition: str) -> tuple[int, int]:
+        return self._client.bounds(self.topic, partition)
+
+    def _psb(self) -> Reader:
+        self._check()
+        if self._reader is None:
+            raise InvalidRequest("a consumer of a group cannot seek; reset the group instead")
+        return self._reader
+
+    def _name(self, partition: str | int) -> str:
+        names = self._names()
+        if isinstance(partition, int) and 0 <= partition < len(names):
+            return names[partition]
+        if partition in names:
+            return str(partition)
+        raise UnknownPartition(
+            f"this consumer of {self.topic!r} does not read partition {partition!r}"
+        )
+
+    def assignment(self) -> tuple[str, ...]:
+        """The partitions that this consumer reads."""
+        return self._worker.assigned if self._worker is not None else tuple(self._names())
+
+    def committed(self) -> dict[str, int]:
+        """The group's offset in each partition: everything before it is done."""
+        self._member()
+        offsets = self._group_state().offsets
+        return {o.partition: o.committed for o in offsets if o.topic == self.topic}
+
+    def lag(self) -> dict[str, int]:
+        """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
+        ends = self.end_offsets()
+        if self._reader is not None:
+            return {p: end - self._reader.cursors[p].handed for p, end in ends.items()}
+        done = self.committed()
+        return {p: end - done.get(p, self._bounds(p)[0]) for p, end in ends.items()}
+
+    def _group_state(self) -> GroupState:
+        assert self.group is not None
+        try:
+            return self._client.group_state(self.group)
+        except UnknownGroup:
+            return GroupState(0, self.group)
+
+    # --- steering -------------------------------------------------------------------------------
+
+    def pause(self, *partitions: str) -> None:
+        """Fetch nothing more from these partitions (all when none is named)."""
+        for partition in partitions or self._names():
+            self._intake.paused[self._name(partition)] = None
+
+    def resume(self, *partitions: str) -> None:
+        """Undo :meth:`pause`."""
+        for partition in partitions or self._names():
+            self._intake.paused.pop(self._name(partition), None)
+        with self._driver as loop:
+            self._intake.want(CHUNK, loop.clock())
+            loop.touch(self._intake.name)
+
+    def status(self) -> ConsumerStatus:
+        """Where this consumer stands, and why it gets nothing if it does."""
+        assigned = self.assignment()
+        ends = {} if self._is_closed else self.end_offsets()
+        if self._reader is not None:
+            positions = {p: c.handed for p, c in self._reader.cursors.items()}
+        else:
+            positions = {} if self._is_closed else self.committed()
+        buffered = len(self._buffer) + sum(map(len, self._intake.chunks))
+        return ConsumerStatus(
+            self.topic,
+            "psb" if self._reader is not None else "ptp",
+            self.group,
+            assigned,
+            positions,
+            ends,
+            buffered,
+            self._worker.refused if self._worker is not None else 0,
+            self._idle(assigned, positions, ends, buffered),
+        )
+
+    def _idle(
+        self,
+        assigned: tuple[str, ...],
+        positions: dict[str, int],
+        ends: dict[str, int],
+        buffered: int,
+    ) -> str | None:
+        worker = self._worker
+        if self._is_closed:
+            return "it was closed"
+        if self._intake.problem is not None:
+            return f"the next poll raises: {self._intake.problem}"
+        if worker is not None and not worker.is_joined:
+            return f"it is joining group {self.group!r}"
+        if not assigned:
+            return f"group {self.group!r} has assigned it nothing"
+        if buffered:
+            return None
+        active = [partition for partition in assigned if partition not in self._intake.paused]
+        if not active:
+            return "all its partitions are paused"
+        behind = [p for p in active if positions.get(p, 0) < ends.get(p, 0)]
+        if not behind:
+            return "it has reached the end of all its partitions"
+        if worker is not None:
+            offsets = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
+            held = sum(offsets[p].in_flight for p in behind if p in offsets)
+            later = sum(offsets[p].waiting for p in behind if p in offsets)
+            fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
+            if not fresh and held + later:
+                return (
+                    f"{held} records are leased and not acknowledged, {later} are to be "
+                    "delivered again later"
+                )
+        return None
+
+    # --- pushing --------------------------------------------------------------------------------
+
+    def start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
+        """Call *on_record* for each record, in a thread of this consumer, *credit* at a time."""
+        self._pump = threading.Thread(
+            target=self._push, args=(on_record, credit), name="pymq-push", daemon=True
+        )
+        self._pump.start()
+
+    def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
+        try:
+            while not self._is_closed:
+                for record in self.poll(credit, None):
+                    if self._is_closed:
+                        return
+                    on_record(record)
+        except Closed:
+            return
+        except BaseException as error:  # the application's, too: raised by close()
+            self._pump_problem = error
+
+    def _tell_changes(self) -> None:
+        while self._worker is not None and self._worker.changes:
+            lost, gained = self._worker.changes.popleft()
+            if lost and self._on_revoked is not None:
+                self._on_revoked(lost)
+            if gained and self._on_assigned is not None:
+                self._on_assigned(gained)
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Settle what was acknowledged, give back what was not handed out, and leave."""
+        if self._is_closed:
+            return
+        self._ack_last()
+        self._ack_previous()
+        self._is_closed = True
+        try:
+            with self._driver as loop:
+                self._intake.close(self._unread())
+                loop.touch(self._intake.name)
+            with self._driver as loop:
+                loop.remove(self._intake.name)
+                self._intake.fail(Closed("the consumer was closed"))  # ends a poll that waits
+        except Closed:
+            pass  # The client went first.
+        self._buffer.clear()
+        self._client.forget(self)
+        if self._undertaker is not None:
+            self._undertaker.close()
+        if self._pump is not None and self._pump is not threading.current_thread():
+            self._pump.join()
+            if self._pump_problem is not None:
+                raise self._pump_problem
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except PymqError:
+            if kind is None:
+                raise
+
+
+def parse_offset(offset: int | str) -> int:
+    """Read an offset as users give it.
+
+    Raises:
+        ConfigError: it is neither an offset nor "begin" nor "end".
+    """
+    named = {"begin": BEGIN, "end": END}
+    if isinstance(offset, str) and offset in named:
+        return named[offset]
+    if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
+        return offset
+    raise ConfigError(f"offset={offset!r} must be an offset from 0 on, 'begin' or 'end'")
+
+
+def _obituary(record: Record, group: str | None) -> list[tuple[str, bytes]]:
+    """Where a dead letter came from, as headers."""
+    return [
+        ("pymq.topic", record.topic.encode()),
+        ("pymq.partition", record.partition.encode()),
+        ("pymq.offset", str(record.offset).encode()),
+        ("pymq.group", (group or "").encode()),
+        ("pymq.delivery_count", str(record.delivery_count).encode()),
+    ]

@@ -1,0 +1,506 @@
+"""The machine behind a consumer of a group (PTP): leases records, fetches them, settles them.
+
+Two things go on at a time. Of each assigned partition it keeps itself informed how far it reaches,
+by a fetch of nothing that is answered when there is more. And when the application asks for records,
+it leases some from the group coordinator and fetches just those.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from pymq.client.base import NEVER, Driver, Waitable
+from pymq.client.intake import FETCH_BYTES, FETCH_WAIT_MS, RETRY_MS, Intake
+from pymq.client.router import Router
+from pymq.core.message import (
+    BEGIN,
+    Acquire,
+    Acquired,
+    Assigned,
+    Fetch,
+    Fetched,
+    Heartbeat,
+    Join,
+    Lease,
+    Leave,
+    Message,
+    Range,
+    Settle,
+    Settled,
+)
+from pymq.core.ready import Ready
+from pymq.core.record import split
+from pymq.core.values import define
+from pymq.core.view import BatchView
+from pymq.errors import FencedMember, PymqError
+
+T = TypeVar("T")
+
+SESSION_MS = 30_000
+BEAT_MS = 5_000
+ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
+
+
+@define
+class WorkerConfig:
+    """What a consumer asks of its group; times in milliseconds."""
+
+    group: str
+    assignor: str
+    ack_wait_ms: int
+    max_deliver: int
+    reset: int
+
+
+@define
+class Watch:
+    """One assigned partition: how far it is known to reach."""
+
+    partition: str
+    log_start: int = 0
+    end: int = -1  # -1: not known yet
+    request: int = 0
+    retry_at: int = 0
+
+
+@define
+class Fetching:
+    """A lease whose records are being fetched."""
+
+    lease: Lease
+    position: int
+    request: int = 0
+    retry_at: int = 0
+
+
+class Worker(Intake):
+    """A member of a group."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        router: Router,
+        driver: Driver,
+        config: WorkerConfig,
+        new_member: Callable[[], str],
+    ) -> None:
+        super().__init__(name, topic, router, driver, config.group)
+        self.config = config
+        self.dead: deque[BatchView] = deque()  # to be moved to the dead-letter topic
+        self.assigned: tuple[str, ...] = ()
+        self.generation = 0
+        self.refused = 0  # acknowledgements that came too late
+        self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
+        self.acks: dict[str, deque[int | Range]] = {}  # filled by any thread
+        self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
+        self.unread: Callable[[], list[tuple[str, Range]]] = list  # what the handle has buffered
+        self.is_joined = False
+        self._is_closed = False
+        self._new_member = new_member
+        self._member = new_member()
+        self._watches: dict[str, Watch] = {}
+        self._fetching: dict[int, Fetching] = {}  # by request
+        self._to_fetch: list[Fetching] = []
+        self._acquire: int = 0  # the request under way
+        self._wanted = 0
+        self._joining = 0
+        self._beat = 0
+        self._beat_at = NEVER
+        self._renew_at = NEVER
+        self._retry_at = 0  # join, at first at once
+        self._settle_at = NEVER
+        self._settling: dict[int, Waitable] = {}
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    def want(self, records: int, now: int) -> None:
+        """Lease up to *records* and fetch them."""
+        self._wanted = records
+        self.settle()
+        self._try_acquire(now, self._acquire == 0)
+
+    def settle(self, *, wait: bool = False) -> Waitable | None:
+        """Send the acknowledgements that have gathered; the caller holds the driver."""
+        acks = [(p, span) for p, queue in self.acks.items() for span in _ranges(_drain(queue))]
+        nacks = tuple(_drain(self.nacks))
+        self._settle_at = NEVER
+        if not (acks or nacks or wait) or not self.is_joined:
+            return None
+        coordinator = self._router.coordinator(self.config.group)
+        if coordinator is None:
+            self._put_back(acks, nacks)
+            return None
+        request, done = self._request(), Waitable()
+        self._settling[request] = done
+        settle = Settle(request, self.config.group, self._member, tuple(acks), nacks)
+        self.out.send.append((coordinator, settle))
+        return done
+
+    def _put_back(
+        self, acks: Iterable[tuple[str, Range]], nacks: Iterable[tuple[str, Range, int]]
+    ) -> None:
+        for partition, span in acks:
+            self.acks.setdefault(partition, deque()).append(span)
+        self.nacks.extend(nacks)
+
+    def arm_settling(self, now: int) -> None:
+        """Something is to be settled soon."""
+        if self._settle_at == NEVER:
+            self._settle_at = now + ACK_LINGER_MS
+            self.deadline = min(self.deadline, self._settle_at)
+            self._driver.arm(self._settle_at)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether acknowledgements are going to be sent by themselves."""
+        return self._settle_at != NEVER
+
+    def handed_out(self, chunk: BatchView) -> None:
+        """The application has got these records; their lease began when they were leased."""
+
+    def known_end(self, partition: str) -> int:
+        """How far a partition is known to reach."""
+        watch = self._watches.get(partition)
+        return watch.end if watch is not None else -1
+
+    def close(self, unread: list[tuple[str, Range]]) -> None:
+        """Settle and leave; the caller holds the driver."""
+        super().close(unread)
+        self.settle()
+        coordinator = self._router.coordinator(self.config.group)
+        if coordinator is not None and self.is_joined:
+            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks]
+            pending = [*self._fetching.values(), *self._to_fetch]
+            unread += [(f.lease.partition, (f.lease.start, f.lease.end)) for f in pending]
+            leave = Leave(self._request(), self.config.group, self._member, tuple(unread))
+            self.out.send.append((coordinator, leave))
+        self.chunks.clear()
+        self.is_joined = False
+        self._is_closed = True
+        self._beat_at = self._renew_at = self._settle_at = NEVER
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer."""
+        match message:
+            case Fetched():
+                self._on_fetched(message, now)
+            case Acquired():
+                self._on_acquired(message, now)
+            case Assigned():
+                self._on_assigned(message, now)
+            case Settled():
+                self._on_settled(message, now)
+            case _:
+                pass
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        if now >= self._settle_at:
+            self.settle()
+        if now >= self._beat_at:
+            self._heartbeat(now)
+        if now >= self._renew_at:
+            self._renew(now)
+        if self._retry_at and now >= self._retry_at:
+            self._retry_at = 0
+            self._has_news = True
+
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work, and begin what had to wait for metadata or time."""
+        if (self._has_news or not self.is_joined) and not self._is_closed:
+            self._has_news = False
+            self._go_on(now)
+        self.deadline = min(self._beat_at, self._renew_at, self._settle_at, self._retry_at or NEVER)
+        return super().ready(now)
+
+    def _go_on(self, now: int) -> None:
+        if not self.is_joined:
+            self._join(now)
+            return
+        for watch in self._watches.values():
+            self._watch(watch, now)
+        waiting, self._to_fetch = self._to_fetch, []
+        for fetching in waiting:
+            self._fetch(fetching, now)
+        if self._wanted and not self._acquire:
+            self._try_acquire(now, True)
+
+    def _retry(self, now: int) -> None:
+        if not self._retry_at:
+            self._retry_at = now + RETRY_MS
+
+    # --- membership -----------------------------------------------------------------------------
+
+    def _partitions(self) -> tuple[str, ...]:
+        known = self._router.topics.get(self.topic)
+        return tuple(p.partition for p in known.partitions) if known else ()
+
+    def _join(self, now: int) -> None:
+        if self._joining or self._retry_at > now:
+            return
+        coordinator = self._router.coordinator(self.config.group)
+        if self.topic in self._router.gone:
+            self.fail(self._router.gone[self.topic])
+            return
+        if coordinator is None:
+            return
+        c = self.config
+        self._joining = self._request()
+        join = Join(
+            self._joining,
+            c.group,
+            self._member,
+            self.topic,
+            self._partitions(),
+            c.assignor,
+            SESSION_MS,
+            c.ack_wait_ms,
+            c.max_deliver,
+            c.reset,
+        )
+        self.out.send.append((coordinator, join))
+
+    def _on_assigned(self, m: Assigned, now: int) -> None:
+        if m.id not in (self._joining, self._beat):
+            return
+        is_join, self._beat = m.id == self._joining, 0
+        if is_join:
+            self._joining = 0
+        if m.error is not None:
+            self._lost_group(m.error, now)
+            return
+        self.is_joined = True
+        self._beat_at = now + BEAT_MS
+        self.generation = m.generation
+        lost = tuple(p for p in self.assigned if p not in m.partitions)
+        gained = tuple(p for p in m.partitions if p not in self.assigned)
+        if lost or gained:
+            self.changes.append((lost, gained))
+        for partition in lost:
+            self._watches.pop(partition, None)
+        self.assigned = m.partitions
+        for partition in gained:
+            self._watches[partition] = Watch(partition)
+        self._has_news = True
+        if not gained:
+            self.started.finish()
+        self._go_on(now)
+
+    def _lost_group(self, error: PymqError, now: int) -> None:
+        """The coordinator has moved, or gave us up: join again."""
+        if isinstance(error, FencedMember):
+            self._member = self._new_member()
+        elif not error.retriable:
+            self.fail(error)
+            return
+        else:
+            self._router.refresh("__consumer_offsets")
+        self.is_joined = False
+        self._acquire = 0
+        self._beat_at = NEVER
+        self._fetching.clear()
+        self._to_fetch.clear()
+        self._retry(now)
+
+    def _heartbeat(self, now: int) -> None:
+        self._beat_at = now + BEAT_MS
+        coordinator = self._router.coordinator(self.config.group)
+        if coordinator is None or not self.is_joined:
+            return
+        self._beat = self._request()
+        beat = Heartbeat(self._beat, self.config.group, self._member, self._partitions())
+        self.out.send.append((coordinator, beat))
+
+    # --- how far partitions reach ---------------------------------------------------------------
+
+    def _watch(self, watch: Watch, now: int) -> None:
+        if watch.request:
+            return
+        leader = self._router.leader(self.topic, watch.partition)
+        if leader is None or leader.leader is None:
+            return
+        is_new = watch.end < 0
+        watch.request = self._request()
+        offset, wait_ms = (BEGIN, 0) if is_new else (watch.end, FETCH_WAIT_MS)
+        fetch = Fetch(watch.request, self.topic, watch.partition, offset, 0, wait_ms)
+        self.out.send.append((leader.leader, fetch))
+
+    def _on_fetched(self, m: Fetched, now: int) -> None:
+        fetching = self._fetching.pop(m.id, None)
+        if fetching is not None:
+            self._on_data(fetching, m, now)
+            return
+        watch = self._watches.get(m.partition)
+        if watch is None or watch.request != m.id:
+            return
+        watch.request = 0
+        if m.error is not None:
+            self._refused(m.error, now)
+            return
+        has_more = m.high_watermark > watch.end
+        watch.log_start, watch.end = m.log_start, m.high_watermark
+        if all(other.end >= 0 for other in self._watches.values()):
+            self.started.finish()
+        self._watch(watch, now)
+        if self._wanted and has_more:
+            self._try_acquire(now, True)
+
+    def _refused(self, error: PymqError, now: int) -> None:
+        if error.retriable:
+            self._router.refresh(self.topic)
+            self._retry(now)
+        else:
+            self.fail(error)
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def _try_acquire(self, now: int, is_news: bool) -> None:
+        """Ask for leases, unless a request is waiting that knows as much."""
+        if not (self.is_joined and is_news) or self._fetching or self._to_fetch:
+            return
+        coordinator = self._router.coordinator(self.config.group)
+        if coordinator is None:
+            return
+        known = tuple(
+            (w.partition, w.log_start, w.end)
+            for w in self._watches.values()
+            if w.end >= 0 and w.partition not in self.paused
+        )
+        if not known and self.assigned:
+            return  # The watches will tell.
+        self._acquire = self._request()
+        acquire = Acquire(
+            self._acquire, self.config.group, self._member, known, self._wanted, FETCH_WAIT_MS
+        )
+        self.out.send.append((coordinator, acquire))
+
+    def _on_acquired(self, m: Acquired, now: int) -> None:
+        if m.id != self._acquire:
+            return  # A later request has taken its place; it got nothing.
+        self._acquire = 0
+        if m.error is not None:
+            self._lost_group(m.error, now)
+            return
+        if m.leases:
+            self._wanted = 0
+            self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 2)
+            for lease in m.leases:
+                self._fetch(Fetching(lease, lease.start), now)
+        if m.generation != self.generation:
+            self._heartbeat(now)
+        elif self._wanted:
+            self._try_acquire(now, True)
+
+    def _fetch(self, fetching: Fetching, now: int) -> None:
+        lease = fetching.lease
+        leader = self._router.leader(self.topic, lease.partition)
+        if leader is None or leader.leader is None:
+            self._to_fetch.append(fetching)
+            return
+        fetching.request = self._request()
+        self._fetching[fetching.request] = fetching
+        fetch = Fetch(
+            fetching.request,
+            self.topic,
+            lease.partition,
+            fetching.position,
+            FETCH_BYTES,
+            0,
+            lease.end,
+        )
+        self.out.send.append((leader.leader, fetch))
+
+    def _on_data(self, fetching: Fetching, m: Fetched, now: int) -> None:
+        lease = fetching.lease
+        if m.error is not None:
+            if m.error.retriable:
+                self._to_fetch.append(fetching)
+            self._refused(m.error, now)
+            return
+        target = self.dead if lease.dead else self.chunks
+        try:
+            for batch in split(m.data):
+                view = BatchView(
+                    batch.verify().at(self.topic, lease.partition),
+                    fetching.position,
+                    lease.end,
+                    lease.delivery_count,
+                )
+                self._skip(view)
+                fetching.position = view.end_offset
+                if len(view) and not view.is_control:
+                    target.append(view)
+        except PymqError as error:
+            error.details.update(topic=self.topic, partition=lease.partition)
+            self.fail(error)
+            return
+        if fetching.position < lease.end:
+            self._fetch(fetching, now)
+        elif not self._fetching and not self._to_fetch and not self.has_chunks:
+            self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
+            self._try_acquire(now, True)
+        self._arrived()
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether there is something to hand out or to move away, or a problem to raise."""
+        return bool(self.chunks or self.dead) or self.problem is not None
+
+    def _skip(self, view: BatchView) -> None:
+        """Offsets that hold no record for a consumer are done."""
+        queue = self.acks.setdefault(view.partition, deque())
+        if view.is_control:
+            queue.append((view.base_offset, view.end_offset))
+        elif len(view) != view.end_offset - view.base_offset:
+            position = view.base_offset
+            for offset in (*view.offsets, view.end_offset):
+                if offset > position:
+                    queue.append((position, offset))
+                position = offset + 1
+
+    def _renew(self, now: int) -> None:
+        """What the application has not seen yet must not be taken for abandoned."""
+        self._renew_at = NEVER
+        held = [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks] + self.unread()
+        coordinator = self._router.coordinator(self.config.group)
+        if held and coordinator is not None and self.is_joined:
+            settle = Settle(0, self.config.group, self._member, renewals=tuple(held))
+            self.out.send.append((coordinator, settle))
+            self._renew_at = now + self.config.ack_wait_ms // 2
+
+    def _on_settled(self, m: Settled, now: int) -> None:
+        done = self._settling.pop(m.id, None)
+        self.refused += m.refused
+        if done is not None:
+            done.finish()
+        if isinstance(m.error, FencedMember):
+            self._lost_group(m.error, now)
+        elif m.error is not None:
+            self._refused(m.error, now)
+
+
+def _drain(queue: deque[T]) -> list[T]:
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+def _ranges(items: list[int | Range]) -> list[Range]:
+    """Join offsets and ranges into as few ranges as possible."""
+    if not items:
+        return []
+    first, last = items[0], items[-1]
+    # The usual case, records acknowledged in their order, is told at the speed of a comparison.
+    if isinstance(first, int) and isinstance(last, int) and items == list(range(first, last + 1)):
+        return [(first, last + 1)]
+    spans = sorted((item, item + 1) if isinstance(item, int) else item for item in items)
+    joined = [spans[0]]
+    for start, end in spans[1:]:
+        if start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined

@@ -1,0 +1,110 @@
+"""pymq inside one process: one broker, one zkserver, no server to start."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import uuid
+import weakref
+from pathlib import Path
+
+from pymq.client.client import Client
+from pymq.coord.base import Coordinator
+from pymq.coord.memory import MemoryCoordinator
+from pymq.hash.assign import assignor
+from pymq.node.broker import Broker, BrokerConfig
+from pymq.node.controller import Controller, ControllerConfig
+from pymq.node.driver import Driver
+from pymq.node.loop import Loop
+from pymq.replication.solo import Solo
+from pymq.store.base import BlockStore
+from pymq.store.file import FileStore
+from pymq.store.memory import MemoryStore
+
+BROKER = "broker-0"
+ZKSERVER = "zkserver-0"
+METADATA = "metadata.db"
+
+
+def open_folder(path: str | os.PathLike[str]) -> Client:
+    """Open a folder, which is made when absent, for this process alone.
+
+    Raises:
+        StoreLocked: another process has it open.
+        StoreError: it cannot be read or written.
+        CorruptMetadata: its metadata is damaged.
+    """
+    folder = Path(path)
+    store = FileStore(os.fspath(folder))  # first of all: it takes the lock
+    try:
+        from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
+
+        backend = SqliteCoordinator.open(folder / METADATA)
+    except BaseException:
+        store.close()
+        raise
+    return _assemble(store, backend)
+
+
+def open_memory() -> Client:
+    """Open a queue that is gone when it is closed."""
+    return _assemble(MemoryStore(), MemoryCoordinator())
+
+
+def _assemble(store: BlockStore, backend: Coordinator) -> Client:
+    wall_offset_ms = _wall_ms() - _clock()
+    loop = Loop(_clock)
+    now = _clock()
+    controller = Controller(
+        ControllerConfig(ZKSERVER, offsets_partitions=1, wall_offset_ms=wall_offset_ms),
+        lambda: uuid.uuid4().hex,
+        now,
+    )
+    broker = Broker(
+        BrokerConfig(BROKER, ZKSERVER, wall_offset_ms=wall_offset_ms), Solo, assignor, now
+    )
+    loop.add_zkserver(ZKSERVER, controller, backend)
+    loop.add_broker(BROKER, broker, store)
+    driver = Driver(loop)
+    try:
+        with driver:
+            pass  # Leaving the block turns the loop until all is recovered.
+    except BaseException:
+        backend.close()
+        store.close()
+        raise
+
+    def close() -> None:
+        def last(loop: Loop) -> None:
+            broker.shut_down(loop.clock())
+            loop.touch(BROKER)
+
+        try:
+            driver.close(last)
+        finally:
+            backend.close()
+            store.close()
+            _open_clients.discard(client)
+
+    client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
+    _open_clients.add(client)
+    return client
+
+
+def _clock() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # What lingers in a producer is not lost because somebody forgot to close.
+    for client in list(_open_clients):
+        client.close()

@@ -1,0 +1,377 @@
+"""The batch format, byte by byte, and that no damage to it goes unseen."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pymq.core import columns, compression
+from pymq.core.columns import Headers
+from pymq.core.record import (
+    COMPACTED,
+    CONTROL,
+    HEADER,
+    HEADER_SIZE,
+    Header,
+    RecordBatch,
+    parse_header,
+    split,
+)
+from pymq.errors import CorruptBatch, InvalidRequest
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "batch-v1.bin"
+
+# What is in the golden file, for people: three batches of one stream.
+GOLDEN_BATCHES: list[dict[str, object]] = [
+    {
+        "base_offset": 1_000,
+        "leader_epoch": 7,
+        "attributes": 0,
+        "producer_id": 42,
+        "producer_epoch": 3,
+        "base_sequence": 500,
+        "count": 3,
+        "span": 3,
+        "columns": columns.VALUES | columns.KEYS | columns.TIMESTAMPS | columns.HEADERS,
+        "first_timestamp": 1_700_000_000_000,
+        "max_timestamp": 1_700_000_000_005,
+        "values": [b"first", b"", b"the third value"],
+        "keys": [b"k1", None, b"k3"],
+        "timestamps": [1_700_000_000_000, 1_700_000_000_005, 1_700_000_000_001],
+        "headers": [(), (("trace", b"\x00\x01"), ("é", b"")), ()],
+        "offsets": [1_000, 1_001, 1_002],
+    },
+    {
+        "base_offset": 1_003,
+        "leader_epoch": 7,
+        "attributes": CONTROL,
+        "producer_id": -1,
+        "count": 1,
+        "span": 1,
+        "columns": columns.VALUES,
+        "first_timestamp": 1_700_000_000_010,
+        "max_timestamp": 1_700_000_000_010,
+        "values": [b"control"],
+        "keys": [None],
+        "offsets": [1_003],
+    },
+    {
+        "base_offset": 1_004,
+        "leader_epoch": 8,
+        "attributes": COMPACTED,
+        "producer_id": -1,
+        "count": 2,
+        "span": 4,
+        "columns": columns.VALUES | columns.KEYS | columns.OFFSETS,
+        "first_timestamp": 1_700_000_000_020,
+        "max_timestamp": 1_700_000_000_020,
+        "values": [b"value 1", b"value 3"],
+        "keys": [b"key 1", b"key 3"],
+        "offsets": [1_005, 1_007],
+    },
+]
+
+
+def golden() -> list[RecordBatch]:
+    """Encode what the golden file holds."""
+    time = 1_700_000_000_000
+    first = RecordBatch.encode(
+        [b"first", b"", b"the third value"],
+        keys=[b"k1", None, b"k3"],
+        headers=[(), (("trace", b"\x00\x01"), ("é", b"")), ()],
+        timestamps=[time, time + 5, time + 1],
+        timestamp_ms=time,
+        producer_id=42,
+        producer_epoch=3,
+        base_sequence=500,
+    )
+    control = RecordBatch.control(b"control", timestamp_ms=time + 10)
+    numbers = range(4)
+    whole = RecordBatch.encode(
+        [b"value %d" % number for number in numbers],
+        keys=[b"key %d" % number for number in numbers],
+        timestamp_ms=time + 20,
+    )
+    return [first.stamp(1_000, 7), control.stamp(1_003, 7), whole.stamp(1_004, 8).keep([1, 3])]
+
+
+def raw(batch: RecordBatch) -> bytes:
+    return bytes(batch.head) + bytes(batch.body)
+
+
+# --- the format ---------------------------------------------------------------------------------
+
+
+def test_the_format_on_disk_does_not_change() -> None:
+    """Files that users have must stay readable. If this fails, the format needs a new version."""
+    assert b"".join(map(raw, golden())) == GOLDEN.read_bytes()
+
+
+def test_the_golden_file_reads_as_expected() -> None:
+    batches = list(split(GOLDEN.read_bytes()))
+    assert len(batches) == len(GOLDEN_BATCHES)
+    for batch, expected in zip(batches, GOLDEN_BATCHES, strict=True):
+        batch.verify()
+        for name, value in expected.items():
+            found = getattr(batch.header, name) if name in Header._fields else None
+            if name == "offsets":
+                found = list(batch.offsets)
+            elif found is None or name in ("values", "keys", "headers", "timestamps"):
+                found = getattr(batch, name)
+            assert found == value, name
+
+
+def test_the_header_is_laid_out_as_its_table_says() -> None:
+    """Field by field, with struct alone."""
+    data = GOLDEN.read_bytes()
+    assert HEADER_SIZE == 88
+    assert data[:4] == b"PMQB"
+    assert struct.unpack_from("<q", data, 4) == (1_000,)
+    assert struct.unpack_from("<I", data, 12) == (7,)
+    (length,) = struct.unpack_from("<I", data, 24)
+    assert struct.unpack_from("<I", data, 16) == (crc32(data[20:88], crc32(data[:16])),)
+    assert struct.unpack_from("<I", data, 20) == (crc32(data[24:length]),)
+    assert (data[28], data[29]) == (1, 1)
+    assert struct.unpack_from("<HqqIII", data, 30) == (0, 42, 500, 3, 3, 3)
+    assert struct.unpack_from("<HHqqII", data, 60) == (
+        columns.VALUES | columns.KEYS | columns.TIMESTAMPS | columns.HEADERS,
+        0,
+        1_700_000_000_000,
+        1_700_000_000_005,
+        length - 88,
+        0,
+    )
+    assert data[length : length + 4] == b"PMQB"
+
+
+# --- round trips --------------------------------------------------------------------------------
+
+names = st.text(max_size=5)
+pairs = st.lists(st.tuples(names, st.binary(max_size=8)), max_size=3).map(tuple)
+times = st.integers(-(1 << 40), 1 << 45)
+rows = st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=12), times, pairs)
+codecs = st.sampled_from([compression.NONE, compression.LZ4, compression.ZSTD])
+Row = tuple[bytes, bytes | None, int, Headers]
+
+
+def encode(records: Sequence[Row], codec: int) -> RecordBatch:
+    values, keys, stamps, headers = zip(*records, strict=True)
+    return RecordBatch.encode(
+        values, keys=keys, timestamps=stamps, headers=headers, timestamp_ms=0, codec=codec
+    )
+
+
+@given(st.lists(rows, min_size=1, max_size=80), codecs, st.integers(0, 1 << 60))
+def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> None:
+    batch = encode(records, codec).stamp(offset, 9)
+    found = RecordBatch.parse(bytearray(b"xx" + raw(batch) + b"yy"), 2).verify().at("t", "p")
+    assert (found.base_offset, found.end_offset) == (offset, offset + len(records))
+    assert found.header == batch.header
+    assert found.header.max_timestamp == max(time for _, _, time, _ in records)
+    for i, (record, row) in enumerate(zip(found.records(), records, strict=True)):
+        assert record[:3] == ("t", "p", offset + i)
+        assert (record.value, record.key, record.timestamp_ms, record.headers) == row
+
+
+@given(st.binary(max_size=300), st.integers(0, 300), codecs)
+def test_values_of_one_length(value: bytes, count: int, codec: int) -> None:
+    if count:
+        batch = RecordBatch.encode([value] * count, timestamp_ms=5, codec=codec)
+        assert RecordBatch.parse(raw(batch)).verify().values == [value] * count
+
+
+@pytest.mark.parametrize("codec", [compression.LZ4, compression.ZSTD])
+def test_what_compresses_is_kept_compressed(codec: int) -> None:
+    values = [b"all the same " * 10] * 100
+    batch = RecordBatch.encode(values, timestamp_ms=1, codec=codec)
+    assert batch.header.attributes == codec
+    assert batch.size < 1_000
+    assert RecordBatch.parse(raw(batch)).verify().values == values
+    noise = [random.Random(1).randbytes(1_000)]
+    assert RecordBatch.encode(noise, timestamp_ms=1, codec=codec).header.attributes == 0
+
+
+@given(st.lists(rows, min_size=1, max_size=20), codecs, st.data())
+def test_keep_leaves_the_chosen_records(
+    records: list[Row], codec: int, data: st.DataObject
+) -> None:
+    """Twice, since compaction comes again; the batch goes on covering the same offsets."""
+    batch = encode(records, codec).stamp(100, 3)
+    left = list(zip(range(100, 100 + len(records)), records, strict=True))
+    for _ in range(2):
+        chosen = sorted(data.draw(st.sets(st.integers(0, max(len(left) - 1, 0)))))
+        chosen = [at for at in chosen if at < len(left)]
+        left = [left[at] for at in chosen]
+        batch = RecordBatch.parse(raw(batch.keep(chosen))).verify()
+        found = [(r.offset, (r.value, r.key, r.timestamp_ms, r.headers)) for r in batch.records()]
+        assert found == left
+        assert (batch.base_offset, batch.end_offset) == (100, 100 + len(records))
+        assert batch.header.leader_epoch == 3
+        assert batch.header.attributes & COMPACTED
+
+
+def test_keep_is_not_quadratic() -> None:
+    batch = RecordBatch.encode(
+        [b"x%d" % i for i in range(20_000)],
+        keys=[b"k%d" % i for i in range(20_000)],
+        timestamp_ms=0,
+    )
+    assert len(batch.keep(range(0, 20_000, 2))) == 10_000  # took minutes once
+
+
+def test_a_gap_covers_offsets_and_holds_nothing() -> None:
+    gap = RecordBatch.parse(raw(RecordBatch.gap(50, 1_000_000, 4))).verify()
+    assert (gap.base_offset, gap.end_offset, len(gap)) == (50, 1_000_050, 0)
+    assert (gap.header.leader_epoch, gap.records()) == (4, [])
+
+
+@given(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 32) - 1), codecs)
+def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, codec: int) -> None:
+    batch = RecordBatch.encode([b"value"] * 50, timestamp_ms=1, codec=codec)
+    stamped = batch.stamp(offset, epoch)
+    assert stamped.body is batch.body
+    assert bytes(stamped.head)[20:] == bytes(batch.head)[20:]
+    assert stamped.header.batch_crc == batch.header.batch_crc
+    assert (stamped.header.base_offset, stamped.header.leader_epoch) == (offset, epoch)
+    if offset + 50 < 1 << 63:
+        found = RecordBatch.parse(raw(stamped)).verify()
+        assert found.header == stamped.header
+    assert batch.base_offset == 0
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [compression.NONE, compression.LZ4, compression.ZSTD])
+def test_every_flipped_bit_is_seen(codec: int) -> None:
+    records: list[Row] = [(b"v" * 9, b"k" * i, i, (("h", b"x"),)) for i in range(12)]
+    data = raw(encode(records, codec).stamp(77, 5))
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptBatch):
+            RecordBatch.parse(flipped).verify()
+        if bit < 8 * HEADER_SIZE:
+            with pytest.raises(CorruptBatch):
+                parse_header(flipped)
+
+
+def test_every_cut_is_seen() -> None:
+    data = raw(golden()[0])
+    for size in range(len(data)):
+        with pytest.raises(CorruptBatch):
+            RecordBatch.parse(data[:size])
+        if size:
+            with pytest.raises(CorruptBatch):
+                list(split(data[:size]))
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_no_batch(data: bytes) -> None:
+    with pytest.raises(CorruptBatch):
+        RecordBatch.parse(data)
+    with pytest.raises(CorruptBatch):
+        RecordBatch.parse(b"PMQB" + data)
+
+
+def resealed(header: Header, body: bytes) -> bytes:
+    """A batch whose CRCs hold, whatever is in it: what a stranger may send."""
+    return raw(RecordBatch._seal(header._replace(length=HEADER_SIZE + len(body)), body))
+
+
+def look(data: bytes) -> None:
+    """Do with a batch what a consumer does; only the errors for bad batches may come."""
+    try:
+        batch = RecordBatch.parse(data).verify()
+        records = batch.records()
+        assert len(records) == len(batch)
+        offsets = [record.offset for record in records]
+        assert offsets == sorted(set(offsets))
+        assert all(batch.base_offset <= offset < batch.end_offset for offset in offsets)
+        for record in records:
+            assert type(record.value) is bytes
+            assert type(record.key) in (bytes, type(None))
+            assert all(type(n) is str and type(v) is bytes for n, v in record.headers)
+    except (CorruptBatch, InvalidRequest):
+        pass
+
+
+FIELDS = [
+    name
+    for name in Header._fields
+    if name not in ("magic", "header_crc", "batch_crc", "length", "version")
+]
+LIMITS = dict(zip(Header._fields, HEADER.format.strip("<").replace("4s", "s"), strict=True))
+BITS = {"B": 8, "H": 16, "I": 32}
+
+
+@given(st.data())
+@settings(max_examples=1_000)
+def test_no_field_is_trusted(data: st.DataObject) -> None:
+    """Any header, with good CRCs: nothing but CorruptBatch comes of it."""
+    base = golden()[data.draw(st.sampled_from([0, 2]))]
+    header = base.header
+    changed: dict[str, Any] = {}
+    for name in data.draw(st.sets(st.sampled_from(FIELDS), max_size=3)):
+        kind = LIMITS[name]
+        low, high = (-(1 << 63), (1 << 63) - 1) if kind == "q" else (0, (1 << BITS[kind]) - 1)
+        value = data.draw(st.integers(low, high) | st.integers(max(low, 0), min(high, 40)))
+        changed[name] = value
+    header = header._replace(**changed)
+    look(resealed(header, bytes(base.body)))
+
+
+@given(st.data())
+@settings(max_examples=1_000)
+def test_no_byte_of_a_body_is_trusted(data: st.DataObject) -> None:
+    base = golden()[data.draw(st.sampled_from([0, 2]))]
+    body = bytearray(base.body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(body)) | st.just(len(body)))
+    look(resealed(base.header, bytes(body[:cut])))
+
+
+@given(st.binary(max_size=200), st.integers(0, 31), st.integers(0, 1 << 24), st.integers(0, 4))
+@settings(max_examples=1_000)
+def test_no_body_is_trusted(body: bytes, present: int, count: int, codec: int) -> None:
+    header = golden()[0].header._replace(
+        columns=present, count=count, span=max(count, 1), attributes=codec, raw_length=len(body)
+    )
+    look(resealed(header, body))
+
+
+@pytest.mark.parametrize("codec", [compression.LZ4, compression.ZSTD])
+@pytest.mark.parametrize("declared", [10, 1_000_000, 60 << 20])
+def test_a_bomb_does_not_go_off(codec: int, declared: int) -> None:
+    """What unpacks to more than it says is stopped there."""
+    bomb = compression.compress(codec, bytes(200 << 20))
+    header = golden()[0].header._replace(attributes=codec, raw_length=declared)
+    data = resealed(header, bomb)
+    tracemalloc.start()
+    with pytest.raises(CorruptBatch):
+        RecordBatch.parse(data).records()
+    assert tracemalloc.get_traced_memory()[1] < 3 * declared + (4 << 20)
+    tracemalloc.stop()
+
+
+def test_a_huge_count_costs_nothing() -> None:
+    """A count that the body does not have must not make the reader allocate for it."""
+    header = golden()[0].header._replace(count=1 << 24, span=1 << 24)
+    data = resealed(header, bytes(golden()[0].body))
+    tracemalloc.start()
+    for name in ("values", "keys", "timestamps", "headers", "offsets"):
+        with pytest.raises(CorruptBatch):
+            getattr(RecordBatch.parse(data), name)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

@@ -1,0 +1,209 @@
+"""Key compaction against a dict, and what it does to files, readers and checkpoints."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    Compact,
+    CreateBlock,
+    Recovered,
+    RemoveBlock,
+    SealBlock,
+    Write,
+)
+from pymq.core.record import Record, RecordBatch, split
+from pymq.core.types import BlockId
+from pymq.errors import CorruptBlock
+from pymq.store.base import BlockStore
+from pymq.store.file import FileStore
+from pymq.store.memory import MemoryStore
+from pymq.store.verify import verify
+from tests.store.helpers import file_of
+
+BLOCKS = tuple(BlockId("ef" * 16, 0, number) for number in range(3))
+GONE = ("pymq.tombstone", b"")
+
+
+def random_blocks(dice: random.Random) -> list[list[RecordBatch]]:
+    """Three blocks of batches with few keys, some deletions, some control batches."""
+    blocks: list[list[RecordBatch]] = [[], [], []]
+    offset = 0
+    for batches in blocks:
+        for _ in range(dice.randint(1, 15)):
+            count = dice.randint(1, 6)
+            epoch = offset // 40
+            if dice.random() < 0.1:
+                made = RecordBatch.control(b"control", timestamp_ms=offset)
+            else:
+                made = RecordBatch.encode(
+                    [b"value %d" % (offset + i) for i in range(count)],
+                    keys=[dice.choice([None, b"a", b"b", b"c" * 300]) for _ in range(count)],
+                    headers=[(GONE,) if dice.random() < 0.2 else () for _ in range(count)],
+                    timestamps=[offset + i for i in range(count)],
+                    timestamp_ms=offset,
+                    codec=dice.choice([0, 0, 1, 2]),
+                )
+            batches.append(made.stamp(offset, epoch))
+            offset = batches[-1].end_offset
+    return blocks
+
+
+def expected(blocks: list[list[RecordBatch]], tombstones_before_ms: int) -> list[Record]:
+    """What stays, by a dict."""
+    every = [
+        (record, batch) for batches in blocks for batch in batches for record in batch.records()
+    ]
+    last = {record.key: record.offset for record, batch in every if not batch.header.is_control}
+    return [
+        record
+        for record, batch in every
+        if batch.header.is_control
+        or (
+            (record.key is None or last[record.key] == record.offset)
+            and not (GONE in record.headers and record.timestamp_ms < tombstones_before_ms)
+        )
+    ]
+
+
+def write(store: BlockStore, blocks: list[list[RecordBatch]]) -> None:
+    for block, batches in zip(BLOCKS, blocks, strict=True):
+        start = batches[0].base_offset
+        writes: list[Write] = [CreateBlock(block, start, "t", "p"), Append(block, batches, True)]
+        assert not store.write([*writes, SealBlock(block)])
+
+
+def records(store: BlockStore, blocks: list[list[RecordBatch]]) -> list[Record]:
+    found = []
+    for block, batches in zip(BLOCKS, blocks, strict=True):
+        offset, end = batches[0].base_offset, batches[-1].end_offset
+        while offset < end:
+            for batch in split(store.read(block, offset, end, 500)):
+                found += batch.verify().records()
+                offset = batch.end_offset
+        assert offset == end
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_stays_is_what_a_dict_says(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    blocks = random_blocks(dice)
+    before = dice.choice([0, 20, 1_000])
+    job = Compact("t", "p", BLOCKS, before)
+    stores: list[BlockStore] = [FileStore(str(tmp_path)), MemoryStore()]
+    sizes = []
+    for store in stores:
+        write(store, blocks)
+        done = store.compact(job)
+        assert done.error is None
+        sizes.append(done.sizes)
+        assert records(store, blocks) == expected(blocks, before)
+        assert store.compact(job).sizes == done.sizes, "a second time there is nothing to do"
+        for time in range(0, 120, 7):
+            for block, batches in zip(BLOCKS, blocks, strict=True):
+                end = batches[-1].end_offset
+                found = store.find_time(block, end, time)
+                own = [
+                    r.offset
+                    for r in expected(blocks, before)
+                    if batches[0].base_offset <= r.offset < end and r.timestamp_ms >= time
+                ]
+                assert found == (own[0] if own else None)
+        store.close()
+    assert sizes[0] == sizes[1], "the twins must agree"
+    assert verify(str(tmp_path)).is_ok
+
+
+def test_batches_without_records_are_merged(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path))
+    rows = [RecordBatch.encode([b"v"] * 10, keys=[b"k"] * 10, timestamp_ms=1) for _ in range(100)]
+    batches = [row.stamp(10 * i, i // 50) for i, row in enumerate(rows)]
+    block = BLOCKS[0]
+    assert not store.write([CreateBlock(block, 0, "t", "p"), Append(block, batches, True)])
+    assert not store.write([SealBlock(block)])
+    done = store.compact(Compact("t", "p", (block,), 0))
+    assert done.error is None
+    left = list(split(store.read(block, 0, 1_000, 1 << 20)))
+    assert [(b.base_offset, b.header.span, len(b), b.header.leader_epoch) for b in left] == [
+        (0, 500, 0, 0),
+        (500, 490, 0, 1),
+        (990, 10, 1, 1),
+    ]
+    assert done.sizes == ((block, sum(one.size for one in left)),)
+    for offset in (0, 499, 500, 700):
+        (found, *_) = split(store.read(block, offset, 1_000, 1))
+        assert found.base_offset <= offset < found.end_offset
+    store.close()
+
+
+def test_the_checkpoint_survives(tmp_path: Path) -> None:
+    blocks = random_blocks(random.Random(3))
+    store = FileStore(str(tmp_path))
+    write(store, blocks)
+    assert not store.write([Checkpoint(BLOCKS[1], b"state")])
+    assert store.compact(Compact("t", "p", BLOCKS, 0)).error is None
+    found = store.recover(BLOCKS[1], blocks[1][0].base_offset, False)
+    assert isinstance(found, Recovered)
+    assert (found.snapshot, found.headers) == (b"state", [])
+    assert found.end == blocks[1][-1].end_offset
+    store.close()
+
+
+def test_damage_is_not_laundered(tmp_path: Path) -> None:
+    """A bad batch must not get a good CRC by being written again."""
+    blocks = random_blocks(random.Random(4))
+    store = FileStore(str(tmp_path))
+    write(store, blocks)
+    file = file_of(tmp_path, BLOCKS[1])
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    before = [file_of(tmp_path, block).read_bytes() for block in BLOCKS]
+    done = store.compact(Compact("t", "p", BLOCKS, 0))
+    assert isinstance(done.error, CorruptBlock)
+    assert [file_of(tmp_path, block).read_bytes() for block in BLOCKS] == before
+    assert not list(tmp_path.rglob("*.tmp"))
+    store.close()
+
+
+def test_readers_see_either_version(tmp_path: Path) -> None:
+    """Compaction in a thread of its own, beside reads, appends and a removal."""
+    blocks = random_blocks(random.Random(5))
+    store = FileStore(str(tmp_path), handles_max=3)
+    write(store, blocks)
+    wanted = expected(blocks, 0)
+    every = [r for batches in blocks for batch in batches for r in batch.records()]
+    thread = threading.Thread(target=store.compact, args=(Compact("t", "p", BLOCKS, 0),))
+    found = records(store, blocks)
+    thread.start()
+    while thread.is_alive():
+        found = records(store, blocks)
+        assert {r.offset for r in wanted} <= {r.offset for r in found}
+        assert all(record in every for record in found)
+    thread.join()
+    assert records(store, blocks) == wanted
+    store.close()
+
+
+def test_a_block_removed_meanwhile(tmp_path: Path) -> None:
+    """Whatever comes first, the removed block stays away."""
+    for delay in range(20):
+        path = tmp_path / str(delay)
+        store = FileStore(str(path))
+        write(store, random_blocks(random.Random(5)))
+        thread = threading.Thread(target=store.compact, args=(Compact("t", "p", BLOCKS, 0),))
+        thread.start()
+        for _ in range(delay * 100):
+            pass
+        assert not store.write([RemoveBlock(BLOCKS[1])])
+        thread.join()
+        assert store.blocks() == [BLOCKS[0], BLOCKS[2]]
+        assert not list(path.rglob("00000001*"))
+        store.close()

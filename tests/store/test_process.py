@@ -1,0 +1,138 @@
+"""Processes that die or meet, and how much a store takes: kill -9, locks, ten thousand blocks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from pymq.core.ready import Append, CreateBlock, Recovered
+from pymq.core.record import split
+from pymq.core.types import BlockId
+from pymq.errors import StoreLocked
+from pymq.store.file import FileStore
+from pymq.store.verify import verify
+from tests.store.helpers import BLOCK, batch
+
+WRITER = """
+import sys
+from pymq.core.ready import Append, CreateBlock, Recovered
+from pymq.store.file import FileStore
+from tests.store.helpers import BLOCK, batch
+store = FileStore(sys.argv[1])
+found = store.recover(BLOCK, 0, True)
+assert isinstance(found, Recovered), found
+end = found.end
+store.write([CreateBlock(BLOCK, 0, "t", "p")])
+while True:
+    assert not store.write([Append(BLOCK, [batch(end, size=3_000)], sync=True)])
+    end += 3
+    print(end, flush=True)
+"""
+
+
+def start(code: str, path: Path) -> subprocess.Popen[str]:
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def test_kill_9_while_writing(tmp_path: Path) -> None:
+    """Again and again on the same block: every acknowledged record is there."""
+    answered = end = 0
+    for delay in (1, 3, 30, 100):
+        with start(WRITER, tmp_path) as process:
+            assert process.stdout
+            for _ in range(delay):
+                answered = int(process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+            lines = process.stdout.read().split("\n")
+        answered = max([answered, *(int(line) for line in lines[:-1])])
+        store = FileStore(str(tmp_path))
+        found = store.recover(BLOCK, 0, True)
+        assert isinstance(found, Recovered)
+        assert answered <= found.end <= answered + 3
+        batches = list(split(store.read(BLOCK, 0, found.end, 1 << 30)))
+        assert [one.verify().values for one in batches] == [
+            batch(3 * i, size=3_000).values for i in range(len(batches))
+        ]
+        assert batches[-1].end_offset == found.end
+        end = found.end
+        store.close()
+    report = verify(str(tmp_path))
+    assert report.is_ok
+    assert report.records == end
+
+
+HOLDER = """
+import sys
+from pymq.store.file import FileStore
+store = FileStore(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
+    with start(
+        HOLDER.replace("sys.stdin.read()", "import time; time.sleep(60)"), tmp_path
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=str(holder.pid)) as caught:
+            FileStore(str(tmp_path))
+        assert str(tmp_path) in str(caught.value)
+        report = verify(str(tmp_path))
+        assert not report.is_locked
+        assert str(holder.pid) in str(report)
+        assert report.is_ok
+        holder.kill()
+    FileStore(str(tmp_path)).close()  # a dead process holds no lock
+
+
+def test_a_second_store_in_the_same_process_is_kept_out(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path))
+    with pytest.raises(StoreLocked, match=str(os.getpid())):
+        FileStore(str(tmp_path))
+    store.close()
+    FileStore(str(tmp_path)).close()
+
+
+def test_ten_thousand_idle_blocks(tmp_path: Path) -> None:
+    """No file, and less than 1 KiB each."""
+    store = FileStore(str(tmp_path))
+    blocks = [BlockId("cd" * 16, i, 0) for i in range(10_000)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    assert not store.write([CreateBlock(block, 0, "topic", "p") for block in blocks])
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used < 10_000 * 1_024, f"{used / 10_000} bytes each"
+    assert len(store.blocks()) == 10_000
+    store.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["FORMAT", "LOCK", "blocks"]
+    assert not list((tmp_path / "blocks").iterdir())
+
+
+def test_few_files_are_held_open(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path), handles_max=5)
+    blocks = [BlockId("cd" * 16, i, 0) for i in range(40)]
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(3):
+        writes = [CreateBlock(block, 0, "t", "p") for block in blocks] if turn == 0 else []
+        appends = [Append(block, [batch(3 * turn)], sync=turn == 1) for block in blocks]
+        assert not store.write([*writes, *appends])
+        for block in blocks:
+            assert store.read(block, 0, 3 * turn + 3, 1)
+        assert len(os.listdir("/proc/self/fd")) <= before + 5
+    store.close()

@@ -1,0 +1,392 @@
+"""What a store finds after a crash: a torn tail is cut, damage is refused, nothing else happens."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    Recovered,
+    RecoverFailed,
+    SealBlock,
+)
+from pymq.core.record import HEADER_SIZE, RecordBatch
+from pymq.core.types import BlockId
+from pymq.errors import CorruptBlock, StoreError
+from pymq.store.file import FileStore
+from tests.store.helpers import BLOCK, batch, file_of, fill, raw, recover
+
+
+def ended(path: Path, *, is_open: bool = True) -> tuple[int, int]:
+    """Recover; return the end and what was cut."""
+    found = recover(path, is_open=is_open)
+    assert isinstance(found, Recovered), found
+    return found.end, found.cut_bytes
+
+
+def refused(path: Path, *, is_open: bool = True) -> CorruptBlock:
+    """Recover, which must fail and must change nothing; return the error."""
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "LOCK"}
+    found = recover(path, is_open=is_open)
+    assert isinstance(found, RecoverFailed), found
+    assert isinstance(found.error, CorruptBlock)
+    after = {p: p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "LOCK"}
+    assert before == after
+    assert str(path) in str(found.error)
+    return found.error
+
+
+def works(path: Path, end: int) -> None:
+    """The block goes on at *end*: append, read, reopen."""
+    store = FileStore(str(path))
+    assert isinstance(store.recover(BLOCK, 0, True), Recovered)
+    assert not store.write([Append(BLOCK, [batch(end, epoch=9)], sync=True)])
+    assert store.read(BLOCK, end, end + 3, 1) == raw([batch(end, epoch=9)])
+    store.close()
+    assert ended(path) == (end + 3, 0)
+
+
+def mark(path: Path, *, seal: bool = False) -> None:
+    """Checkpoint the block, or seal it."""
+    store = FileStore(str(path))
+    assert isinstance(store.recover(BLOCK, 0, True), Recovered)
+    assert not store.write([SealBlock(BLOCK) if seal else Checkpoint(BLOCK, b"state")])
+    store.close()
+
+
+# --- torn tails ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_cut_at_any_byte_of_the_last_batch(tmp_path: Path, checkpoint: bool) -> None:
+    """Also below the checkpoint: the file is as it was before the last write."""
+    fill(tmp_path / "full", 4)
+    if checkpoint:
+        mark(tmp_path / "full")
+    last = batch(9).size
+    for lost in range(1, last + 1):
+        path = tmp_path / "torn"
+        shutil.copytree(tmp_path / "full", path)
+        file = file_of(path)
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size - lost)
+        end, cut = ended(path)
+        assert end == 9
+        assert cut == (last if checkpoint else last - lost)
+        assert ended(path) == (9, 0)
+        if lost % 50 == 1:
+            works(path, 9)
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"\0",
+        bytes(5_000),
+        bytes(3 << 20),
+        b"PMQ",
+        b"garbage that is no batch",
+        raw([batch(12)])[:-1],
+        raw([batch(12)])[:HEADER_SIZE] + bytes(500),
+        bytes(HEADER_SIZE) + raw([batch(12)])[HEADER_SIZE:],
+        raw([batch(12)])[:-20] + bytes(20),
+        raw([batch(12)])[:-20] + bytes(20) + bytes(4096),
+        raw([batch(12)])[:-20] + bytes(20) + b"x" * 4096,
+        raw([batch(3)])[1:],  # a batch, but of the past, behind a torn byte
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes, checkpoint: bool) -> None:
+    fill(tmp_path, 4)
+    if checkpoint:
+        mark(tmp_path)
+    with file_of(tmp_path).open("ab") as file:
+        file.write(tail)
+    assert ended(tmp_path) == (12, len(tail))
+    assert ended(tmp_path) == (12, 0)
+    works(tmp_path, 12)
+
+
+def test_a_batch_inside_a_torn_batch_is_payload(tmp_path: Path) -> None:
+    """Somebody keeps batches as values; a torn write of them must not look like damage."""
+    fill(tmp_path, 4)
+    inner = raw([batch(500), batch(503)])
+    outer = RecordBatch.encode([inner, b"x" * 100], timestamp_ms=5).stamp(12, 1)
+    with file_of(tmp_path).open("ab") as file:
+        file.write(raw([outer])[:-50] + bytes(50))
+    assert ended(tmp_path) == (12, outer.size)
+
+
+def test_a_lost_checkpointed_tail_takes_the_checkpoint_with_it(tmp_path: Path) -> None:
+    fill(tmp_path, 4)
+    mark(tmp_path)
+    file = file_of(tmp_path)
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size - batch(9).size)
+    found = recover(tmp_path)
+    assert isinstance(found, Recovered)
+    assert (found.end, found.snapshot, len(found.headers)) == (9, None, 3)
+    assert found.cut_bytes == batch(9).size, "what a checkpoint vouched for is missing"
+    assert not file_of(tmp_path, suffix=".ckpt").exists()
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def damage(path: Path, position: int, data: bytes | None = None) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        data = data or bytes(byte ^ 0x10 for byte in file.read(1))
+        file.seek(position)
+        file.write(data)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_damage_in_the_middle_is_refused(tmp_path: Path, index: int, is_open: bool) -> None:
+    """In the header or the body, of whichever batch but the last."""
+    batches = fill(tmp_path, 4)
+    file = file_of(tmp_path)
+    begin = file.stat().st_size - sum(one.size for one in batches)
+    position = begin + index * batches[0].size
+    for inside in (0, 5, 17, 24, 60, HEADER_SIZE, HEADER_SIZE + 30):
+        damage(file, position + inside)
+        error = refused(tmp_path, is_open=is_open)
+        assert error.details == {"file": str(file), "position": position, "offset": 3 * index}
+        damage(file, position + inside)
+    assert ended(tmp_path) == (12, 0)
+
+
+def test_a_lost_batch_in_the_middle_is_refused(tmp_path: Path) -> None:
+    batches = fill(tmp_path, 4)
+    file = file_of(tmp_path)
+    data = file.read_bytes()
+    begin = len(data) - sum(one.size for one in batches)
+    file.write_bytes(data[:begin] + raw([batches[0], batches[2], batches[3]]))
+    refused(tmp_path)
+    file.write_bytes(data[:begin] + raw([batches[0], batches[0]]))
+    refused(tmp_path)
+    hole = bytes(batches[1].size)
+    file.write_bytes(data[:begin] + raw([batches[0]]) + hole + raw(batches[2:]))
+    refused(tmp_path)
+
+
+def test_an_older_epoch_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    with file_of(tmp_path).open("ab") as file:
+        file.write(raw([batch(6, epoch=5), batch(9, epoch=4)]))
+    assert "epoch" in str(refused(tmp_path))
+
+
+def test_a_batch_of_a_newer_version_is_refused_and_not_cut(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    data = bytearray(raw([batch(6)]))
+    data[28] = 2
+    data[16:20] = struct.pack("<I", crc32(data[20:HEADER_SIZE], crc32(data[:16])))
+    with file_of(tmp_path).open("ab") as file:
+        file.write(data)
+    assert "newer pymq" in str(refused(tmp_path))
+
+
+def test_damage_below_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Even of the last batch: it was known to be good."""
+    batches = fill(tmp_path, 4)
+    mark(tmp_path)
+    file = file_of(tmp_path)
+    damage(file, file.stat().st_size - batches[-1].size + 18)
+    refused(tmp_path)
+
+
+def test_a_sealed_block_is_never_cut(tmp_path: Path) -> None:
+    fill(tmp_path / "full", 3)
+    mark(tmp_path / "full", seal=True)
+    for lost in (1, batch(6).size - 1, batch(6).size, batch(6).size + 1):
+        path = tmp_path / f"short{lost}"
+        shutil.copytree(tmp_path / "full", path)
+        file = file_of(path)
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size - lost)
+        refused(path, is_open=False)
+    with file_of(tmp_path / "full").open("ab") as longer:
+        longer.write(b"\0")
+    refused(tmp_path / "full", is_open=False)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """Of a block that had records, a checkpoint tells; without one the block is empty if open."""
+    fill(tmp_path, 3)
+    mark(tmp_path)
+    file_of(tmp_path).unlink()
+    assert "missing" in str(refused(tmp_path))
+    refused(tmp_path, is_open=False)
+    file_of(tmp_path, suffix=".ckpt").unlink()
+    assert ended(tmp_path) == (0, 0)
+
+
+# --- file headers -------------------------------------------------------------------------------
+
+
+def test_every_bit_of_the_file_header_counts(tmp_path: Path) -> None:
+    batches = fill(tmp_path, 1)
+    file = file_of(tmp_path)
+    size = file.stat().st_size - batches[0].size
+    data = file.read_bytes()
+    store = FileStore(str(tmp_path))
+    for bit in range(8 * size):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        found = store.recover(BLOCK, 0, True)
+        assert isinstance(found, RecoverFailed), bit
+        assert isinstance(found.error, CorruptBlock)
+    store.close()
+    assert file.read_bytes() == flipped
+
+
+@pytest.mark.parametrize("content", [b"", b"a text\n", b"\0" * 4096, b"pymq-blk"])
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    fill(tmp_path, 1)
+    file_of(tmp_path).write_bytes(content)
+    refused(tmp_path)
+
+
+def test_a_misplaced_file_is_refused(tmp_path: Path) -> None:
+    other = BlockId(BLOCK.topic_id, BLOCK.partition, 8)
+    fill(tmp_path, 2)
+    file_of(tmp_path).rename(file_of(tmp_path, other))
+    store = FileStore(str(tmp_path))
+    found = store.recover(other, 0, True)
+    assert isinstance(found, RecoverFailed)
+    assert "misplaced" in str(found.error)
+    with pytest.raises(CorruptBlock, match="misplaced"):
+        store.read(other, 0, 6, 100)
+    store.close()
+
+
+def test_the_wrong_start_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    found = recover(tmp_path, start=3)
+    assert isinstance(found, RecoverFailed)
+    assert isinstance(found.error, CorruptBlock)
+
+
+# --- checkpoint and index are caches ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".index"])
+@pytest.mark.parametrize("how", ["missing", "empty", "flipped", "foreign", "other block's"])
+def test_without_a_checkpoint_or_index_all_is_read(tmp_path: Path, suffix: str, how: str) -> None:
+    fill(tmp_path, 50)
+    mark(tmp_path, seal=suffix == ".index")
+    file = file_of(tmp_path, suffix=suffix)
+    data = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "flipped":
+        damage(file, len(data) // 2)
+    elif how == "foreign":
+        file.write_bytes(b"a text")
+    else:
+        fill(tmp_path / "other", 70)
+        mark(tmp_path / "other", seal=suffix == ".index")
+        file.write_bytes(file_of(tmp_path / "other", suffix=suffix).read_bytes())
+    is_open = suffix == ".ckpt"
+    if how == "other block's":  # it claims more than there is
+        if not is_open:
+            refused(tmp_path, is_open=False)
+            return
+        assert ended(tmp_path)[0] == 150
+    else:
+        assert ended(tmp_path, is_open=is_open) == (150, 0)
+    store = FileStore(str(tmp_path))
+    for offset in (0, 76, 149):
+        assert store.read(BLOCK, offset, 150, 1) == raw([batch(offset - offset % 3)])
+    assert store.find_time(BLOCK, 150, 1_100) == 100
+    store.close()
+
+
+def test_every_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    mark(tmp_path)
+    file = file_of(tmp_path, suffix=".ckpt")
+    data = file.read_bytes()
+    store = FileStore(str(tmp_path))
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        found = store.recover(BLOCK, 0, True)
+        assert isinstance(found, Recovered)
+        assert (found.end, found.snapshot, len(found.headers)) == (9, None, 3)
+    file.write_bytes(data)
+    found = store.recover(BLOCK, 0, True)
+    assert isinstance(found, Recovered)
+    assert (found.snapshot, found.headers) == (b"state", [])
+    store.close()
+
+
+def test_a_checkpoint_of_an_older_copy_is_dropped(tmp_path: Path) -> None:
+    """The file was replaced by a copy with other batches: all of it is read."""
+    fill(tmp_path, 3)
+    mark(tmp_path)
+    file = file_of(tmp_path)
+    begin = file.stat().st_size - 3 * batch(0).size
+    others = [batch(0, 2, epoch=2, size=90), batch(2, 4, epoch=2, size=300)]
+    file.write_bytes(file.read_bytes()[:begin] + raw(others))
+    found = recover(tmp_path)
+    assert isinstance(found, Recovered)
+    assert (found.end, found.snapshot) == (6, None)
+
+
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    left = [file_of(tmp_path, suffix=s) for s in (".block.tmp", ".ckpt.tmp", ".index.tmp")]
+    for path in left:
+        path.write_bytes(b"half")
+    assert ended(tmp_path) == (3, 0)
+    assert not any(path.exists() for path in left)
+
+
+# --- the folder ---------------------------------------------------------------------------------
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"notes\.txt"):
+        FileStore(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"pymq block store\nversion 2\n", "newer"),
+        (b"pymq block store\n", "newer"),
+        (b"", "not that of a pymq store"),
+        (b"other\nversion 1\n", "not that of a pymq store"),
+    ],
+)
+def test_an_unknown_version_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / "FORMAT").write_bytes(content)
+    with pytest.raises(StoreError, match=message):
+        FileStore(str(tmp_path))
+    (tmp_path / "FORMAT").write_bytes(b"pymq block store\nversion 1\n")
+    assert ended(tmp_path) == (3, 0)  # and the lock was given back
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        FileStore(str(tmp_path / "file"))
+    with pytest.raises(StoreError, match="file"):
+        FileStore(str(tmp_path / "file" / "below"))
