@@ -96,7 +96,7 @@ def open(url: str | os.PathLike[str]) -> Client:
     """
     from pymq.embedded import open_folder, open_memory  # what is not used is not loaded
 
-    text = os.fspath(url)
+    text: object = os.fspath(url)
     if not isinstance(text, str) or not text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
     if text in ("memory:", ":memory:"):

@@ -35,6 +35,12 @@ class Waitable:
             for callback in self._callbacks:
                 callback()
 
+    def wake(self, waiter: threading.Lock) -> None:
+        """Release *waiter* too, once it is done; the caller turns the loop."""
+        if self.waiters is None:
+            self.waiters = []
+        self.waiters.append(waiter)
+
     def then(self, callback: Callable[[], None]) -> None:
         """Call *callback* once it is done, from whatever thread finishes it."""
         if self._callbacks is None:
@@ -88,7 +94,15 @@ class Driver(Protocol):
 
     def wait(self, what: Waitable, timeout: float | None) -> bool: ...
 
+    def turn(self, name: str) -> bool: ...
+
+    def poke(self, name: str) -> None: ...
+
+    def push(self, name: str) -> None: ...
+
     def arm(self, due: int) -> None: ...
+
+    def soon(self, errand: Callable[[Loop], None]) -> None: ...
 
 
 class Outbox:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self, cast
@@ -301,7 +302,8 @@ class Client:
             name = check_name(str(producer_id), "producer_id")
             config.producer_id = _number(name)
             # The low half is for epochs that the producer raises by itself.
-            config.producer_epoch = int(self._ask(lambda r: msg.InitProducer(r, name))) << 16
+            init = partial(msg.InitProducer, name=name)
+            config.producer_epoch = int(self._ask(init)) << 16
         elif idempotent:
             config.producer_id = int.from_bytes(os.urandom(8), "big") >> 1
         sender = Sender(self._next("p"), self._router, self.driver, config, self._wall_ms)

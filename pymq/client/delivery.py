@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pymq.client.sender import Queue
 
 
+RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
+
+
 class Columns:
     """Records as columns; None where no record has such a thing."""
 
@@ -42,8 +45,8 @@ class Columns:
 
     @property
     def size(self) -> int:
-        """Bytes of the values and keys."""
-        size = sum(map(len, self.values))
+        """What the records count in a producer's buffer: values, keys and something for each."""
+        size = sum(map(len, self.values)) + RECORD_BYTES * len(self.values)
         if self.keys is not None:
             size += sum(len(key) for key in self.keys if key is not None)
         return size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pymq.client.delivery import Columns, Deliveries, Delivery, FullDelivery, Part
+from pymq.client.delivery import RECORD_BYTES, Columns, Deliveries, Delivery, FullDelivery, Part
 from pymq.client.sender import Queue, Sender, SenderConfig
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
@@ -211,8 +211,8 @@ class Producer:
                     f"partition {name}/{partition.partition} has no ack mode yet; call "
                     f"set_partition_state({name!r}, {partition.partition!r}, acks='leader') first"
                 )
-        topic = self._topics[name] = Topic(metadata, self._sender, len(self._topics))
-        return topic
+        # Two threads may be here at once: with a queue each they would number their records alike.
+        return self._topics.setdefault(name, Topic(metadata, self._sender, len(self._topics)))
 
     def send_many(
         self,

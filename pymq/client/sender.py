@@ -13,11 +13,13 @@ follow the last written one.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
-from pymq.client.delivery import Batch, Columns, Delivery, Part
+from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, Part
 from pymq.client.router import Router
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
@@ -76,6 +78,7 @@ class Queue:
         "sender",
         "topic",
         "tries",
+        "waiters",
     )
 
     def __init__(self, sender: Sender, topic: str, partition: str) -> None:
@@ -86,6 +89,7 @@ class Queue:
         self.bytes = 0  # about what is in ``items``
         self.has_keys = self.has_extras = self.has_parts = False
         self.is_armed = False
+        self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
         # Below is the machine's alone.
         self.sealed: deque[Batch] = deque()  # not sent yet
         self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
@@ -134,25 +138,47 @@ class Sender(Outbox):
         Raises:
             DeliveryTimeout: *timeout* seconds are over.
         """
+        until = None if timeout is None else time.monotonic() + timeout
         owner = delivery.owner
-        if not isinstance(owner, Batch):
-            self.expedite(owner)
+        while not isinstance(owner, Batch):
+            self._wait_sealed(delivery, owner, until)
             owner = delivery.owner
-            assert isinstance(owner, Batch), "a sealed delivery has a batch"
-        if not self._driver.wait(owner, timeout):
-            raise DeliveryTimeout(f"no answer within {timeout} s; the record is still being sent")
+        if not owner.is_done:
+            left = None if until is None else until - time.monotonic()
+            if not self._driver.wait(owner, left):
+                raise _timeout(timeout)
         return owner
+
+    def _wait_sealed(self, delivery: Delivery, queue: Queue, until: float | None) -> None:
+        """Have a delivery sealed, by turning the loop or by whoever turns it.
+
+        He may be in the middle of a sync. To wait for the loop itself would be unfair, since a
+        thread that lets go of a lock and wants it again gets it before those who sleep; so we wait
+        for what we want, and those who do so together are served together.
+        """
+        self.full.append(queue)
+        if self._driver.turn(self.name):
+            return
+        waiter = threading.Lock()
+        waiter.acquire()
+        queue.waiters.append(waiter)
+        self._driver.poke(self.name)
+        # The machine makes it a batch's first, and then takes the waiters: one sees the other.
+        if not isinstance(delivery.owner, Batch):
+            left = -1.0 if until is None else max(0.0, until - time.monotonic())
+            if not waiter.acquire(timeout=left):
+                raise _timeout(None)
 
     def expedite(self, queue: Queue) -> None:
         """Seal what is in a queue now."""
         self.full.append(queue)
-        self.push()
-
-    def push(self) -> None:
-        """Seal and send what is full."""
         with self._driver as loop:
             self._seal_due(loop.clock())
             loop.touch(self.name)
+
+    def push(self) -> None:
+        """Have sealed and sent what is full."""
+        self._driver.push(self.name)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
         """Call *callback* once a delivery is done."""
@@ -226,6 +252,8 @@ class Sender(Outbox):
         queue.bytes = 0
         if queue.sealed:
             self._live[queue] = None
+            while queue.waiters:
+                queue.sealed[-1].wake(queue.waiters.popleft())
 
     def _seal_deliveries(self, queue: Queue, now: int) -> None:
         taken = self._take(queue)
@@ -260,7 +288,7 @@ class Sender(Outbox):
                 break
             items.popleft()
             taken.append(item)
-            size += len(item.value) + len(item.key or b"")
+            size += len(item.value) + len(item.key or b"") + RECORD_BYTES
         return taken
 
     def _seal_part(self, queue: Queue, part: Part, now: int) -> None:
@@ -278,11 +306,16 @@ class Sender(Outbox):
 
     def ready(self, now: int) -> Ready | None:
         """Seal what is due and send what may be sent."""
-        self._seal_due(now)
-        for queue in list(self._live):
-            self._send(queue, now)
+        if self.full or (self.armed and self.armed[0][0] <= now):
+            self._seal_due(now)
+        if self._live:
+            for queue in list(self._live):
+                self._send(queue, now)
         self._rearm()
-        return super().ready(now)
+        if not self.out.send:
+            return None
+        out, self.out = self.out, Ready()
+        return out
 
     def tick(self, now: int) -> None:
         """Give up what has taken too long; send again what was not answered."""
@@ -304,12 +337,14 @@ class Sender(Outbox):
                 self._answered(sent[0], message, now)
 
     def _rearm(self) -> None:
+        while self.armed and not self.armed[0][1].is_armed:
+            self.armed.popleft()  # It was sealed because it was full, or somebody waited for it.
         due = self.armed[0][0] if self.armed else NEVER
         for queue in self._live:
-            if queue.sealed or queue.in_flight:
-                first = queue.in_flight[0] if queue.in_flight else queue.sealed[0]
-                due = min(due, first.until)
-                if queue.retry_at:
+            waiting = queue.in_flight or queue.sealed
+            if waiting:
+                due = min(due, waiting[0].until)
+                if queue.retry_at and not queue.must_resend:
                     due = min(due, queue.retry_at)
         if self._sent:
             due = min(due, next(iter(self._sent.values()))[1])
@@ -441,13 +476,11 @@ class Sender(Outbox):
         if not queue.must_resend or any(batch.request for batch in queue.in_flight):
             return
         queue.must_resend = False
-        if queue.in_flight:
-            again = sorted(queue.in_flight, key=lambda batch: batch.sequence)
-            # What was given new numbers keeps them only if nothing before it was lost.
-            if queue.next_sequence > again[0].sequence >= 0:
-                queue.next_sequence = again[0].sequence
-            queue.sealed.extendleft(reversed(queue.in_flight))
-            queue.in_flight.clear()
+        if queue.in_flight and self.config.producer_id != NO_PRODUCER:
+            # They keep their numbers, unless one before them was lost for good.
+            queue.next_sequence = min(queue.next_sequence, queue.in_flight[0].sequence)
+        queue.sealed.extendleft(reversed(queue.in_flight))
+        queue.in_flight.clear()
         self._live[queue] = None
 
     def _expire(self, queue: Queue, now: int) -> None:
@@ -490,17 +523,22 @@ class Sender(Outbox):
         self._driver.loop.touch(self.name)
 
 
+def _timeout(timeout: float | None) -> DeliveryTimeout:
+    within = "in time" if timeout is None else f"within {timeout:g} s"
+    return DeliveryTimeout(f"no answer {within}; the record is still being sent")
+
+
 def _cuts(columns: Columns, limit: int) -> Sequence[int]:
     """Where to cut records so that each batch has about *limit* bytes: the end of each."""
     count, values = len(columns), columns.values
-    size = len(values[0])
-    if columns.keys is None and size * count == sum(map(len, values)):
-        step = min(max(1, limit // max(1, size)), COUNT_MAX)
+    sizes = set(map(len, values))
+    if columns.keys is None and len(sizes) == 1:
+        step = min(max(1, limit // (sizes.pop() + RECORD_BYTES)), COUNT_MAX)
         return [*range(step, count, step), count]
     ends, total = [], 0
     keys = columns.keys or [None] * count
     for index, (item, key) in enumerate(zip(values, keys, strict=True)):
-        total += len(item) + len(key or b"")
+        total += len(item) + len(key or b"") + RECORD_BYTES
         if total >= limit:
             ends.append(index + 1)
             total = 0

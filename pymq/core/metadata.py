@@ -7,7 +7,6 @@ version, so that any language can read the tree; whatever is read back is checke
 from __future__ import annotations
 
 import types
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -176,10 +175,16 @@ def _plain(item: Any) -> Any:
     return item
 
 
-@cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in attrs.fields(cls)}
+_known_hints: dict[type, dict[str, Any]] = {}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    found = _known_hints.get(cls)
+    if found is None:
+        hints = get_type_hints(cls)
+        found = {field.name: hints[field.name] for field in attrs.fields(cls)}
+        _known_hints[cls] = found
+    return found
 
 
 def _typed(cls: type[N], fields: Any) -> N:

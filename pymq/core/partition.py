@@ -115,6 +115,7 @@ class Partition:
         "_recovering",
         "_replicator",
         "_retention_at",
+        "_roll_asked_at",
         "_roll_at",
         "_sealed",
         "_sealing",
@@ -159,6 +160,7 @@ class Partition:
         self._max_timestamp = -1
         self._opened_ms = 0
         self._sync_at = self._roll_at = NEVER
+        self._roll_asked_at = -ROLL_RETRY_MS
         self._retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
         self._starts: list[int] = []
@@ -196,7 +198,7 @@ class Partition:
         block = state.blocks[-1]
         assert self._sealed is None or block.start == self.end, (block, self.end)
         self._sealing = self._sealed = None
-        self._roll_at = NEVER
+        self._roll_at, self._roll_asked_at = NEVER, -ROLL_RETRY_MS
         self.end = self._stable_end = block.start
         self._size = self._stable_size = 0
         self._max_timestamp = -1
@@ -423,16 +425,19 @@ class Partition:
         """Ask for the next block when this one is large or old enough; ask again if unheard."""
         block, config = self.state.blocks[-1], self.state.config
         if self._stable_size == 0 or self._sealing is not None or self.problem is not None:
+            self._roll_at = NEVER
             return
         opened = self._opened_ms or self._host.wall_ms(now)
         age = self._host.wall_ms(now) - opened
         full = self._size >= config.block_bytes
-        if (full or age >= config.block_ms) and (self._roll_at == NEVER or now >= self._roll_at):
-            reason = "size" if full else "age"
-            self._host.tell_controller(
-                RollWanted(*self.name, block.number, self.state.epoch, reason)
-            )
-            self._roll_at = now + ROLL_RETRY_MS
+        if full or age >= config.block_ms:
+            if now >= self._roll_asked_at + ROLL_RETRY_MS:
+                self._roll_asked_at = now
+                reason = "size" if full else "age"
+                self._host.tell_controller(
+                    RollWanted(*self.name, block.number, self.state.epoch, reason)
+                )
+            self._roll_at = self._roll_asked_at + ROLL_RETRY_MS
         elif self._roll_at == NEVER:
             self._roll_at = now + config.block_ms - age
         self.deadline = min(self.deadline, self._roll_at)

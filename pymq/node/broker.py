@@ -235,9 +235,10 @@ class Broker:
         """Hand over the pending work, merged; only one Ready is out at a time."""
         if self._is_busy:
             return None
-        for coordinator in self._coordinators.values():
-            if coordinator.is_dirty:
-                coordinator.flush(now)
+        if self._coordinators:
+            for coordinator in self._coordinators.values():
+                if coordinator.is_dirty:
+                    coordinator.flush(now)
         if self._dirty:
             for partition in self._dirty:
                 if partition.is_dirty:

@@ -471,7 +471,11 @@ class Controller:
                 raise InvalidRequest(f"topic {m.name!r} is pymq's own and cannot be deleted")
             topic = draft.image.topic(m.name)
             # What is to be told to the brokers, as it was before the commit takes it away.
-            deleted[:] = [attrs.evolve(topic, partitions=dict(topic.partitions))]
+            partitions = {
+                name: attrs.evolve(image, blocks=dict(image.blocks), replicas=dict(image.replicas))
+                for name, image in topic.partitions.items()
+            }
+            deleted[:] = [attrs.evolve(topic, partitions=partitions)]
             plans.delete_topic(draft, topic)
             return None
 

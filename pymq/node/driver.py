@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -43,6 +44,7 @@ class Driver:
         self.problem: BaseException | None = None  # why the loop stopped, if it did
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
         self._asleep_until = 0  # of the background thread, in the loop's milliseconds
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -94,10 +96,50 @@ class Driver:
             raise self.problem
         return _is_done(what)
 
+    def turn(self, name: str) -> bool:
+        """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
+        self._check()
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._is_closed:
+                raise Closed("the client was closed")
+            self.loop.touch(name)
+            self._run(None)
+        finally:
+            self._release()
+        return True
+
+    def poke(self, name: str) -> None:
+        """Let whoever turns the loop look at machine *name*, soon; does not wait."""
+        self.loop.poke(name)
+        # If somebody holds the lock, he looks for work once more after letting it go.
+        if not self._lock.locked():
+            self._hurry()
+
+    def push(self, name: str) -> None:
+        """Have machine *name* looked at: here and now if that is possible, else soon."""
+        if not self.turn(name):
+            self.poke(name)
+
     def arm(self, due: int) -> None:
         """Something is due at *due*: the background thread must not sleep longer."""
         if due < self._asleep_until or self._thread is None:
             self._hurry()
+
+    def soon(self, errand: Callable[[Loop], None]) -> None:
+        """Have *errand* done by whoever next turns the loop, at the latest the background thread.
+
+        This never waits, so that an event loop may call it; errands are done in their order.
+        """
+        self._check()
+        self._errands.append(errand)
+        if self._is_closed and errand in self._errands:  # else close() has done it
+            self._errands.clear()
+            raise Closed("the client was closed")
+        if self._thread is None:
+            self._start()
+        self._wake.set()
 
     def _hurry(self) -> None:
         if self._thread is None:
@@ -115,6 +157,8 @@ class Driver:
 
     def _run(self, is_enough: Callable[[], bool] | None) -> None:
         try:
+            while self._errands:
+                self._errands.popleft()(self.loop)
             self.loop.run(is_enough)
         except BaseException as error:
             # A machine broke one of its own rules; nothing that it says can be trusted any more.
@@ -145,7 +189,9 @@ class Driver:
             with self._lock:
                 if self._closed():
                     return
-                had_work = loop.has_work or loop.deadline <= loop.clock()
+                had_work = bool(
+                    loop.has_work or self._errands or loop.deadline <= loop.clock()
+                )
                 try:
                     self._run(None)
                 except BaseException:  # kept in ``problem``, raised to the next caller
@@ -171,6 +217,7 @@ class Driver:
                 return
             self._is_closed = True
             if self.problem is None:
+                self._run(None)  # Errands come first: somebody waits for what they began.
                 last(self.loop)
                 self._run(None)
         self._wake.set()

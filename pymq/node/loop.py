@@ -85,6 +85,8 @@ class Loop:
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
         self._events: deque[StoreEvent] = deque()  # answers of jobs, from any thread
         self._dirty: dict[str, None] = {}
+        self._pokes: deque[str] = deque()  # machines to be looked at, from any thread
+        self._ticked = -1  # when deadlines were looked at last
         self._store: tuple[str, StoreUser, BlockStore] | None = None
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
@@ -113,13 +115,17 @@ class Loop:
     # --- turning --------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """A machine was given something from outside: look at it in the next turn."""
+        """A machine was given something by the thread that turns the loop: look at it next."""
         self._dirty[name] = None
+
+    def poke(self, name: str) -> None:
+        """A machine was given something by another thread: look at it next."""
+        self._pokes.append(name)
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would do something at once."""
-        return bool(self._inbox or self._dirty or self._events)
+        return bool(self._inbox or self._dirty or self._pokes or self._events)
 
     @property
     def deadline(self) -> int:
@@ -133,22 +139,30 @@ class Loop:
                 return
 
     def turn(self) -> bool:
-        """Take everything that came in, decide once, act once; returns whether there was anything."""
+        """Take in everything that came, decide once, act once; returns whether there was work."""
         now, machines = self.clock(), self.machines
-        inbox, self._inbox = self._inbox, deque()
-        for peer, source, message in inbox:
-            machine = machines.get(peer)
-            if machine is not None:
-                machine.step(source, message, now)
-                self._dirty[peer] = None
+        inbox = self._inbox
+        if inbox:
+            self._inbox = deque()
+            for peer, source, message in inbox:
+                machine = machines.get(peer)
+                if machine is not None:
+                    machine.step(source, message, now)
+                    self._dirty[peer] = None
+        while self._pokes:
+            self._dirty[self._pokes.popleft()] = None
         self._take_events(now)
-        for name, machine in machines.items():
-            if machine.deadline <= now:
-                machine.tick(now)
-                self._dirty[name] = None
-        dirty, self._dirty = self._dirty, {}  # A machine that is touched now has the next turn.
+        if now != self._ticked:
+            # Deadlines are in whole milliseconds, so one look at each is enough.
+            self._ticked = now
+            for name, machine in machines.items():
+                if machine.deadline <= now:
+                    machine.tick(now)
+                    self._dirty[name] = None
+        dirty = self._dirty
         if not dirty:
             return bool(inbox)
+        self._dirty = {}  # A machine that is touched from here on has the next turn.
         work: list[tuple[str, Machine, Ready]] = []
         for name in dirty:
             found = machines.get(name)
@@ -160,22 +174,35 @@ class Loop:
         return True
 
     def _act(self, work: list[tuple[str, Machine, Ready]], now: int) -> None:
+        """Do what several machines want, with one write for all of them."""
+        writes: list[Write] = []
         for name, _, ready in work:
             self._post(name, ready.send)
-        failed = self._write([write for _, _, ready in work for write in ready.write], now)
+            writes += ready.write
+        failed = self._write(writes, now) if writes else False
         for name, machine, ready in work:
-            if not failed:
-                self._post(name, ready.after)
-            for read in ready.read:
-                self._read(name, read)
-            for ask in ready.ask:
-                self._ask(ask, now)
+            self._finish(name, machine, ready, failed, now)
+        for name, machine, _ in work:
+            # What became of the work is often nothing but answers: they need no turn of their own.
+            while (more := machine.ready(now)) is not None:
+                self._post(name, more.send)
+                failed = self._write(more.write, now) if more.write else False
+                self._finish(name, machine, more, failed, now)
+
+    def _finish(
+        self, name: str, machine: Machine, ready: Ready, failed: bool, now: int
+    ) -> None:
+        if ready.after and not failed:
+            self._post(name, ready.after)
+        for read in ready.read:
+            self._read(name, read)
+        for ask in ready.ask:
+            self._ask(ask, now)
+        if ready.jobs:
             self.jobs.extend(ready.jobs)
-            machine.advance(ready, now)
-            self._dirty[name] = None
-        for _, _, ready in work:
-            if ready.meta:
-                self._consult(ready, now)
+        if ready.meta:
+            self._consult(ready, now)
+        machine.advance(ready, now)
 
     def _post(self, name: str, envelopes: list[tuple[str, Message]]) -> None:
         for peer, message in envelopes:

@@ -71,9 +71,9 @@ class FileStore:
         self._folder = Folder(path, self.files)
         self._blocks: dict[BlockId, OpenBlock] = {}
         self._handles = Handles(self._folder, handles_max, sync_threads)
-        # Compaction may run in a thread of its own; it holds this while it swaps a file, the
-        # others while they read, open or remove one. Appends, to open blocks, need it not.
-        self._swap = threading.RLock()
+        # Compaction may run in a thread of its own; it holds this only while it opens or swaps a
+        # file, and must never do so between another's look at a handle and its use.
+        self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
 
@@ -89,11 +89,16 @@ class FileStore:
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         failed: dict[BlockId, WriteFailed] = {}
-        if len(writes) == 1 and type(append := writes[0]) is Append:  # nothing to gather
-            self._attempt(append.block, failed, partial(self._append, append.batches))
-            if append.sync and not failed:
-                self._sync([append.block], failed)
-            return list(failed.values())
+        with self._lock:
+            if len(writes) == 1 and type(append := writes[0]) is Append:  # nothing to gather
+                self._attempt(append.block, failed, partial(self._append, append.batches))
+                if append.sync and not failed:
+                    self._sync([append.block], failed)
+            else:
+                self._write_all(writes, failed)
+        return list(failed.values())
+
+    def _write_all(self, writes: Sequence[Write], failed: dict[BlockId, WriteFailed]) -> None:
         pending: dict[BlockId, list[RecordBatch]] = {}
         syncs: dict[BlockId, None] = {}
         for write in writes:
@@ -117,7 +122,6 @@ class FileStore:
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._append, batches))
         self._sync([block for block in syncs if block not in failed], failed)
-        return list(failed.values())
 
     def _attempt(self, id: BlockId, failed: dict[BlockId, WriteFailed], action: _Action) -> None:
         block = self._blocks.get(id)
@@ -146,8 +150,7 @@ class FileStore:
             return
         handle = block.handle
         if handle < 0:
-            with self._swap:
-                handle = self._handles.open(block)
+            handle = self._handles.open(block)
         block.used = block.unsynced = True
         try:
             self.files.append(handle, buffers)
@@ -159,9 +162,8 @@ class FileStore:
     def _begin(self, block: OpenBlock, batches: list[RecordBatch], buffers: list[Buffer]) -> None:
         """Make the file, with the first batches in it; durable on return."""
         head = block.head.to_bytes()
-        with self._swap:
-            self._handles.make_room()
-            self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
+        self._handles.make_room()
+        self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
         block.start_position = block.size = len(head)
         if batches:
             block.add(batches)
@@ -182,8 +184,7 @@ class FileStore:
         if isinstance(write, CreateBlock):
             self._create(write, block)
             return
-        with self._swap:
-            block = block or self._load(id)
+        block = block or self._load(id)
         match write:
             case Truncate():
                 self._truncate(block, write.end)
@@ -254,14 +255,13 @@ class FileStore:
             # The index only saves time, and a full disk must not keep a block from being sealed.
 
     def _remove(self, id: BlockId) -> None:
-        with self._swap:
-            self._blocks.pop(id, None)
-            self._handles.let_go(id)
-            suffixes = self._folder.suffixes(id)
-            # The block last: without it, after a crash, the rest would look like a lost file.
-            self._folder.remove(id, INDEX, CKPT, BLOCK, *(s for s in suffixes if s.endswith(TMP)))
-            if suffixes:
-                self._folder.prune(id)
+        self._blocks.pop(id, None)
+        self._handles.let_go(id)
+        suffixes = self._folder.suffixes(id)
+        # The block last: without it, after a crash, the rest would look like a lost file.
+        self._folder.remove(id, INDEX, CKPT, BLOCK, *(s for s in suffixes if s.endswith(TMP)))
+        if suffixes:
+            self._folder.prune(id)
 
     def _sync(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
         known = [block for id in ids if (block := self._blocks.get(id)) is not None]
@@ -276,7 +276,7 @@ class FileStore:
         """Find out where *block* ends. A block that is not there is empty when it is open."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
-        with self._swap:
+        with self._lock:
             before = self._blocks.pop(block, None)
             try:
                 self._handles.let_go(block)
@@ -324,7 +324,7 @@ class FileStore:
         """Return whole batches, from the one that holds *offset* up to *end*, at least one."""
         path = self._folder.file(block)
         try:
-            with self._swap:
+            with self._lock:
                 found = self._find(block)
                 return found.read(self._handles.reader(found), path, offset, end, max_bytes)
         except OSError as error:
@@ -334,7 +334,7 @@ class FileStore:
         """Return the first offset before *end* whose record is not older than *timestamp_ms*."""
         path = self._folder.file(block)
         try:
-            with self._swap:
+            with self._lock:
                 found = self._find(block)
                 return found.find_time(self._handles.reader(found), path, end, timestamp_ms)
         except OSError as error:
@@ -344,21 +344,23 @@ class FileStore:
 
     def compact(self, job: Compact) -> Compacted:
         """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
-        sizes = []
+        sizes: list[tuple[BlockId, int]] = []
+        failure: Exception | None = None
         try:
             last: dict[bytes, int] = {}
             for id in job.blocks:
                 last_offsets(self._batches(id), last)
-            sizes = [(id, self._rewrite(id, last, job.tombstones_before_ms)) for id in job.blocks]
+            for id in job.blocks:
+                size = self._rewrite(id, last, job.tombstones_before_ms)
+                sizes.append((id, size))
         except OSError as error:
-            cause = store_error(error, "compact", self._folder.of(job.blocks[0]))
-            return Compacted(job.topic, job.partition, tuple(sizes), cause)
+            failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
         except PymqError as error:
-            return Compacted(job.topic, job.partition, tuple(sizes), error)
-        return Compacted(job.topic, job.partition, tuple(sizes))
+            failure = error
+        return Compacted(job.topic, job.partition, tuple(sizes), failure)
 
     def _sealed(self, id: BlockId) -> OpenBlock:
-        with self._swap:
+        with self._lock:
             block = self._find(id)
             if not block.is_sealed:
                 raise InvalidRequest(f"block {id} is open; only sealed blocks are compacted")
@@ -393,8 +395,8 @@ class FileStore:
             if new.size == old.size:  # nothing went
                 return old.size - old.start_position
             draft.sync()
-            with self._swap:
-                if self._blocks.get(id) is not old:
+            with self._lock:
+                if self._blocks.get(id) is not old or old.end != new.end:
                     raise InvalidRequest(f"block {id} was changed or removed meanwhile")
                 snapshot = recovery.snapshot_at(self._folder, old)
                 # Positions of the old file must never be taken for those of the new one.

@@ -97,12 +97,19 @@ class Folder:
         with explained("list", self._root):
             for topic_id in self.files.list(self._root):
                 topic = os.path.join(self._root, topic_id)
-                for partition in self.files.list(topic):
+                for partition in self._names(topic):
                     if not partition.isdecimal():
                         continue
-                    names = map(_BLOCK_NAME.fullmatch, self.files.list(f"{topic}/{partition}"))
+                    names = map(_BLOCK_NAME.fullmatch, self._names(f"{topic}/{partition}"))
                     found += [BlockId(topic_id, int(partition), int(m[1])) for m in names if m]
         return found
+
+    def _names(self, path: str) -> list[str]:
+        """List a folder; a stray file in its place holds nothing."""
+        try:
+            return self.files.list(path)
+        except NotADirectoryError:
+            return []
 
     # --- one block's files ----------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class MemoryStore:
         size = 0
         for batch in found.batches[max(found.at(offset), 0) :]:
             size += batch.size
-            if offset >= min(end, found.end) or batch.end_offset > end:
+            if offset >= min(end, found.end) or batch.base_offset >= end:
                 break
             if parts and size > max_bytes:
                 break

@@ -195,7 +195,7 @@ class OpenBlock:
         """Check the headers in *data*, read at *start*.
 
         Returns:
-            How many bytes the whole batches take that end at or before *end*, or the first one if
+            How many bytes the whole batches take that begin before *end*, or the first one if
             there is more of it than *data*; and the offset after them.
         """
         at, size, expected = 0, len(data), -1
@@ -207,7 +207,7 @@ class OpenBlock:
                 expected = base
             elif base != expected:
                 raise corrupt(path, start + at, expected, f"offset {base} is found in its place")
-            if base + span > end:
+            if base >= end:
                 break
             if at + length > size:
                 if at == 0 and start + length <= self.size:

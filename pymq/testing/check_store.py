@@ -290,6 +290,8 @@ def _check_truncate(suite: _Suite) -> None:
     assert suite.reopen(block, 3).end == 9
     suite.write(Append(block, _run(9, 1, epoch=2), sync=True))
     assert suite.content(block, 3, 12) == [3, 6, 9]
+    suite.write(Truncate(block, 6), Append(block, _run(6, 4, epoch=3, size=99), sync=True))
+    assert suite.content(block, 12, 18) == [12, 15], "the end of the last read lies elsewhere now"
     suite.write(Truncate(block, 3), Append(block, _run(3, 1), sync=True))
     assert suite.content(block, 3, suite.reopen(block, 3).end) == [3]
 
@@ -306,6 +308,13 @@ def _check_seal(suite: _Suite) -> None:
     suite.recovered(block, is_open=True)
     suite.write(Append(block, _run(6, 1), sync=True))
     assert suite.content(block, 0, 9) == [0, 3, 6], "recovered as open, it takes appends again"
+    suite.write(Truncate(block, 3))
+    found = suite.reopen(block)
+    assert (found.end, found.cut_bytes) == (3, 0), "what was known when it was sealed has passed"
+    suite.write(Append(block, _run(3, 1, epoch=2, size=500), sync=True))
+    found = suite.reopen(block)
+    assert (found.end, found.cut_bytes) == (6, 0), "what was known when it was sealed has passed"
+    suite.write(Append(block, _run(6, 1, epoch=2), sync=True))
     if suite.durable:
         suite.store.close()
         suite.open()

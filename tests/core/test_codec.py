@@ -29,18 +29,21 @@ plain = st.recursive(
 
 
 @given(plain)
+@settings(deadline=None)
 def test_what_goes_in_comes_out(item: Any) -> None:
     assert codec.loads(codec.dumps(item)) == item
     assert codec.loads(memoryview(bytearray(codec.dumps(item)))) == item
 
 
 @given(plain, st.binary(min_size=1, max_size=4))
+@settings(deadline=None)
 def test_what_follows_the_item_is_an_error(item: Any, rest: bytes) -> None:
     with pytest.raises(InvalidRequest):
         codec.loads(codec.dumps(item) + rest)
 
 
 @given(plain)
+@settings(deadline=None)
 def test_a_cut_item_is_an_error(item: Any) -> None:
     data = codec.dumps(item)
     for size in range(len(data)):
@@ -49,7 +52,7 @@ def test_a_cut_item_is_an_error(item: Any) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=2_000)
+@settings(max_examples=2_000, deadline=None)
 def test_random_bytes_are_an_item_or_an_error(data: bytes) -> None:
     try:
         item = codec.loads(data)

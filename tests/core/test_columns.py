@@ -24,6 +24,7 @@ headers = st.lists(pairs, max_size=30)
 
 
 @given(values | equal_values)
+@settings(deadline=None)
 def test_bytes(items: list[bytes]) -> None:
     column = columns.encode_bytes(items)
     assert cbor2.loads(column) == items, "any CBOR library must read it"
@@ -41,6 +42,7 @@ def test_bytes_of_one_length_are_what_cbor_makes(size: int, count: int) -> None:
 
 
 @given(keys)
+@settings(deadline=None)
 def test_optional_bytes(items: list[bytes | None]) -> None:
     column = columns.encode_bytes(items)
     assert cbor2.loads(column) == items
@@ -51,6 +53,7 @@ def test_optional_bytes(items: list[bytes | None]) -> None:
 
 
 @given(numbers | small_numbers)
+@settings(deadline=None)
 def test_numbers(items: list[int]) -> None:
     column = columns.encode_numbers(items)
     assert columns.decode_numbers(column, len(items)) == items
@@ -62,12 +65,14 @@ def test_small_numbers_take_four_bytes() -> None:
 
 
 @given(headers)
+@settings(deadline=None)
 def test_headers(items: list[Headers]) -> None:
     column = columns.encode_headers(items)
     assert columns.decode_headers(column, len(items)) == items
 
 
 @given(st.lists(st.binary(max_size=10), min_size=5, max_size=5), st.integers(0, 31))
+@settings(deadline=None)
 def test_pack_and_unpack(items: list[bytes], present: int) -> None:
     chosen = {1 << i: item for i, item in enumerate(items) if present & 1 << i}
     body = columns.pack(list(chosen.values()))
@@ -79,6 +84,7 @@ def test_pack_and_unpack(items: list[bytes], present: int) -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 31))
+@settings(deadline=None)
 def test_unpack_trusts_no_length(body: bytes, present: int) -> None:
     try:
         found = columns.unpack(body, present)
@@ -98,7 +104,7 @@ DECODERS: list[Decode] = [
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(st.binary(max_size=60), st.integers(0, 1 << 24))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_random_bytes_are_refused_or_right(decode: Decode, data: bytes, count: int) -> None:
     try:
         found = decode(data, count)
@@ -110,7 +116,7 @@ def test_random_bytes_are_refused_or_right(decode: Decode, data: bytes, count: i
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_mutated_columns_are_refused_or_right(decode: Decode, data: st.DataObject) -> None:
     column = bytearray(
         data.draw(

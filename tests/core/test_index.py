@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pymq.core.index import GAP, Index
@@ -42,6 +42,7 @@ def built(batches: list[tuple[Header, int]]) -> Index:
 
 
 @given(shapes, st.integers(0, 320))
+@settings(deadline=None)
 def test_find_gives_a_batch_shortly_before(shape: Shape, offset: int) -> None:
     batches = laid_out(shape)
     found = built(batches).find(offset)
@@ -57,6 +58,7 @@ def test_find_gives_a_batch_shortly_before(shape: Shape, offset: int) -> None:
 
 
 @given(shapes, st.integers(0, 51))
+@settings(deadline=None)
 def test_find_time_never_skips(shape: Shape, time: int) -> None:
     batches = laid_out(shape)
     found = built(batches).find_time(time)
@@ -67,6 +69,7 @@ def test_find_time_never_skips(shape: Shape, time: int) -> None:
 
 
 @given(shapes, st.integers(0, 320), st.integers(0, 1 << 22))
+@settings(deadline=None)
 def test_boundaries(shape: Shape, offset: int, position: int) -> None:
     batches = laid_out(shape)
     index = built(batches)
@@ -79,6 +82,7 @@ def test_boundaries(shape: Shape, offset: int, position: int) -> None:
 
 
 @given(shapes, st.data())
+@settings(deadline=None)
 def test_cut_and_add_again_is_as_if_nothing_had_been_there(
     shape: Shape, data: st.DataObject
 ) -> None:
@@ -95,6 +99,7 @@ def test_cut_and_add_again_is_as_if_nothing_had_been_there(
 
 
 @given(shapes)
+@settings(deadline=None)
 def test_bytes_and_back(shape: Shape) -> None:
     index = built(laid_out(shape))
     data = index.to_bytes()
@@ -117,6 +122,7 @@ def test_every_flipped_bit_is_seen() -> None:
 
 
 @given(st.binary(max_size=100))
+@settings(deadline=None)
 def test_random_bytes_are_no_index(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
         Index.from_bytes(data)

@@ -171,6 +171,7 @@ def encode(records: Sequence[Row], codec: int) -> RecordBatch:
 
 
 @given(st.lists(rows, min_size=1, max_size=80), codecs, st.integers(0, 1 << 60))
+@settings(deadline=None)
 def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> None:
     batch = encode(records, codec).stamp(offset, 9)
     found = RecordBatch.parse(bytearray(b"xx" + raw(batch) + b"yy"), 2).verify().at("t", "p")
@@ -183,6 +184,7 @@ def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> 
 
 
 @given(st.binary(max_size=300), st.integers(0, 300), codecs)
+@settings(deadline=None)
 def test_values_of_one_length(value: bytes, count: int, codec: int) -> None:
     if count:
         batch = RecordBatch.encode([value] * count, timestamp_ms=5, codec=codec)
@@ -201,6 +203,7 @@ def test_what_compresses_is_kept_compressed(codec: int) -> None:
 
 
 @given(st.lists(rows, min_size=1, max_size=20), codecs, st.data())
+@settings(deadline=None)
 def test_keep_leaves_the_chosen_records(
     records: list[Row], codec: int, data: st.DataObject
 ) -> None:
@@ -235,6 +238,7 @@ def test_a_gap_covers_offsets_and_holds_nothing() -> None:
 
 
 @given(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 32) - 1), codecs)
+@settings(deadline=None)
 def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, codec: int) -> None:
     batch = RecordBatch.encode([b"value"] * 50, timestamp_ms=1, codec=codec)
     stamped = batch.stamp(offset, epoch)
@@ -276,6 +280,7 @@ def test_every_cut_is_seen() -> None:
 
 
 @given(st.binary(max_size=400))
+@settings(deadline=None)
 def test_random_bytes_are_no_batch(data: bytes) -> None:
     with pytest.raises(CorruptBatch):
         RecordBatch.parse(data)
@@ -315,7 +320,7 @@ BITS = {"B": 8, "H": 16, "I": 32}
 
 
 @given(st.data())
-@settings(max_examples=1_000)
+@settings(max_examples=1_000, deadline=None)
 def test_no_field_is_trusted(data: st.DataObject) -> None:
     """Any header, with good CRCs: nothing but CorruptBatch comes of it."""
     base = golden()[data.draw(st.sampled_from([0, 2]))]
@@ -331,7 +336,7 @@ def test_no_field_is_trusted(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=1_000)
+@settings(max_examples=1_000, deadline=None)
 def test_no_byte_of_a_body_is_trusted(data: st.DataObject) -> None:
     base = golden()[data.draw(st.sampled_from([0, 2]))]
     body = bytearray(base.body)
@@ -343,7 +348,7 @@ def test_no_byte_of_a_body_is_trusted(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 31), st.integers(0, 1 << 24), st.integers(0, 4))
-@settings(max_examples=1_000)
+@settings(max_examples=1_000, deadline=None)
 def test_no_body_is_trusted(body: bytes, present: int, count: int, codec: int) -> None:
     header = golden()[0].header._replace(
         columns=present, count=count, span=max(count, 1), attributes=codec, raw_length=len(body)

@@ -9,6 +9,7 @@ import pytest
 from pymq.store.file import FileStore
 from pymq.store.memory import MemoryStore
 from pymq.testing import check_store
+from tests.store.helpers import BLOCK, file_of, fill, raw
 
 
 def test_file_store(tmp_path: Path) -> None:
@@ -17,6 +18,17 @@ def test_file_store(tmp_path: Path) -> None:
 
 def test_file_store_with_few_handles(tmp_path: Path) -> None:
     check_store(lambda: FileStore(str(tmp_path / "store"), handles_max=1))
+
+
+def test_stray_files_are_no_blocks(tmp_path: Path) -> None:
+    batches = fill(tmp_path, 1)
+    for path in (tmp_path / "blocks", file_of(tmp_path).parent, file_of(tmp_path).parent.parent):
+        (path / ".DS_Store").write_text("")
+        (path / "12").write_text("")
+    store = FileStore(str(tmp_path))
+    assert store.blocks() == [BLOCK]
+    assert store.read(BLOCK, 0, 3, 1) == raw(batches)
+    store.close()
 
 
 def test_memory_store() -> None:

@@ -347,6 +347,32 @@ def test_a_checkpoint_of_an_older_copy_is_dropped(tmp_path: Path) -> None:
     assert (found.end, found.snapshot) == (6, None)
 
 
+def test_a_checkpoint_of_a_file_of_the_same_shape_is_dropped(tmp_path: Path) -> None:
+    """Same offsets, same sizes, but other batches."""
+    fill(tmp_path, 3)
+    mark(tmp_path)
+    file = file_of(tmp_path)
+    others = [batch(3 * i, epoch=2) for i in range(3)]
+    file.write_bytes(file.read_bytes()[: -len(raw(others))] + raw(others))
+    found = recover(tmp_path)
+    assert isinstance(found, Recovered)
+    assert (found.end, found.snapshot, len(found.headers)) == (9, None, 3)
+
+
+def test_a_batch_out_of_place_is_not_served(tmp_path: Path) -> None:
+    """Each batch is whole, so only their order tells."""
+    batches = fill(tmp_path, 3)
+    store = FileStore(str(tmp_path))
+    assert isinstance(store.recover(BLOCK, 0, True), Recovered)
+    file = file_of(tmp_path)
+    swapped = raw([batches[0], batches[2], batches[1]])
+    file.write_bytes(file.read_bytes()[: -len(swapped)] + swapped)
+    for offset in (0, 3):
+        with pytest.raises(CorruptBlock):
+            store.read(BLOCK, offset, 9, 1 << 20)
+    store.close()
+
+
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     left = [file_of(tmp_path, suffix=s) for s in (".block.tmp", ".ckpt.tmp", ".index.tmp")]
