@@ -12,6 +12,7 @@ from pathlib import Path
 from pymq.client.client import Client
 from pymq.coord.base import Coordinator
 from pymq.coord.memory import MemoryCoordinator
+from pymq.errors import CorruptMetadata
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker, BrokerConfig
 from pymq.node.controller import Controller, ControllerConfig
@@ -40,6 +41,12 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
     try:
         from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
 
+        if not (folder / METADATA).exists() and store.blocks():
+            raise CorruptMetadata(
+                f"{folder / METADATA} is missing, but there are blocks: restore it from a backup, "
+                "or choose another folder",
+                file=os.fspath(folder / METADATA),
+            )
         backend = SqliteCoordinator.open(folder / METADATA)
     except BaseException:
         store.close()

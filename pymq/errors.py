@@ -211,7 +211,7 @@ class RecordTooLarge(PymqError, ValueError):
 
 
 class BufferFull(PymqError, TimeoutError):
-    """The producer's buffer stayed full for ``delivery_timeout_s``; brokers are too slow or away."""
+    """The producer's buffer stayed full for ``delivery_timeout_s``; brokers are slow or away."""
 
     code = "BUFFER_FULL"
     retriable = True

@@ -1,0 +1,79 @@
+"""The command ``pymq``; each subcommand is a module of this package, listed in ``COMMANDS``.
+
+A subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds its own; and
+``run(args, show)``, which does it and returns the exit code. What it does not catch is told in one
+line by :func:`main`.
+
+Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+import pymq
+from pymq.cli.show import Show
+from pymq.errors import ConfigError, InvalidName, PymqError
+
+COMMANDS = ("demo", "verify")
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Command(Protocol):
+    """What a module of a subcommand has."""
+
+    HELP: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Show], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, by default the process's own, and return the exit code."""
+    try:
+        args = parser().parse_args(argv)
+    except SystemExit as exit:  # argparse has said what is wrong, or shown the help
+        return exit.code if isinstance(exit.code, int) else USAGE
+    show = Show(is_json=args.json)
+    try:
+        code = cast(int, args.run(args, show))
+        sys.stdout.flush()  # here, where a reader that has gone can still be told from a crash
+        return code
+    except KeyboardInterrupt:
+        if args.debug:
+            raise
+        show.error("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more on leaving.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (PymqError, OSError) as error:
+        if args.debug:
+            raise
+        code_name = error.code if isinstance(error, PymqError) else "OS_ERROR"
+        show.error(f"{error} ({code_name})")
+        return USAGE if isinstance(error, (ConfigError, InvalidName)) else FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    common.add_argument("--debug", action="store_true", help="show where an error comes from")
+    top = argparse.ArgumentParser(prog="pymq", description=pymq.__doc__.splitlines()[0])
+    top.add_argument("--version", action="version", version=f"pymq {pymq.__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = cast(Command, import_module(f"pymq.cli.{name}"))
+        sub = commands.add_parser(
+            name, help=command.HELP, description=command.HELP, parents=[common]
+        )
+        command.arguments(sub)
+        sub.set_defaults(run=command.run)
+    return top

@@ -224,7 +224,8 @@ class Client:
             name = partition.partition
             start, end = self.bounds(topic, name)
             at = {BEGIN: start, END: end}.get(wanted, min(max(wanted, start), end))
-            self._ask_group(group, lambda r, n=name, o=at: msg.CommitOffset(r, group, topic, n, o))
+            commit = partial(msg.CommitOffset, group=group, topic=topic, partition=name, offset=at)
+            self._ask_group(group, commit)
 
     # --- cluster --------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class Client:
         check_options(unknown, _PRODUCER_OPTIONS)
         for name, found, low, high in (
             ("linger_ms", linger_ms, 0, 600_000),
-            ("batch_bytes", batch_bytes, 1, 32 << 20),
+            ("batch_bytes", batch_bytes, 1, 8 << 20),
             ("buffer_bytes", buffer_bytes, 1, 1 << 40),
             ("max_in_flight", max_in_flight, 1, REMEMBERED if idempotent else 1000),
         ):

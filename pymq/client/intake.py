@@ -1,4 +1,4 @@
-"""The machines behind a consumer: what they have in common, and the one that reads on its own (PSB).
+"""The machines behind a consumer: what they have in common, and the one that reads alone (PSB).
 
 A machine keeps fetched batches ready and asks for more while the application works. It never makes
 records: the handle does that, in the thread that asks for them.

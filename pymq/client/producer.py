@@ -125,12 +125,12 @@ class Producer:
         else:
             delivery = self._full(queue, value, key, headers, timestamp_ms, size, found)
         queue.items.append(delivery)
+        size += RECORD_BYTES
         queue.bytes += size
-        sender = self._sender
-        sender.buffered += size
+        self._sender.buffered += size
         if not queue.is_armed:
             self._arm(queue)
-        if queue.bytes >= self._batch_bytes or len(queue.items) >= 100_000:
+        if queue.bytes >= self._batch_bytes:
             self._fill(found, queue)
         return delivery
 
@@ -167,6 +167,7 @@ class Producer:
         """The batch is full: send it, and wait if the buffer is full too."""
         if queue is topic.sticky:
             topic.rotate()
+        queue.bytes = 0  # Whoever seals it may be busy; the next to be told is a batch later.
         sender = self._sender
         sender.full.append(queue)
         sender.push()
@@ -245,7 +246,6 @@ class Producer:
             parts = self._by_key(found, columns)
         sender = self._sender
         for queue, part in parts:
-            queue.has_parts = True
             queue.has_keys = queue.has_keys or part.columns.keys is not None
             queue.items.append(part)
             sender.buffered += part.columns.size

@@ -2,13 +2,13 @@
 
 ``send`` runs in the user's threads and takes no lock: it appends to the queue of a partition, which
 only this machine empties, under the driver's lock. What makes that safe is the order of two steps
-on each side. The sender appends, then looks whether the queue is armed; the machine disarms it, then
-empties it. So a record is either taken, or its sender arms the queue again.
+on each side. The sender appends, then looks whether the queue is armed; the machine disarms it,
+then empties it. So a record is either taken, or its sender arms the queue again.
 
 Batches of a partition are sent in the order of their sequence numbers, several at a time. If one is
 refused for a reason that passes, nothing more is sent until all in flight are answered; then the
-rest goes again from the first. If one is refused for good, those after it are given the numbers that
-follow the last written one.
+rest goes again from the first. If one is refused for good, those after it are given the numbers
+that follow the last written one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
-from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, Part
+from pymq.client.delivery import (
+    RECORD_BYTES,
+    Batch,
+    Columns,
+    Delivery,
+    FullDelivery,
+    Part,
+)
 from pymq.client.router import Router
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
@@ -64,7 +71,6 @@ class Queue:
         "bytes",
         "has_extras",
         "has_keys",
-        "has_parts",
         "in_flight",
         "is_armed",
         "is_asking",
@@ -87,7 +93,7 @@ class Queue:
         self.partition = partition
         self.items: deque[Delivery | Part] = deque()  # appended to by any thread
         self.bytes = 0  # about what is in ``items``
-        self.has_keys = self.has_extras = self.has_parts = False
+        self.has_keys = self.has_extras = False
         self.is_armed = False
         self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
         # Below is the machine's alone.
@@ -242,54 +248,59 @@ class Sender(Outbox):
     def _seal(self, queue: Queue, now: int) -> None:
         """Make batches of everything in a queue."""
         queue.is_armed = False  # First this, then empty it: see the top of the module.
-        while queue.items:
-            first = queue.items[0]
-            if isinstance(first, Part):
-                queue.items.popleft()
-                self._seal_part(queue, first, now)
-            else:
-                self._seal_deliveries(queue, now)
+        popleft = queue.items.popleft
+        taken = [popleft() for _ in range(len(queue.items))]
         queue.bytes = 0
+        if not {Delivery, FullDelivery}.issuperset(map(type, taken)):
+            run: list[Delivery] = []
+            for item in taken:
+                if isinstance(item, Part):
+                    self._seal_run(queue, run, now)
+                    self._seal_part(queue, item, now)
+                    run = []
+                else:
+                    run.append(item)
+            self._seal_run(queue, run, now)
+        else:
+            self._seal_run(queue, taken, now)  # type: ignore[arg-type] # no parts among them
         if queue.sealed:
             self._live[queue] = None
             while queue.waiters:
                 queue.sealed[-1].wake(queue.waiters.popleft())
 
-    def _seal_deliveries(self, queue: Queue, now: int) -> None:
-        taken = self._take(queue)
-        columns = Columns([delivery.value for delivery in taken])
+    def _seal_run(self, queue: Queue, run: list[Delivery], now: int) -> None:
+        """Make batches of deliveries that follow each other; as a rule it is one."""
+        if not run:
+            return
+        columns = Columns([delivery.value for delivery in run])
         if queue.has_keys:
-            columns.keys = [delivery.key for delivery in taken]
+            columns.keys = [delivery.key for delivery in run]
+        limit, size = self.config.batch_bytes, columns.size
+        if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
+            self._seal_one(queue, run, columns, size, now)
+            return
+        start = 0
+        for end in _cuts(columns, limit):
+            part = columns.cut(start, end)
+            self._seal_one(queue, run[start:end], part, part.size, now)
+            start = end
+
+    def _seal_one(
+        self, queue: Queue, run: list[Delivery], columns: Columns, size: int, now: int
+    ) -> None:
         wall_ms = self._wall_ms()
         if queue.has_extras:
-            columns.headers = [delivery.headers for delivery in taken]
-            times = [delivery.timestamp_ms for delivery in taken]
+            columns.headers = [delivery.headers for delivery in run]
+            times = [delivery.timestamp_ms for delivery in run]
             if any(time is not None for time in times):
                 columns.timestamps = [wall_ms if time is None else time for time in times]
         until = now + self.config.delivery_timeout_ms
-        batch = Batch(queue, columns, columns.size, wall_ms, until)
-        batch.deliveries = taken
-        for index, delivery in enumerate(taken):
+        batch = Batch(queue, columns, size, wall_ms, until)
+        batch.deliveries = run
+        for index, delivery in enumerate(run):
             delivery.owner = batch
             delivery.index = index
         queue.sealed.append(batch)
-
-    def _take(self, queue: Queue) -> list[Delivery]:
-        """Take deliveries off a queue, about as many as make a batch."""
-        items, limit = queue.items, self.config.batch_bytes
-        if queue.bytes < limit + (limit >> 2) and not queue.has_parts:
-            popleft = items.popleft
-            return [popleft() for _ in range(min(len(items), COUNT_MAX))]  # type: ignore[misc] # no parts
-        taken: list[Delivery] = []
-        size = 0
-        while items and size < limit and len(taken) < COUNT_MAX:
-            item = items[0]
-            if isinstance(item, Part):
-                break
-            items.popleft()
-            taken.append(item)
-            size += len(item.value) + len(item.key or b"") + RECORD_BYTES
-        return taken
 
     def _seal_part(self, queue: Queue, part: Part, now: int) -> None:
         """Cut a bulk send into batches."""

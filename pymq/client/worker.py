@@ -1,8 +1,8 @@
 """The machine behind a consumer of a group (PTP): leases records, fetches them, settles them.
 
 Two things go on at a time. Of each assigned partition it keeps itself informed how far it reaches,
-by a fetch of nothing that is answered when there is more. And when the application asks for records,
-it leases some from the group coordinator and fetches just those.
+by a fetch of nothing that is answered when there is more. And when the application asks for
+records, it leases some from the group coordinator and fetches just those.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ newest of each key counts. Membership and leases are not kept: members join agai
 leased is delivered again.
 
 A member may hold any records of a partition at a time. It loses them by settling them, by silence
-(its session or the lease runs out), or when it leaves. When a partition goes over to another member,
-that one gets nothing of it before the leases of the former one are settled, so that records of one
-key are not worked on by two consumers at a time.
+(its session or the lease runs out), or when it leaves. When a partition goes over to another
+member, that one gets nothing of it before the leases of the former one are settled, so that records
+of one key are not worked on by two consumers at a time.
 """
 
 from __future__ import annotations
@@ -473,7 +473,8 @@ class GroupCoordinator:
                 answer = Settled(answer.id, answer.refused, m.error)  # noqa: PLW2901 # replaced whole
             self._host.reply(source, answer, now)
         if m.error is not None:
-            # The offsets are tried again with the next settlement; until then a crash delivers again.
+            # The offsets are tried again with the next settlement; until then a crash delivers
+            # again.
             self._changed = {**self._written, **self._changed}
         self._written = {}
 

@@ -1,8 +1,8 @@
 """What clients, brokers and zkservers say to each other: one value class a message.
 
-A request carries an ``id`` that its sender chose; the answer carries it back. An answer either holds
-its result or an ``error``, never both. Payload is a list of record batches, which every hop passes
-on by reference.
+A request carries an ``id`` that its sender chose; the answer carries it back. An answer either
+holds its result or an ``error``, never both. Payload is a list of record batches, which every hop
+passes on by reference.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Fetch:
 
 @value
 class Fetched:
-    """Whole batches from the one that holds the asked offset on; the reader skips what is before."""
+    """Whole batches from the one that holds the asked offset on; what is before is skipped."""
 
     id: int
     topic: str

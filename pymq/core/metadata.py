@@ -1,7 +1,8 @@
 """What a zkserver knows, as nodes of the coordinator's tree, and the one codec for all of them.
 
-Each node is an attrs class. It is stored as a CBOR map of its fields with a ``"v"`` for the format's
-version, so that any language can read the tree; whatever is read back is checked field by field.
+Each node is an attrs class. It is stored as a CBOR map of its fields with a ``"v"`` for the
+format's version, so that any language can read the tree; whatever is read back is checked field by
+field.
 """
 
 from __future__ import annotations

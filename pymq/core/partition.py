@@ -1,8 +1,8 @@
 """One broker's part in a partition: append, read, wait, roll.
 
-A partition is a list of blocks, of which only the last is open. Everything that may be appended goes
-through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as a
-:class:`~pymq.core.metadata.PartitionState` from the zkserver, through :meth:`Partition.adopt`.
+A partition is a list of blocks, of which only the last is open. Everything that may be appended
+goes through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as
+a :class:`~pymq.core.metadata.PartitionState` from the zkserver, through :meth:`Partition.adopt`.
 
 What holds at all times:
 
@@ -20,6 +20,7 @@ from typing import Protocol
 
 import attrs
 
+from pymq.core import codec
 from pymq.core.message import (
     BEGIN,
     END,
@@ -39,7 +40,7 @@ from pymq.core.message import (
     Sealed,
     Sequence,
 )
-from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.metadata import PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import (
     Append,
@@ -61,6 +62,7 @@ from pymq.core.ready import (
 )
 from pymq.core.record import HEADER_SIZE, RecordBatch
 from pymq.core.replicator import Replicator, ReplicatorFactory
+from pymq.core.retention import first_kept
 from pymq.core.types import AckMode, BlockId, TopicPartition
 from pymq.errors import (
     CorruptMetadata,
@@ -77,7 +79,8 @@ from pymq.errors import (
 NEVER = 1 << 62
 RETENTION_CHECK_MS = 5_000
 ROLL_RETRY_MS = 1_000
-BATCH_SLACK = 1 << 20  # a batch may be this much larger than the largest record
+CHECKPOINT_BYTES = 32 << 20  # a crash costs reading no more than this much of a block again
+BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 
 
 class Host(Protocol):
@@ -104,6 +107,7 @@ class Partition:
 
     __slots__ = (
         "_answers",
+        "_checkpointed",
         "_compacted",
         "_host",
         "_in_flight",
@@ -157,6 +161,7 @@ class Partition:
         self._sealed: Sealed | None = None
         self._size = self._stable_size = 0  # bytes of the open block
         self._stable_end = 0
+        self._checkpointed = 0  # how large the block was at its last checkpoint
         self._max_timestamp = -1
         self._opened_ms = 0
         self._sync_at = self._roll_at = NEVER
@@ -169,7 +174,7 @@ class Partition:
     # --- metadata -------------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Go over to *state*; the zkserver's word is final and handling it twice changes nothing."""
+        """Go over to *state*; the zkserver's word is final, and doing it twice changes nothing."""
         before, self.state = self.state, state
         for gone in before.blocks:
             if gone.number < state.blocks[0].number:
@@ -205,8 +210,9 @@ class Partition:
         self._opened_ms = block.opened_ms
         name = state.block_id(block)
         self._host.out.write.append(CreateBlock(name, block.start, state.topic, state.partition))
-        if len(self._producers):
-            self._host.out.write.append(Checkpoint(name, self._producers.snapshot()))
+        # What the block must know of the past: without it, recovery reads the blocks before it.
+        self._host.out.write.append(Checkpoint(name, self._snapshot()))
+        self._checkpointed = 0
         self._replicator = self._make_replicator(state, self._host.me, block.start)
         self._retention_at = now  # a newly sealed block may be one too many
         self._drive_parked(now)
@@ -227,17 +233,19 @@ class Partition:
         last = self._recovering[0]
         try:
             for part in reversed(self._recovering):
+                self._max_timestamp = -1  # it is of the open block, which comes last
                 if part.snapshot is not None:
-                    self._producers = ProducerTable.restore(part.snapshot)
+                    self._restore(part.snapshot)
                 for header in part.headers:
                     self._producers.replay(header)
+                    self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
         except CorruptMetadata as error:
             self.recover_failed(RecoverFailed(found.block, error), now)
             return
         self._recovering = None
         self.end = self._stable_end = last.end
         self._size = self._stable_size = last.size
-        self._max_timestamp = max((h.max_timestamp for h in last.headers), default=-1)
+        self._checkpointed = last.size if last.snapshot is not None and not last.headers else 0
         block = self.state.blocks[-1]
         self._opened_ms = block.opened_ms
         name = self.state.block_id(block)
@@ -249,6 +257,17 @@ class Partition:
         self._drive_parked(now)
         self._wake(now)
         self._rearm()
+
+    def _snapshot(self) -> bytes:
+        return codec.dumps([self._max_timestamp, self._producers.snapshot()])
+
+    def _restore(self, snapshot: bytes) -> None:
+        try:
+            max_timestamp, producers = codec.loads(snapshot)
+            self._max_timestamp = int(max_timestamp)
+        except (InvalidRequest, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
+        self._producers = ProducerTable.restore(producers)
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
@@ -392,6 +411,8 @@ class Partition:
         )
         self._replicator.stable(end, now)
         self._answer_committed(now)
+        if self._stable_size - self._checkpointed >= CHECKPOINT_BYTES:
+            self.checkpoint()
         if self._waiting:
             self._wake(now)
         if self._size >= self.state.config.block_bytes or self._roll_at == NEVER:
@@ -550,13 +571,13 @@ class Partition:
         """Look for an offset by time, block by block; the answer of the store comes to *found*."""
         blocks = self.state.blocks
         for index, block in enumerate(blocks):
-            if block.end is None or block.max_timestamp >= m.timestamp_ms:
-                if block.end != block.start and self.problem is None:
-                    self._times[token] = (source, m, index)
-                    end = self.high_watermark if block.end is None else block.end
-                    name = self.state.block_id(block)
-                    self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
-                    return
+            may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
+            if may_hold and block.end != block.start and self.problem is None:
+                self._times[token] = (source, m, index)
+                end = self.high_watermark if block.end is None else block.end
+                name = self.state.block_id(block)
+                self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
+                return
         self._host.reply(source, OffsetFound(m.id, self.high_watermark, self.problem), now)
 
     def found(self, m: TimeFound, now: int) -> None:
@@ -614,7 +635,7 @@ class Partition:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
             self._retention_at = now + RETENTION_CHECK_MS
-            kept = self._kept_from(self._host.wall_ms(now))
+            kept = first_kept(blocks, self._stable_size, config, self._host.wall_ms(now))
             if kept > blocks[0].number:
                 self._host.tell_controller(RetireBlocks(*self.name, self.state.epoch, kept))
         if config.cleanup_policy == "compact":
@@ -623,21 +644,6 @@ class Partition:
                 self._compacted = sealed
                 before = self._host.wall_ms(now) - config.tombstone_ms
                 self._host.out.jobs.append(Compact(*self.name, sealed, before))
-
-    def _kept_from(self, wall_ms: int) -> int:
-        """The number of the oldest block to keep; the open one always is."""
-        config, blocks = self.state.config, self.state.blocks
-        first = 0
-        if config.retention_bytes is not None:
-            total = self._stable_size + sum(block.size for block in blocks[:-1])
-            while first < len(blocks) - 1 and total - blocks[first].size >= config.retention_bytes:
-                total -= blocks[first].size
-                first += 1
-        if config.retention_ms is not None:
-            oldest = wall_ms - config.retention_ms
-            while first < len(blocks) - 1 and blocks[first].max_timestamp < oldest:
-                first += 1
-        return blocks[first].number
 
     def compacted(self, m: Compacted, now: int) -> None:
         """Compaction is over; a failed one is tried again after the next roll."""
@@ -648,12 +654,13 @@ class Partition:
     # --- leaving --------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Keep what a recovery would have to find out."""
-        if self._replicator is not None and self.problem is None and self._stable_size:
-            block: BlockNode = self.state.blocks[-1]
-            self._host.out.write.append(
-                Checkpoint(self.state.block_id(block), self._producers.snapshot())
-            )
+        """Keep what a recovery would have to find out, unless it is kept already."""
+        if self._replicator is None or self.problem is not None or self._unwritten:
+            return
+        if self._stable_size != self._checkpointed:
+            self._checkpointed = self._stable_size
+            block = self.state.block_id(self.state.blocks[-1])
+            self._host.out.write.append(Checkpoint(block, self._snapshot()))
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
         """Give the partition up: everybody who waits is told *error*."""

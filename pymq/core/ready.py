@@ -1,9 +1,9 @@
 """What a machine asks of the loop that drives it, as plain values.
 
-A machine never does anything. It hands over a :class:`Ready`, and what the field is called says when
-the work may be done: ``send`` may leave now; ``write`` must be durable, as far as each write asks
-for it, before ``after`` leaves. The loop merges the work of all machines of one turn, so that many
-producers share one write and one sync.
+A machine never does anything. It hands over a :class:`Ready`, and what the field is called says
+when the work may be done: ``send`` may leave now; ``write`` must be durable, as far as each write
+asks for it, before ``after`` leaves. The loop merges the work of all machines of one turn, so that
+many producers share one write and one sync.
 """
 
 from __future__ import annotations

@@ -189,9 +189,7 @@ class Driver:
             with self._lock:
                 if self._closed():
                     return
-                had_work = bool(
-                    loop.has_work or self._errands or loop.deadline <= loop.clock()
-                )
+                had_work = bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
                 try:
                     self._run(None)
                 except BaseException:  # kept in ``problem``, raised to the next caller

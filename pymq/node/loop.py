@@ -189,9 +189,7 @@ class Loop:
                 failed = self._write(more.write, now) if more.write else False
                 self._finish(name, machine, more, failed, now)
 
-    def _finish(
-        self, name: str, machine: Machine, ready: Ready, failed: bool, now: int
-    ) -> None:
+    def _finish(self, name: str, machine: Machine, ready: Ready, failed: bool, now: int) -> None:
         if ready.after and not failed:
             self._post(name, ready.after)
         for read in ready.read:

@@ -34,7 +34,7 @@ class BlockStore(Protocol):
         ...
 
     def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
-        """Return whole batches, from the one that holds *offset* to the last that begins before *end*.
+        """Return whole batches, from the one that holds *offset* to the last one before *end*.
 
         As many as fit *max_bytes*; the first even if it is larger. Empty when *offset* is at the
         block's end. The headers are checked, the bodies are not: that is the reader's part.

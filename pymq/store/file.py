@@ -46,7 +46,7 @@ _Action = Callable[[BlockId, OpenBlock | None], None]
 
 
 class FileStore:
-    """Keeps blocks as files in the folder *path*, which it has for itself.
+    """Keeps blocks as files in the folder *path*, which it locks, and which must begin empty.
 
     Args:
         path: the folder; made when it is not there.

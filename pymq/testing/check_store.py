@@ -150,6 +150,8 @@ def _check_append_and_read(suite: _Suite) -> None:
     assert read(block, 7, 17, 1 << 20) == whole, "reading inside a batch gives the whole batch"
     assert read(block, 8, 17, 1 << 20) == whole[size:]
     assert read(block, 5, 11, 1 << 20) == whole[: 2 * size], "read must stop at end"
+    assert read(block, 5, 9, 1 << 20) == whole[: 2 * size], "a batch that begins before end is read"
+    assert read(block, 5, 6, 1) == whole[:size], "a batch that begins before end is read"
     assert read(block, 5, 17, 2 * size) == whole[: 2 * size], "what just fits is read"
     assert read(block, 5, 17, 2 * size - 1) == whole[:size], "batches are never cut"
     assert read(block, 5, 17, 1) == whole[:size], "at least one batch is read"
@@ -514,11 +516,11 @@ class _Random:
         start, end = self.start[block], self.end(block)
         offset = self.dice.randint(start, end)
         most = self.dice.choice((1, 500, 30_000, 1 << 20))
-        stop = self.dice.choice([end, *(b.end_offset for b in self.model[block])])
+        stop = self.dice.choice([end, self.dice.randint(start, end)])
         found = self.suite.store.read(block, offset, stop, most)
         expected = b""
         for batch in self.model[block]:
-            if offset < batch.end_offset <= stop:
+            if offset < batch.end_offset and max(offset, batch.base_offset) < stop:
                 if expected and len(expected) + batch.size > most:
                     break
                 expected += bytes(batch.head) + bytes(batch.body)

@@ -1,0 +1,29 @@
+"""Which blocks of a partition are to be kept; a pure function of what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pymq.core.config import TopicConfig
+from pymq.core.metadata import BlockNode
+
+
+def first_kept(
+    blocks: Sequence[BlockNode], open_bytes: int, config: TopicConfig, wall_ms: int
+) -> int:
+    """The number of the oldest block to keep.
+
+    The open block, which is the last and has *open_bytes*, is always kept. By size, a block goes as
+    soon as the rest still holds ``retention_bytes``; by age, when its newest record is older than
+    ``retention_ms``.
+    """
+    first, last = 0, len(blocks) - 1
+    if config.retention_bytes is not None:
+        total = open_bytes + sum(block.size for block in blocks[:-1])
+        while first < last and total - blocks[first].size >= config.retention_bytes:
+            total -= blocks[first].size
+            first += 1
+    if config.retention_ms is not None:
+        while first < last and blocks[first].max_timestamp < wall_ms - config.retention_ms:
+            first += 1
+    return blocks[first].number

@@ -1,0 +1,147 @@
+"""Folders on small disks, processes that are killed, and looking at what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pymq
+from pymq.core.record import Record
+
+CHILDREN = str(Path(__file__).with_name("children.py"))
+
+
+def run(program: str, *arguments: object, timeout: float = 110) -> str:
+    """Run a program of children.py to its end, and return what it said."""
+    done = subprocess.run(
+        [sys.executable, CHILDREN, program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(code: str, *arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run *code* in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class Nursery:
+    """Starts children of children.py, and kills them."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, CHILDREN, "nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def life(self, program: str, folder: Path, dice: random.Random, lines: int) -> list[list[str]]:
+        """Let a child live until it has said about so many lines; return all that it said.
+
+        It is killed at a random moment after that, or before it has even opened the folder.
+        """
+        process = self._process
+        assert process.stdin
+        assert process.stdout
+        print(program, folder, dice.randrange(1 << 30), file=process.stdin, flush=True)
+        said = []
+        for _ in range(dice.randrange(lines)):
+            line = process.stdout.readline()
+            assert not line.startswith("failed"), line
+            said.append(line.split())
+        until = time.perf_counter() + dice.choice([0, 0, dice.random() * 0.004])
+        while time.perf_counter() < until:
+            pass  # to hit any instruction; sleeping would only hit those after a wait
+        print("kill", file=process.stdin, flush=True)
+        for line in process.stdout:
+            assert not line.startswith("failed"), line
+            if line.startswith("dead"):
+                assert line.split() == ["dead", "-9"]
+                return said
+            said.append(line.split())
+        raise AssertionError("the nursery has died")
+
+
+@contextlib.contextmanager
+def mounted(path: Path, megabytes: int) -> Iterator[Path]:
+    """A disk of its own, of *megabytes*, at *path*; needs the right to mount."""
+    path.mkdir()
+    options = f"size={megabytes}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "pymq-test", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def remount(path: Path, mode: str) -> None:
+    """Make a disk read-only ("ro") or writable again ("rw")."""
+    subprocess.run(["mount", "-o", f"remount,{mode}", path], check=True)
+
+
+def may_mount() -> bool:
+    """Whether this process may mount disks."""
+    if os.geteuid() != 0:
+        return False
+    script = "mount -t tmpfs none /mnt && umount /mnt"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte of a disk free; removing the file that this returns frees it again."""
+    path = disk / "filler"
+    handle = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        while True:
+            os.write(handle, bytes(4096))
+    except OSError:
+        os.close(handle)
+    return path
+
+
+def contents(mq: pymq.Client, topic: str) -> dict[str, list[Record]]:
+    """Read all records of a topic, by partition, and check that their offsets are dense."""
+    found: dict[str, list[Record]] = {}
+    with mq.consumer(topic, mode="psb") as consumer:
+        for record in consumer.until_end():
+            found.setdefault(record.partition, []).append(record)
+    for records in found.values():
+        start = records[0].offset
+        assert [record.offset for record in records] == list(range(start, start + len(records)))
+    return found
+
+
+def values(mq: pymq.Client, topic: str, partition: str = "0") -> list[bytes]:
+    """Read the values of one partition."""
+    return [record.value for record in contents(mq, topic).get(partition, [])]

@@ -1,0 +1,140 @@
+"""Processes are killed at any moment; what they were told is safe must be there afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq.errors import UnknownGroup
+from pymq.store.verify import verify
+from tests.acceptance.children import PARTITIONS, payload
+from tests.acceptance.helpers import Nursery, contents
+
+LIVES = 10  # for each folder
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as found:
+        yield found
+
+
+def check_intact(folder: Path) -> None:
+    report = verify(str(folder))
+    assert report.is_ok, report
+
+
+def produce_and_die(
+    nursery: Nursery, folder: Path, seed: int, program: str, **config: Any
+) -> pymq.TopicDescription:
+    """Many lives of a producer with a name; after each its topic holds exactly what it must."""
+    dice = random.Random(seed)
+    with pymq.open(folder) as mq:
+        mq.create_topic("t", partitions=PARTITIONS, fsync="always", **config)
+    ends = dict.fromkeys(range(PARTITIONS), 0)
+    for _ in range(LIVES):
+        for word, *numbers in nursery.life(program, folder, dice, 40):
+            if word == "ack":
+                partition, offset, number = map(int, numbers)
+                assert offset == number, "the producer went on where it stood"
+                assert offset >= ends[partition], "an offset was given twice"
+                ends[partition] = offset + 1
+        with pymq.open(folder) as mq:
+            found = contents(mq, "t")
+            for partition, end in ends.items():
+                records = found.get(str(partition), [])
+                assert len(records) >= end, "what was acknowledged is missing"
+                assert [record.value for record in records] == [
+                    payload(partition, number) for number in range(len(records))
+                ]
+                ends[partition] = len(records)
+        check_intact(folder)
+    with pymq.open(folder) as mq:
+        return mq.describe_topic("t")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_produce(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """Nothing that was acknowledged is missing, nothing is there twice, offsets are dense."""
+    produce_and_die(nursery, tmp_path, seed, "produce")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_roll(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """The same, with a roll after every few records."""
+    topic = produce_and_die(nursery, tmp_path, seed, "produce", block_bytes=4096)
+    assert max(len(partition.blocks) for partition in topic.partitions) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_change_mode(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """The same, while the partitions go from one ack mode to the other."""
+    topic = produce_and_die(nursery, tmp_path, seed, "change")
+    assert max(len(partition.blocks) for partition in topic.partitions) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_create_and_delete_topics(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """A topic is there or it is not; what was answered is so, and the rest can be used."""
+    dice = random.Random(seed)
+    there: dict[str, bool | None] = {}  # None: it may be there
+    with_record = set()
+    for _ in range(LIVES):
+        for word, *names in nursery.life("create", tmp_path, dice, 30):
+            if word in ("making", "deleting"):
+                there[names[0]] = None
+            elif word in ("made", "deleted"):
+                there[names[0]] = word == "made"
+            elif word == "ack":
+                with_record.add(names[0])
+        with pymq.open(tmp_path) as mq:
+            found = set(mq.topics())
+            assert {name for name, is_there in there.items() if is_there} <= found
+            assert found <= {name for name, is_there in there.items() if is_there is not False}
+            there = dict.fromkeys(found, True)
+            with mq.producer(linger_ms=0) as producer:
+                for name in found:
+                    records = sum(contents(mq, name).values(), [])
+                    assert {record.value for record in records} <= {name.encode(), b"later"}
+                    assert (name in with_record) <= (len(records) > 0)
+                    assert len(mq.describe_topic(name).partitions) >= 1
+                for name in sorted(found)[:3]:
+                    producer.send(name, b"later").result(timeout=10)
+        check_intact(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_commit(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """A group's offset is never ahead of what was acknowledged, nor behind what was committed."""
+    dice = random.Random(seed)
+    size = 1_500
+    with pymq.open(tmp_path) as mq:
+        mq.create_topic("t", fsync="always")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(size)])
+    acked, committed = set(), set()
+    for _ in range(LIVES):
+        for word, *rest in nursery.life("consume", tmp_path, dice, 120):
+            if word == "got":
+                assert rest[1] == rest[2]
+            elif word == "acking":
+                acked.add(int(rest[1]))
+            elif word == "committed":
+                committed.add(int(rest[1]))
+        with pymq.open(tmp_path) as mq:
+            try:
+                offset = mq.describe_group("g").committed.get(("t", "0"), 0)
+            except UnknownGroup:
+                offset = 0
+            assert set(range(offset)) <= acked
+            # What was committed is not delivered again, and everything else is.
+            with mq.consumer("t", group="g") as consumer:
+                again = {record.offset for record in consumer.until_end()}
+            assert not again & committed
+            assert again | acked == set(range(size))
+        check_intact(tmp_path)
