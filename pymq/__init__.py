@@ -17,23 +17,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymq import errors
+from pymq.client.client import Client, GroupDescription
+from pymq.client.consumer import Consumer, ConsumerStatus
+from pymq.client.delivery import Deliveries, Delivery
+from pymq.client.producer import Producer
+from pymq.core.config import TopicConfig
+from pymq.core.metadata import (
+    BlockDescription,
+    ClusterDescription,
+    PartitionDescription,
+    TopicDescription,
+)
+from pymq.core.record import Record, RecordMetadata
+from pymq.core.types import AckMode, TopicPartition
+from pymq.core.view import BatchView as RecordBatch
+from pymq.embedded import open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio
-    from pymq.client.client import Client, GroupDescription
-    from pymq.client.consumer import Consumer, ConsumerStatus
-    from pymq.client.delivery import Deliveries, Delivery
-    from pymq.client.producer import Producer
-    from pymq.core.config import TopicConfig
-    from pymq.core.metadata import (
-        BlockDescription,
-        ClusterDescription,
-        PartitionDescription,
-        TopicDescription,
-    )
-    from pymq.core.record import Record, RecordMetadata
-    from pymq.core.types import AckMode, TopicPartition
-    from pymq.core.view import BatchView as RecordBatch
 
 __version__ = "0.1.0"
 
@@ -60,27 +61,6 @@ __all__ = [
     "open",
 ]
 
-_HOMES = {
-    "AckMode": "pymq.core.types:AckMode",
-    "BlockDescription": "pymq.core.metadata:BlockDescription",
-    "Client": "pymq.client.client:Client",
-    "ClusterDescription": "pymq.core.metadata:ClusterDescription",
-    "Consumer": "pymq.client.consumer:Consumer",
-    "ConsumerStatus": "pymq.client.consumer:ConsumerStatus",
-    "Deliveries": "pymq.client.delivery:Deliveries",
-    "Delivery": "pymq.client.delivery:Delivery",
-    "GroupDescription": "pymq.client.client:GroupDescription",
-    "PartitionDescription": "pymq.core.metadata:PartitionDescription",
-    "Producer": "pymq.client.producer:Producer",
-    "Record": "pymq.core.record:Record",
-    "RecordBatch": "pymq.core.view:BatchView",
-    "RecordMetadata": "pymq.core.record:RecordMetadata",
-    "TopicConfig": "pymq.core.config:TopicConfig",
-    "TopicDescription": "pymq.core.metadata:TopicDescription",
-    "TopicPartition": "pymq.core.types:TopicPartition",
-    "aio": "pymq.aio:",
-}
-
 
 def open(url: str | os.PathLike[str]) -> Client:
     """Open pymq: a folder, ``"memory:"``, or a cluster by its zkservers.
@@ -94,8 +74,6 @@ def open(url: str | os.PathLike[str]) -> Client:
         StoreLocked: another process has the folder open.
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
     """
-    from pymq.embedded import open_folder, open_memory  # what is not used is not loaded
-
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
@@ -112,16 +90,7 @@ def open(url: str | os.PathLike[str]) -> Client:
 
 
 def __getattr__(name: str) -> Any:
-    # Names are loaded when first used (PEP 562): ``import pymq`` costs what errors cost.
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'pymq' has no attribute {name!r}")
-    module, _, attribute = home.partition(":")
-    found = import_module(module)
-    found = getattr(found, attribute) if attribute else found
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    # asyncio takes long to load, and most do without (PEP 562).
+    if name == "aio":
+        return import_module("pymq.aio")
+    raise AttributeError(f"module 'pymq' has no attribute {name!r}")

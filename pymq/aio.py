@@ -218,10 +218,21 @@ class _Bridge:
         self.driver.soon(errand)
         return await _wait_for(future, timeout)
 
-    async def turn(self) -> None:
-        """Wait until pymq's loop has done everything that was asked of it so far."""
-        await self.wait(_nothing)  # which comes back before the turns that follow it ...
-        await self.wait(_nothing)  # ... and this one after them.
+    async def turn(self, errand: Callable[[Loop], object]) -> None:
+        """Do an errand, and wait until pymq's loop has done all that follows from it."""
+        future: asyncio.Future[None] = self.loop.create_future()
+
+        def begin(loop: Loop) -> None:
+            try:
+                errand(loop)
+            finally:
+                self.driver.soon(end)  # An errand of an errand comes after the turns between them.
+
+        def end(loop: Loop) -> None:
+            self.tell(_resolve, future)
+
+        self.driver.soon(begin)
+        await future
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call what may block, in a thread."""
@@ -972,8 +983,7 @@ class AsyncConsumer(Handle):
             left = None if until is None else until - loop.time()
             if left is not None and left <= 0:
                 # Who does not wait gets at least what there was when the call was made.
-                self._bridge.driver.soon(partial(_quietly, ask))
-                await self._bridge.turn()
+                await self._bridge.turn(partial(_quietly, ask))
                 is_last = True
             elif not await self._bridge.wait(ask, left):
                 is_last = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import time
-import uuid
 import weakref
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
     now = _clock()
     controller = Controller(
         ControllerConfig(ZKSERVER, offsets_partitions=1, wall_offset_ms=wall_offset_ms),
-        lambda: uuid.uuid4().hex,
+        lambda: os.urandom(16).hex(),
         now,
     )
     broker = Broker(

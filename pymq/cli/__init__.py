@@ -17,12 +17,10 @@ from importlib import import_module
 from typing import Protocol, cast
 
 import pymq
-from pymq.cli.show import Show
+from pymq.cli.show import FAILED, INTERRUPTED, USAGE, Show
 from pymq.errors import ConfigError, InvalidName, PymqError
 
 COMMANDS = ("demo", "verify")
-
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Command(Protocol):

@@ -10,16 +10,16 @@ again is recognised by its offset.
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
+
+import attrs
 
 import pymq
 from pymq.cli.flights import (
-    MONTHS,
     Flight,
     Summary,
     Tally,
@@ -29,12 +29,8 @@ from pymq.cli.flights import (
     read_flights,
     summaries,
 )
-from pymq.cli.show import Show, Step
-from pymq.client.client import Client
-from pymq.client.consumer import Consumer
-from pymq.client.producer import Producer
-from pymq.core.view import BatchView
-from pymq.errors import ConfigError, InternalError, PymqError
+from pymq.cli.show import INTERRUPTED, Show, Step
+from pymq.errors import ConfigError, InternalError
 from pymq.hash.partitioner import key_partition
 
 HELP = "run a year of flights through a queue in a folder, and count them"
@@ -64,68 +60,75 @@ def run(args: argparse.Namespace, show: Show) -> int:
         raise ConfigError(f"--quick {args.quick}: choose at least 1")
     started = time.perf_counter()
     folder = data_folder()
-    show.say("Reading the flights that left New York in 2013 ...", style="dim")
-    flights = read_flights(folder)[: args.quick]
-    demo = _Demo(flights, args.workers, show)
-    with _stopping(demo):
+    show.say("reading the flights that left New York in 2013 ...", style="dim")
+    flights, names = read_flights(folder), read_carriers(folder)
+    demo = Demo(flights, args.quick, args.workers, show)
+    try:
         outcome = demo.run(args.dir)
-    expected = direct(demo.sent())
-    outcome["equal"] = demo.found == expected
-    names = read_carriers(folder)
-    if not outcome["equal"]:
+    except KeyboardInterrupt:
+        show.error("interrupted; the same command goes on where this one stopped")
+        return INTERRUPTED
+    if demo.found != direct(demo.sent()):
         raise InternalError(
-            f"what the workers counted differs from a direct count of the same flights; keep "
+            f"what the workers counted is not what a direct count of the same flights gives; keep "
             f"{args.dir} and report it"
         )
-    outcome["png"] = _draw(demo.found, names, args.png or f"{Path(args.dir)}.png", show)
+    outcome["equals_direct_computation"] = True
+    png = args.png or f"{os.path.normpath(args.dir)}.png"
+    outcome["png"] = png if _draw(demo.found, names, png, show) else None
     outcome["seconds"] = round(time.perf_counter() - started, 3)
     if show.is_json:
-        show.result(outcome | {"carriers": _as_json(demo.found, names)})
+        show.result(outcome | _as_json(demo.found, names))
     else:
-        _tell(demo, names, outcome, args.dir, show)
+        _tell(demo.found, names, outcome, args.dir, show)
     return 0
 
 
-class _Demo:
+class Demo:
     """One run. The main thread only draws and hears Ctrl-C; all else happens in other threads.
 
-    An interrupt is raised wherever the main thread is, and that must not be in the midst of a write.
+    An interrupt is raised wherever the main thread is, and that must not be in the midst of a
+    write.
     """
 
-    def __init__(self, flights: Sequence[Flight], workers: int, show: Show) -> None:
-        self.flights = flights
-        self.workers = workers
-        self.show = show
-        self.stop = threading.Event()
+    def __init__(
+        self, flights: Sequence[Flight], count: int | None, workers: int, show: Show
+    ) -> None:
         self.found: dict[str, Summary] = {}
-        self.ends = [0] * PARTITIONS
+        self._flights = flights
+        self._wanted = flights[:count]
+        self._workers = workers
+        self._show = show
+        self._stop = threading.Event()
+        self._ends = [0] * PARTITIONS  # of the topic
+        self._produced = 0  # flights in the topic, as far as is known
         self._tallies = [Tally() for _ in range(PARTITIONS)]
         self._locks = [threading.Lock() for _ in range(PARTITIONS)]
-        self._produced = 0
 
     def run(self, folder: str) -> dict[str, Any]:
         """Produce and consume; returns the numbers."""
         mq = self._attend(lambda: pymq.open(folder))
         try:
             self._attend(lambda: self._prepare(mq))
-            already = sum(self.ends)
-            before = time.perf_counter()
-            with self.show.progress("produce", len(self.flights), already) as step:
+            there, counted = self._produced, self._counted()
+            if there:
+                self._show.say(f"{folder} holds {there:,} flights from before, {counted:,} counted")
+            total = max(there, len(self._wanted))
+            start = time.perf_counter()
+            with self._show.progress("produce", total, there) as step:
                 self._attend(lambda: self._produce(mq), step, lambda: self._produced)
-            between = time.perf_counter()
-            counted = self._counted()
-            with self.show.progress("consume", sum(self.ends), counted) as step:
+            middle = time.perf_counter()
+            with self._show.progress("consume", sum(self._ends), counted) as step:
                 self._attend(lambda: self._consume(mq), step, self._counted)
-            after = time.perf_counter()
+            end = time.perf_counter()
         finally:
             self._attend(mq.close)
         self.found = summaries(self._tallies)
-        produced, consumed = sum(self.ends) - already, self._counted() - counted
         return {
-            "flights": sum(self.ends),
-            "workers": self.workers,
-            "produced": _numbers(produced, already, between - before),
-            "consumed": _numbers(consumed, counted, after - between),
+            "flights": sum(self._ends),
+            "workers": self._workers,
+            "produced": _numbers(sum(self._ends) - there, there, middle - start),
+            "consumed": _numbers(self._counted() - counted, counted, end - middle),
         }
 
     def _attend(
@@ -149,7 +152,7 @@ class _Demo:
                 if step is not None:
                     step.at(done())
         except BaseException:
-            self.stop.set()
+            self._stop.set()
             thread.join()
             raise
         if problem:
@@ -157,21 +160,25 @@ class _Demo:
         return result[0]
 
     def sent(self) -> list[Flight]:
-        """The flights that the topic holds."""
+        """The flights that the topic holds: of each partition the first so many."""
         seen, found = [0] * PARTITIONS, []
-        for flight in self.flights:
+        for flight in self._flights:
             at = key_partition(flight.carrier.encode(), PARTITIONS)
             seen[at] += 1
-            if seen[at] <= self.ends[at]:
+            if seen[at] <= self._ends[at]:
                 found.append(flight)
         return found
 
     # --- the queue ------------------------------------------------------------------------------
 
-    def _prepare(self, mq: Client) -> None:
+    def _prepare(self, mq: pymq.Client) -> None:
+        """Make the topics, and take up what an earlier run has left in them."""
         mq.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
-        # Of what was saved, only the newest counts.
-        mq.create_topic(SAVED, partitions=PARTITIONS, cleanup_policy="compact", exist_ok=True)
+        # Of what is saved only the newest counts. It must not be lost when the power fails, since
+        # what it has counted is acknowledged.
+        mq.create_topic(
+            SAVED, partitions=PARTITIONS, cleanup_policy="compact", fsync="always", exist_ok=True
+        )
         for index, saved in enumerate(mq.describe_topic(SAVED).partitions):
             if saved.end_offset:
                 last = saved.end_offset - 1
@@ -179,49 +186,46 @@ class _Demo:
                     for record in consumer.until_end():
                         self._tallies[index] = Tally(record.value)
         self._look_at_ends(mq)
+        self._produced = sum(self._ends)
 
-    def _look_at_ends(self, mq: Client) -> None:
-        self.ends = [partition.end_offset for partition in mq.describe_topic(TOPIC).partitions]
+    def _look_at_ends(self, mq: pymq.Client) -> None:
+        self._ends = [partition.end_offset for partition in mq.describe_topic(TOPIC).partitions]
 
-    def _produce(self, mq: Client) -> None:
+    def _produce(self, mq: pymq.Client) -> None:
+        keys = {flight.carrier: flight.carrier.encode() for flight in self._wanted}
+        indexes = {carrier: key_partition(key, PARTITIONS) for carrier, key in keys.items()}
         with mq.producer(producer_id=PRODUCER) as producer:
             there = [producer.next_sequence(TOPIC, index) for index in range(PARTITIONS)]
-            keys = {flight.carrier: flight.carrier.encode() for flight in self.flights}
-            at = {carrier: key_partition(key, PARTITIONS) for carrier, key in keys.items()}
-            for number, flight in enumerate(self.flights):
-                index = at[flight.carrier]
+            for flight in self._wanted:
+                carrier = flight.carrier
+                index = indexes[carrier]
                 if there[index]:
                     there[index] -= 1  # An earlier run has sent it.
                     continue
-                producer.send(
-                    TOPIC,
-                    flight.to_json(),
-                    key=keys[flight.carrier],
-                    timestamp_ms=flight.timestamp_ms,
-                )
-                self._produced = number + 1
-                if self.stop.is_set():
+                if self._stop.is_set():
                     break
-        self._produced = max(self._produced, len(self.flights)) if not self.stop.is_set() else 0
+                value, when = flight.to_json(), flight.timestamp_ms
+                producer.send(TOPIC, value, key=keys[carrier], timestamp_ms=when)
+                self._produced += 1
         self._look_at_ends(mq)
 
     def _counted(self) -> int:
         return sum(map(len, self._tallies))
 
-    def _consume(self, mq: Client) -> None:
-        if self._counted() == sum(self.ends):
+    def _consume(self, mq: pymq.Client) -> None:
+        if self._counted() == sum(self._ends):
             return
         problems: list[BaseException] = []
         with mq.producer() as producer:
-            consumers = [mq.consumer(TOPIC, group=GROUP) for _ in range(self.workers)]
+            consumers = [mq.consumer(TOPIC, group=GROUP) for _ in range(self._workers)]
 
-            def work(consumer: Consumer) -> None:
+            def work(consumer: pymq.Consumer) -> None:
                 try:
                     with consumer:
                         self._work(consumer, producer)
                 except BaseException as error:  # raised below
                     problems.append(error)
-                    self.stop.set()
+                    self._stop.set()
 
             threads = [
                 threading.Thread(target=work, args=(consumer,), name=f"demo-worker-{number}")
@@ -234,11 +238,11 @@ class _Demo:
         if problems:
             raise problems[0]
 
-    def _work(self, consumer: Consumer, producer: Producer) -> None:
+    def _work(self, consumer: pymq.Consumer, producer: pymq.Producer) -> None:
         """One worker: count, save, acknowledge, until all is counted."""
-        total, since = sum(self.ends), 0
-        open_batches: list[BatchView] = []  # counted and not saved
-        while not self.stop.is_set() and self._counted() < total:
+        total, since = sum(self._ends), 0
+        open_batches: list[pymq.RecordBatch] = []  # counted and not saved
+        while not self._stop.is_set() and self._counted() < total:
             for batch in consumer.poll_batches(max_bytes=1 << 18, timeout=0.1):
                 index = int(batch.partition)
                 with self._locks[index]:
@@ -250,7 +254,9 @@ class _Demo:
                 open_batches, since = [], 0
         self._save(consumer, producer, open_batches)
 
-    def _save(self, consumer: Consumer, producer: Producer, batches: list[BatchView]) -> None:
+    def _save(
+        self, consumer: pymq.Consumer, producer: pymq.Producer, batches: list[pymq.RecordBatch]
+    ) -> None:
         """Make durable what was counted, and only then acknowledge it."""
         deliveries = []
         for index in sorted({int(batch.partition) for batch in batches}):
@@ -266,14 +272,80 @@ class _Demo:
             consumer.commit()
 
 
-class _stopping:
-    """On leaving by an error, tell the demo's threads."""
+# --- showing ------------------------------------------------------------------------------------
 
-    def __init__(self, demo: _Demo) -> None:
-        self._demo = demo
 
-    def __enter__(self) -> None:
-        pass
+def _numbers(records: int, before: int, seconds: float) -> dict[str, float]:
+    return {
+        "records": records,
+        "by_earlier_runs": before,
+        "seconds": round(seconds, 3),
+        "per_second": round(records / seconds),
+    }
 
-    def __exit__(self, *_: object) -> None:
-        self._demo.stop.set()
+
+def _ranked(found: dict[str, Summary]) -> list[tuple[str, Summary]]:
+    """The carriers, those with the most flights first."""
+    carriers = [(name, summary) for name, summary in found.items() if name]
+    return sorted(carriers, key=lambda carrier: -carrier[1].flights)
+
+
+def _tell(
+    found: dict[str, Summary],
+    names: dict[str, str],
+    outcome: dict[str, Any],
+    folder: str,
+    show: Show,
+) -> None:
+    rows = [(names.get(code, code).split(" Inc")[0], count) for code, count in _ranked(found)]
+    rows.append(("all", found[""]))
+    columns = ("carrier", "flights", "cancelled", "mean delay", "90 % within", "cancelled by month")
+    show.table(columns, [_row(name, summary) for name, summary in rows])
+    count = outcome["flights"]
+    show.say(
+        f"equal to a direct computation over the same {count:,} flights, to the last digit",
+        style="bold green",
+    )
+    if outcome["png"] is not None:
+        show.say(f"drawn in {outcome['png']}")
+    show.say(f"all of it in {outcome['seconds']:.1f} s; the queue is in {folder}. What next:")
+    show.say("  the same command again  nothing is sent or counted twice")
+    show.say(f"  pymq verify {folder}  reads every byte of it")
+    show.say(f"  rm -r {folder}  to begin anew")
+
+
+def _row(name: str, summary: Summary) -> tuple[str, ...]:
+    return (
+        name,
+        f"{summary.flights:,}",
+        f"{summary.cancelled / max(1, summary.flights):.1%}",
+        f"{summary.mean_delay:.1f} min",
+        f"{summary.p90_delay} min",
+        _sparkline(summary.cancelled_months),
+    )
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    most = max(1, *counts)
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // most)] for count in counts)
+
+
+def _as_json(found: dict[str, Summary], names: dict[str, str]) -> dict[str, Any]:
+    return {
+        "total": attrs.asdict(found[""]),
+        "carriers": {
+            code: {"name": names.get(code, code)} | attrs.asdict(summary)
+            for code, summary in _ranked(found)
+        },
+    }
+
+
+def _draw(found: dict[str, Summary], names: dict[str, str], file: str, show: Show) -> bool:
+    try:
+        from pymq.cli.plot import draw
+    except ImportError:
+        show.say("without matplotlib there is no picture; get it with: pip install matplotlib")
+        return False
+    show.say("drawing ...", style="dim")
+    draw(found[""], _ranked(found), names, file)
+    return True

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from pymq.core.values import Factory, define, value
 from pymq.errors import MissingExtra
 
-MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 Range = tuple[int, int]
 
 
@@ -74,7 +73,12 @@ def read_flights(folder: Path) -> list[Flight]:
         at = {name: index for index, name in enumerate(next(rows))}
         month, carrier, number, tail = at["month"], at["carrier"], at["flight"], at["tailnum"]
         origin, dest, distance = at["origin"], at["dest"], at["distance"]
-        left, arrived, minute, hour = at["dep_delay"], at["arr_delay"], at["minute"], at["time_hour"]
+        left, arrived, minute, hour = (
+            at["dep_delay"],
+            at["arr_delay"],
+            at["minute"],
+            at["time_hour"],
+        )
         for row in rows:
             hour_ms = hours.get(row[hour])
             if hour_ms is None:

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Row = Sequence[str]
 DRAWS_PER_S = 10
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 
 
 class Step(Protocol):
@@ -57,7 +58,7 @@ class Show:
         """Print a table whose first *left* columns are text and whose others are numbers."""
         if self.is_json:
             return
-        if self._console is None:
+        if self._console is None or not self._console.is_terminal:
             print(_plain(columns, rows, left))
             return
         from rich import box
@@ -65,26 +66,29 @@ class Show:
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(columns):
-            table.add_column(name, justify="left" if index < left else "right", no_wrap=True)
+            # Of a terminal that is too narrow only text suffers: a number cut short is a wrong one.
+            width = None if index < left else max(len(row[index]) for row in (columns, *rows))
+            justify: Literal["left", "right"] = "left" if index < left else "right"
+            table.add_column(name, justify=justify, no_wrap=True, min_width=width)
         for row in rows:
             table.add_row(*(_escape(cell) for cell in row))
         self._console.print(table)
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Step]:
-        """Show how far something is, with its throughput; the rate stays on the screen."""
+    def progress(self, what: str, total: int, start: int = 0) -> Iterator[Step]:
+        """Show how far something is, of *total* from *start* on, and how fast it goes."""
         if self.is_json:
             yield _Silent()
         elif self._console is None or not self._console.is_terminal:
-            line = _Line(what, total)
+            line = _Line(what, total, start)
             try:
                 yield line
             finally:
                 line.close()
         else:
             with _bars(self._console) as bars:
-                task = bars.add_task(what, total=total, rate="")
-                yield _Bar(bars, task)
+                task = bars.add_task(what, total=total, completed=start, rate="")
+                yield _Bar(bars, task, start)
 
 
 class _Silent:
@@ -95,33 +99,43 @@ class _Silent:
 class _Line:
     """One line once it is over: for files, and terminals without rich."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what = what
-        self.total = total
-        self.done = 0
-        self._start = time.perf_counter()
+    def __init__(self, what: str, total: int, start: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = start
+        self._rate = Rate(start)
 
     def at(self, done: int) -> None:
-        self.done = done
+        self._done = done
 
     def close(self) -> None:
-        print(f"{self.what}: {self.done:,} of {self.total:,} {_rate(self.done, self._start)}")
+        print(f"{self._what}: {self._done:,} of {self._total:,} {self._rate.text(self._done)}")
 
 
 class _Bar:
-    def __init__(self, bars: Any, task: Any) -> None:
+    def __init__(self, bars: Any, task: Any, start: int) -> None:
         self._bars = bars
         self._task = task
-        self._start = time.perf_counter()
+        self._rate = Rate(start)
 
     def at(self, done: int) -> None:
-        rate = _rate(done, self._start)
-        self._bars.update(self._task, completed=done, rate=rate)
+        self._bars.update(self._task, completed=done, rate=self._rate.text(done))
 
 
-def _rate(done: int, start: float) -> str:
-    seconds = max(time.perf_counter() - start, 1e-9)
-    return f"in {seconds:.1f} s, {done / seconds:,.0f}/s"
+class Rate:
+    """How fast something goes."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._began = time.perf_counter()
+
+    def text(self, done: int) -> str:
+        """The time it has taken, and the rate."""
+        new = done - self._start
+        if not new:
+            return "nothing to do"
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        return f"in {seconds:.1f} s, {new / seconds:,.0f}/s"
 
 
 def _bars(console: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pymq.cli.show import Show
 from pymq.embedded import METADATA
+from pymq.errors import StoreError
 from pymq.store.verify import BlockResult, Problem, Report, verify
 
 HELP = "check every block of a folder, changing nothing"
@@ -20,6 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, show: Show) -> int:
     """Check a folder; 1 when anything is damaged."""
+    if not os.path.isdir(args.dir):
+        raise StoreError(f"there is no folder {args.dir}; name the one that pymq.open() was given")
     report = verify(args.dir)
     # The store's own check does not know whom it shares the folder with.
     report.problems = [p for p in report.problems if not _is_metadata(p, args.dir)]

@@ -24,11 +24,13 @@ from pymq.core.message import BEGIN, END, Fetch, Fetched, GroupState, Message
 from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import NO_PRODUCER, Record
-from pymq.core.types import OFFSETS_TOPIC, AckMode, check_name
+from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC, AckMode, check_name
 from pymq.core.values import value
 from pymq.errors import (
     Closed,
     ConfigError,
+    InvalidName,
+    InvalidRequest,
     NoBrokers,
     PymqError,
     RequestTimeout,
@@ -39,6 +41,8 @@ from pymq.hash.assign import names as assignor_names
 
 DEFAULT_GROUP = "ptp"
 RETRY_PAUSE_S = 0.02
+PARTITIONS_MAX = 100_000
+REPLICAS_MAX = 1_000
 
 
 @value
@@ -102,7 +106,10 @@ class Client:
             InvalidName, TopicExists, ConfigError, NotEnoughBrokers: as they say.
         """
         check_name(name, "topic name")
+        if name.startswith(INTERNAL_PREFIX):
+            raise InvalidName(f"topic name {name!r}: names with {INTERNAL_PREFIX!r} are pymq's own")
         if isinstance(partitions, int) and not isinstance(partitions, bool):
+            _check_range("partitions", partitions, 1, PARTITIONS_MAX)
             names = tuple(str(index) for index in range(partitions))
         elif isinstance(partitions, Iterable) and not isinstance(partitions, (str, bytes)):
             names = tuple(check_name(part, "partition name") for part in partitions)
@@ -110,10 +117,13 @@ class Client:
             raise ConfigError(f"partitions={partitions!r} must be a number or a list of names")
         TopicConfig.of(config)
         mode = AckMode.of(acks)
+        _check_range("replicas", replicas, 1, REPLICAS_MAX)
         self._ask(lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok))
 
     def create_partition(self, topic: str, partition: str) -> None:
         """Add a partition to a topic. Keys are hashed over one more from then on."""
+        _check_topic(topic)
+        check_name(partition, "partition name")
         self._ask(lambda r: msg.CreatePartition(r, topic, partition))
         self._router.topics.pop(topic, None)
 
@@ -123,6 +133,7 @@ class Client:
         Raises:
             UnknownTopic: there is none of that name.
         """
+        _check_topic(topic)
         self._ask(lambda r: msg.DeleteTopic(r, topic))
         self._router.topics.pop(topic, None)
 
@@ -132,6 +143,7 @@ class Client:
         Raises:
             UnknownTopic, ConfigError: as they say.
         """
+        _check_topic(topic)
         TopicConfig.of(config)
         self._ask(lambda r: msg.AlterTopic(r, topic, config))
 
@@ -148,8 +160,10 @@ class Client:
             UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as they say, and then
                 nothing is changed.
         """
-        name = self.partition_name(topic, partition)
         mode = AckMode.of(acks)
+        if replicas is not None:
+            _check_range("replicas", replicas, 1, REPLICAS_MAX)
+        name = self.partition_name(topic, partition)
         changed = self._ask(lambda r: msg.SetPartitionState(r, topic, name, mode, replicas))
         self._router.topics.pop(topic, None)
         return bool(changed)
@@ -164,6 +178,7 @@ class Client:
         Raises:
             UnknownTopic: there is none of that name.
         """
+        _check_topic(topic)
         return cast(TopicDescription, self._ask(lambda r: msg.DescribeTopic(r, topic)))
 
     # --- groups ---------------------------------------------------------------------------------
@@ -234,11 +249,15 @@ class Client:
 
         Returns whether anything changed, once the new block is open.
         """
-        name, brokers = self.partition_name(topic, partition), tuple(replicas)
+        brokers = tuple(check_name(broker, "broker name") for broker in replicas)
+        if len(set(brokers)) < len(brokers):
+            raise InvalidRequest(f"replicas={brokers!r} names a broker twice")
+        name = self.partition_name(topic, partition)
         return bool(self._ask(lambda r: msg.Reassign(r, topic, name, brokers)))
 
     def decommission(self, broker: str) -> int:
         """Let a broker lead and take nothing more; returns how many partitions that concerns."""
+        check_name(broker, "broker name")
         return int(self._ask(lambda r: msg.Decommission(r, broker)))
 
     def cluster(self) -> ClusterDescription:
@@ -287,8 +306,11 @@ class Client:
         _check_seconds("delivery_timeout_s", delivery_timeout_s)
         if producer_id is not None and not idempotent:
             raise ConfigError("producer_id needs idempotent=True")
+        mode = None if acks is None else AckMode.of(acks)
+        if mode is AckMode.UNSET:
+            raise ConfigError("acks='unset' is for partitions; leave it out to take theirs")
         config = SenderConfig(
-            None if acks is None else AckMode.of(acks),
+            mode,
             linger_ms,
             batch_bytes,
             buffer_bytes,
@@ -424,6 +446,7 @@ class Client:
         Raises:
             UnknownTopic: there is none of that name.
         """
+        _check_topic(topic)
         return cast(TopicMetadata, self._ask(lambda r: msg.GetMetadata(r, topic)))
 
     def partition_name(self, topic: str, partition: str | int) -> str:
@@ -585,6 +608,12 @@ def _new_member() -> str:
 def _number(name: str) -> int:
     """A producer's number, from its name."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _check_topic(name: object) -> None:
+    """Only a string can be found or not found."""
+    if not isinstance(name, str):
+        raise InvalidName(f"a topic's name must be str, not {type(name).__name__}")
 
 
 def _check_range(name: str, found: object, low: int, high: int) -> None:

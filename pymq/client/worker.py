@@ -31,7 +31,7 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.ready import Ready
-from pymq.core.record import split
+from pymq.core.record import RecordBatch, split
 from pymq.core.values import define
 from pymq.core.view import BatchView
 from pymq.errors import FencedMember, PymqError
@@ -104,6 +104,7 @@ class Worker(Intake):
         self._watches: dict[str, Watch] = {}
         self._fetching: dict[int, Fetching] = {}  # by request
         self._to_fetch: list[Fetching] = []
+        self._last: dict[str, BatchView] = {}  # the batch fetched last, by partition
         self._acquire: int = 0  # the request under way
         self._wanted = 0
         self._joining = 0
@@ -425,12 +426,8 @@ class Worker(Intake):
         target = self.dead if lease.dead else self.chunks
         try:
             for batch in split(m.data):
-                view = BatchView(
-                    batch.verify().at(self.topic, lease.partition),
-                    fetching.position,
-                    lease.end,
-                    lease.delivery_count,
-                )
+                whole = self._whole(batch, lease.partition)
+                view = whole.part(fetching.position, lease.end, lease.delivery_count)
                 self._skip(view)
                 fetching.position = view.end_offset
                 if len(view) and not view.is_control:
@@ -445,6 +442,18 @@ class Worker(Intake):
             self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
             self._try_acquire(now, True)
         self._arrived()
+
+    def _whole(self, batch: RecordBatch, partition: str) -> BatchView:
+        """The view of a fetched batch; leases are often parts of the batch fetched last."""
+        last = self._last.get(partition)
+        if (
+            last is None
+            or last.batch_crc != batch.batch_crc
+            or (last.base_offset != batch.base_offset)
+        ):
+            last = BatchView(batch.verify().at(self.topic, partition))
+            self._last[partition] = last
+        return last
 
     @property
     def has_chunks(self) -> bool:

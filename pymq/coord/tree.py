@@ -96,7 +96,7 @@ class Plan:
     changes: dict[str, Entry | None] = Factory(dict)
 
 
-@define(eq=False)
+@define
 class _Node:
     entry: Entry
     children: dict[str, _Node] = Factory(dict)  # by full path; only ever iterated in insert order

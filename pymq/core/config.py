@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -88,6 +87,8 @@ def check_options(given: Iterable[str], known: Iterable[str]) -> None:
     names = list(known)
     for name in given:
         if name not in names:
+            import difflib  # only now: it takes a while, and few mistype
+
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
             raise ConfigError(f"unknown option {name!r}; {hint}")

@@ -276,6 +276,7 @@ class Partition:
 
     def _fail(self, error: Exception, now: int) -> None:
         self.problem = error if isinstance(error, PymqError) else StoreError(str(error))
+        self._sync_at = self._roll_at = self._retention_at = NEVER  # Nothing is due any more.
         self._drop_unstable(self.problem, now)
         parked, self._parked = self._parked, []
         for source, produce in parked:

@@ -397,6 +397,16 @@ class RecordBatch:
         """Bytes of the whole batch, as it travels and rests."""
         return self.header.length
 
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch is pymq's own; consumers never see it."""
+        return self.header.is_control
+
+    @property
+    def batch_crc(self) -> int:
+        """The producer's CRC."""
+        return self.header.batch_crc
+
     def _column(self, bit: int) -> memoryview | None:
         if self._columns is None:
             header, body = self.header, self.body

@@ -6,7 +6,6 @@ import re
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from pymq.core.values import value
 from pymq.errors import ConfigError, InvalidName
 
 NAME_LENGTH_MAX = 249
@@ -32,6 +31,8 @@ class AckMode(IntEnum):
             ConfigError: it is none of the four.
         """
         try:
+            if not isinstance(value, str) and type(value) not in (int, cls):
+                raise ValueError
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
             raise ConfigError(
@@ -58,8 +59,7 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}/{self.partition}"
 
 
-@value
-class BlockId:
+class BlockId(NamedTuple):
     """A block for ever: a topic that is deleted and made again has another *topic_id*."""
 
     topic_id: str  # 32 hex digits

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 
 class BatchView:
-    """The records of one batch whose offsets lie in a range. Each column is decoded once."""
+    """The records of one batch whose offsets lie in a range.
+
+    Each column is decoded once, and the views that :meth:`part` makes share what was decoded.
+    """
 
     def __init__(
-        self, batch: RecordBatch, start: int = 0, end: int = 1 << 62, delivery_count: int = 1
+        self,
+        batch: RecordBatch | BatchView,
+        start: int = 0,
+        end: int = 1 << 62,
+        delivery_count: int = 1,
     ) -> None:
         self._batch = batch
-        self.topic = batch.topic
-        self.partition = batch.partition
+        self.topic: str = batch.topic
+        self.partition: str = batch.partition
         self.delivery_count = delivery_count
         offsets = batch.offsets
         if start <= batch.base_offset and end >= batch.end_offset:
@@ -51,7 +58,12 @@ class BatchView:
     @property
     def is_control(self) -> bool:
         """Whether the batch is pymq's own."""
-        return self._batch.header.is_control
+        return self._batch.is_control
+
+    @property
+    def batch_crc(self) -> int:
+        """The CRC of the whole batch, which tells it from any other at the same offset."""
+        return self._batch.batch_crc
 
     @property
     def size(self) -> int:
@@ -93,11 +105,15 @@ class BatchView:
         )
         return list(map(Record._make, rows))
 
+    def part(self, start: int, end: int, delivery_count: int) -> BatchView:
+        """The records of this view whose offsets lie in a range."""
+        return BatchView(self, start, end, delivery_count)
+
     def cut(self, count: int) -> tuple[BatchView, BatchView]:
         """Split the view after its first *count* records."""
         at = self.offsets[count] if count < len(self.offsets) else self._end
-        first = BatchView(self._batch, self._start, at, self.delivery_count)
-        return first, BatchView(self._batch, at, self._end, self.delivery_count)
+        first = self.part(self._start, at, self.delivery_count)
+        return first, self.part(at, self._end, self.delivery_count)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the columns ``key value topic partition offset timestamp headers`` as Arrow.

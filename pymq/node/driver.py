@@ -157,7 +157,7 @@ class Driver:
 
     def _run(self, is_enough: Callable[[], bool] | None) -> None:
         try:
-            while self._errands:
+            for _ in range(len(self._errands)):  # What these leave is done after the turns below.
                 self._errands.popleft()(self.loop)
             self.loop.run(is_enough)
         except BaseException as error:

@@ -30,9 +30,9 @@ class Folder:
     """The files of a store under *path*; every method names the file in the errors it raises."""
 
     def __init__(self, path: str, files: Files) -> None:
-        self.path = path
+        self.path = os.path.abspath(path)  # the process may go elsewhere
         self.files = files
-        self._root = os.path.join(path, "blocks")
+        self._root = os.path.join(self.path, "blocks")
         self._durable: set[str] = set()  # folders whose own names are known to be durable
         self._lock: int | None = None
 

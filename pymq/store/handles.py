@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pymq.core.types import BlockId
 from pymq.errors import StoreError
@@ -13,6 +13,9 @@ from pymq.store.blockfile import Pread
 from pymq.store.files import store_error
 from pymq.store.folder import Folder, explained
 from pymq.store.openblock import OpenBlock
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 # fdatasync of 64 files, each after 4 KB, on ext4 on virtio: 5,200/s one after the other, 6,400 with
 # 2 threads, 8,700 with 4, 11,000 with 8, 11,900 with 16; of 2 files 4,000 and 5,100 with any.
@@ -120,6 +123,8 @@ class Handles:
         if len(blocks) < 2 or self._sync_threads < 2:
             return [self.try_sync(block) for block in blocks]
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # only now: many never need it
+
             self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
         return list(self._pool.map(self.try_sync, blocks))
 

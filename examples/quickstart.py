@@ -1,0 +1,48 @@
+"""A queue in a folder: orders go in, two workers share them, an auditor reads them all.
+
+Run it twice: what was sent before is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import pymq
+
+
+def main(folder: str = "quickstart-data") -> None:
+    """Send ten orders, have them worked on, and read them once more."""
+    with pymq.open(folder) as mq:
+        mq.create_topic("orders", partitions=4, exist_ok=True)
+
+        with mq.producer() as producer:
+            for number in range(10):
+                order = json.dumps({"number": number, "euros": 10 * number})
+                producer.send("orders", order.encode(), key=f"customer-{number % 3}".encode())
+        # Leaving the block waits until all is written; a failure would be raised there.
+
+        # Work is shared: each order goes to one worker, again and again until it is acknowledged.
+        workers = [threading.Thread(target=work, args=(mq, name)) for name in ("ann", "bob")]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+        # Reading is not: this consumer sees every order, from the beginning.
+        with mq.consumer("orders", mode="psb", offset="begin") as auditor:
+            total = sum(json.loads(record.value)["euros"] for record in auditor.until_end())
+        print(f"all orders so far: {total} euros")
+
+
+def work(mq: pymq.Client, name: str) -> None:
+    """Handle orders until none is left."""
+    with mq.consumer("orders", group="billing") as consumer:
+        for record in consumer.until_end():
+            print(f"{name} bills order {json.loads(record.value)['number']}")
+            consumer.ack(record)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The asyncio twin has the same names and arguments as the rest of pymq."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq.aio import AsyncClient, AsyncConsumer, AsyncDeliveries, AsyncDelivery, AsyncProducer
+from pymq.client.client import Client
+from pymq.client.consumer import Consumer
+from pymq.client.delivery import Deliveries, Delivery
+from pymq.client.producer import Producer
+
+PAIRS = [
+    (Client, AsyncClient),
+    (Producer, AsyncProducer),
+    (Consumer, AsyncConsumer),
+    (Delivery, AsyncDelivery),
+    (Deliveries, AsyncDeliveries),
+]
+# What is public for pymq's own use.
+OWN: dict[type, set[str]] = {
+    Client: {"ask_leader", "bounds", "forget", "group_state", "partition_name", "topic_metadata"},
+    Consumer: {"start_push"},
+}
+# What waits for nothing stays a plain call.
+PLAIN: dict[type, set[str]] = {
+    Client: {"closed", "consumer", "producer"},
+    Producer: {"send"},
+    Consumer: {"ack", "assignment", "nack"},
+    Delivery: {"add_done_callback", "done"},
+    Deliveries: {"done"},
+}
+NO_TWIN: dict[type, set[str]] = {
+    Delivery: {"topic", "partition", "headers", "timestamp_ms", "index", "key", "value"}
+}
+
+METHODS = [
+    (sync, twin, name)
+    for sync, twin in PAIRS
+    for name in vars(sync)
+    if not name.startswith("_") and name not in OWN.get(sync, set()) | NO_TWIN.get(sync, set())
+    if callable(getattr(sync, name)) or isinstance(getattr(sync, name), property)
+]
+
+
+@pytest.mark.parametrize(("sync", "twin", "name"), METHODS)
+def test_the_signature_is_the_same(sync: type, twin: type, name: str) -> None:
+    original, found = getattr(sync, name), getattr(twin, name)
+    if isinstance(original, property):
+        assert isinstance(found, property)
+        return
+    assert parameters(found) == parameters(original)
+
+
+@pytest.mark.parametrize(("sync", "twin", "name"), METHODS)
+def test_what_waits_is_a_coroutine(sync: type, twin: type, name: str) -> None:
+    found = getattr(twin, name)
+    waits = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+    assert waits != (name in PLAIN.get(sync, set()))
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    signature = inspect.signature(function)
+    return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+
+
+def test_iterating_is_asynchronous() -> None:
+    assert issubclass(AsyncConsumer, AsyncIterable)
+
+
+def test_aio_is_found_in_the_package() -> None:
+    assert pymq.aio.open is not None
+
+
+def test_the_feed_overrides_what_there_is() -> None:
+    """A rename in the producer must not make its twin wait in the event loop."""
+    from pymq.aio import _Feed
+
+    assert {"_fill"} <= set(vars(_Feed)) & set(vars(Producer))
