@@ -75,7 +75,7 @@ def open(url: str | os.PathLike[str]) -> Client:
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
     """
     text: object = os.fspath(url)
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
     if text in ("memory:", ":memory:"):
         return open_memory()

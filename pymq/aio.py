@@ -44,6 +44,7 @@ from pymq.client.consumer import CHUNK, REQUEST_S, Consumer, ConsumerStatus, Rec
 from pymq.client.delivery import Batch, Deliveries, Delivery
 from pymq.client.producer import HeaderPairs, Producer, Topic, _bytes, _headers
 from pymq.client.sender import Queue
+from pymq.client.worker import Settling
 from pymq.core.metadata import ClusterDescription, TopicDescription
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record, RecordMetadata
@@ -1057,16 +1058,22 @@ class AsyncConsumer(Handle):
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
+            FencedMember: the group had given this consumer up; its records go to others.
+            StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
         worker = self._consumer._member()
+        settling: list[Settling | None] = []
 
         def settle(loop: Loop) -> Waitable | None:
             done = worker.settle(wait=True)
+            settling.append(done)
             loop.touch(worker.name)
             return done
 
         if not await self._bridge.wait(settle, timeout):
             raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+        if settling[0] is not None and settling[0].error is not None:
+            raise settling[0].error
 
     # --- positions ------------------------------------------------------------------------------
 

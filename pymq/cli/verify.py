@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from pymq.cli.show import Show
-from pymq.embedded import METADATA
 from pymq.errors import StoreError
 from pymq.store.verify import BlockResult, Problem, Report, verify
 
@@ -24,18 +23,11 @@ def run(args: argparse.Namespace, show: Show) -> int:
     if not os.path.isdir(args.dir):
         raise StoreError(f"there is no folder {args.dir}; name the one that pymq.open() was given")
     report = verify(args.dir)
-    # The store's own check does not know whom it shares the folder with.
-    report.problems = [p for p in report.problems if not _is_metadata(p, args.dir)]
     if show.is_json:
         show.result(_as_json(report))
     else:
         _tell(report, show)
     return 0 if report.is_ok else 1
-
-
-def _is_metadata(problem: Problem, folder: str) -> bool:
-    at, name = os.path.split(problem.file)
-    return problem.is_note and name.startswith(METADATA) and os.path.samefile(at or ".", folder)
 
 
 def _tell(report: Report, show: Show) -> None:

@@ -31,9 +31,8 @@ class Waitable:
         if self.waiters is not None:
             for waiter in self.waiters:
                 waiter.release()
-        if self._callbacks is not None:
-            for callback in self._callbacks:
-                callback()
+        while self._callbacks:
+            _call(self._callbacks.pop(0))
 
     def wake(self, waiter: threading.Lock) -> None:
         """Release *waiter* too, once it is done; the caller turns the loop."""
@@ -46,15 +45,30 @@ class Waitable:
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        if self.is_done and callback in self._callbacks:
-            self._callbacks.remove(callback)
-            callback()
+        if self.is_done:
+            # Whoever finished it may have been through with the callbacks before this one came.
+            try:
+                self._callbacks.remove(callback)
+            except ValueError:
+                return
+            _call(callback)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    """Run a callback of the application, whose errors are not the loop's."""
+    try:
+        callback()
+    except Exception:
+        import logging  # only now: most callbacks fail never, and logging takes long to load
+
+        logging.getLogger("pymq").exception("a callback of the application failed")
 
 
 class Machine(Protocol):
     """What a loop drives; see :class:`pymq.node.loop.Machine`."""
 
-    deadline: int
+    @property
+    def deadline(self) -> int: ...
 
     def step(self, source: str, message: Message, now: int) -> None: ...
 
@@ -102,6 +116,8 @@ class Driver(Protocol):
 
     def arm(self, due: int) -> None: ...
 
+    def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool: ...
+
     def soon(self, errand: Callable[[Loop], None]) -> None: ...
 
 
@@ -110,7 +126,12 @@ class Outbox:
 
     def __init__(self) -> None:
         self.out = Ready()
-        self.deadline = NEVER
+        self.due = NEVER
+
+    @property
+    def deadline(self) -> int:
+        """When ``tick`` has something to do."""
+        return self.due
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work."""

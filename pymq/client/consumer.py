@@ -77,6 +77,7 @@ class Consumer:
         self._on_revoked = on_revoked
         self._buffer: deque[Record] = deque()  # of an iteration
         self._last: list[BatchView] = []  # handed out by the last poll, for auto_ack
+        self._record_bytes = 1024  # about what a record takes, as last seen
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker: Producer | None = None  # writes to the dead-letter topic
         self._is_closed = False
@@ -112,7 +113,12 @@ class Consumer:
 
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
-        return self._poll(1 << 20, timeout, max_bytes)
+        # A group leases records, of which nobody knows the size: go by those that came before.
+        records = 1 << 20 if self._worker is None else max(1, max_bytes // self._record_bytes)
+        views = self._poll(records, timeout, max_bytes)
+        if views:
+            self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
+        return views
 
     def _poll(
         self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
@@ -218,10 +224,12 @@ class Consumer:
             return False
         self.commit()
         found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
-        return all(
+        is_delivered = all(
             end == 0 or (p in found and found[p].delivered >= end and found[p].waiting == 0)
             for p, end in ends.items()
         )
+        # What was delivered may have been so to us, while we asked.
+        return is_delivered and not self._intake.chunks
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
@@ -269,6 +277,8 @@ class Consumer:
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
+            FencedMember: the group had given this consumer up; its records go to others.
+            StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
         worker = self._member()
         with self._driver as loop:
@@ -276,6 +286,8 @@ class Consumer:
             loop.touch(worker.name)
         if done is not None and not self._driver.wait(done, timeout):
             raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+        if done is not None and done.error is not None:
+            raise done.error
 
     def _member(self) -> Worker:
         if self._worker is None:

@@ -227,10 +227,11 @@ class Deliveries:
             left = None if timeout is None else until - time.monotonic()
             if not self._driver.wait(batch, left):
                 raise DeliveryTimeout(f"not all records were answered within {timeout} s")
-        for batch in self._batches():
-            if batch.error is not None:
-                batch.queue.sender.looked_at_batch(batch)
-                raise batch.error
+        failed = [batch for batch in self._batches() if batch.error is not None]
+        for batch in failed:
+            batch.queue.sender.looked_at_batch(batch)
+        if failed and failed[0].error is not None:
+            raise failed[0].error
 
     def _batches(self) -> Iterator[Batch]:
         for part in self._parts:

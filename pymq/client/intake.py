@@ -212,7 +212,7 @@ class Reader(Intake):
         if error.retriable:
             self._router.refresh(self.topic)
             cursor.retry_at = now + RETRY_MS
-            self.deadline = min(self.deadline, cursor.retry_at)
+            self.due = min(self.due, cursor.retry_at)
         else:
             self.fail(error)
 
@@ -249,11 +249,11 @@ class Reader(Intake):
 
     def tick(self, now: int) -> None:
         """Try again what was refused."""
-        self.deadline = NEVER
+        self.due = NEVER
         for cursor in self.cursors.values():
             if cursor.retry_at:
                 if cursor.retry_at <= now:
                     cursor.retry_at = 0
                     self._fetch(cursor, now)
                 else:
-                    self.deadline = min(self.deadline, cursor.retry_at)
+                    self.due = min(self.due, cursor.retry_at)

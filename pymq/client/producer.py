@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -68,6 +69,7 @@ class Producer:
         self._linger_ms = config.linger_ms
         self._batch_bytes = config.batch_bytes
         self._buffer_bytes = config.buffer_bytes
+        self._growing = threading.Lock()
         self._is_closed = False
 
     # --- sending --------------------------------------------------------------------------------
@@ -160,7 +162,6 @@ class Producer:
         queue.is_armed = True
         due = self._clock() + self._linger_ms
         self._sender.armed.append((due, queue))
-        self._sender.deadline = min(self._sender.deadline, due)
         self._driver.arm(due)
 
     def _fill(self, topic: Topic, queue: Queue) -> None:
@@ -174,12 +175,15 @@ class Producer:
         if self._is_closed:
             raise Closed("the producer was closed")
         if sender.buffered >= self._buffer_bytes:
-            timeout = self._config.delivery_timeout_ms / 1000
-            if not sender.wait_for_space(timeout):
-                raise BufferFull(
-                    f"{sender.buffered} bytes wait to be answered, and none was for {timeout:g} s; "
-                    "the record was taken, but slow down or look at the broker"
-                )
+            self._wait_for_space()
+
+    def _wait_for_space(self) -> None:
+        timeout = self._config.delivery_timeout_ms / 1000
+        if not self._sender.wait_for_space(timeout):
+            raise BufferFull(
+                f"{self._sender.buffered} bytes wait to be answered, and none was for "
+                f"{timeout:g} s; what was sent is in the buffer, but slow down or look at the broker"
+            )
 
     def _chosen(self, topic: Topic, partition: str | int) -> Queue:
         if isinstance(partition, str) and partition in topic.by_name:
@@ -189,7 +193,10 @@ class Producer:
         name = topic.metadata.topic
         fresh = self._client.topic_metadata(name)
         if len(fresh.partitions) > len(topic.queues):
-            topic = self._topics[name] = self._grown(topic, fresh)
+            with self._growing:  # Two threads must not make two queues for a new partition.
+                topic = self._topics[name]
+                if len(fresh.partitions) > len(topic.queues):
+                    topic = self._topics[name] = self._grown(topic, fresh)
             return self._chosen(topic, partition)
         names = ", ".join(list(topic.by_name)[:8])
         raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
@@ -252,7 +259,7 @@ class Producer:
             sender.full.append(queue)
         sender.push()
         if sender.buffered >= self._buffer_bytes:
-            sender.wait_for_space(self._config.delivery_timeout_ms / 1000)
+            self._wait_for_space()
         return Deliveries(self._driver, [part for _, part in parts], sender.push)
 
     def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:

@@ -96,7 +96,7 @@ class Router(Outbox):
 
     def _rearm(self) -> None:
         due = min((call.until for call in self._calls.values()), default=NEVER)
-        self.deadline = min(due, min((when for when, _ in self._again.values()), default=NEVER))
+        self.due = min(due, min((when for when, _ in self._again.values()), default=NEVER))
 
     # --- metadata -------------------------------------------------------------------------------
 

@@ -69,13 +69,18 @@ class Queue:
 
     __slots__ = (
         "bytes",
+        "callbacks",
+        "epoch",
         "has_extras",
         "has_keys",
         "in_flight",
         "is_armed",
         "is_asking",
+        "is_due",
+        "is_renumbering",
         "items",
         "known",
+        "must_ask",
         "must_resend",
         "next_sequence",
         "partition",
@@ -95,14 +100,17 @@ class Queue:
         self.bytes = 0  # about what is in ``items``
         self.has_keys = self.has_extras = False
         self.is_armed = False
+        self.is_due = False  # somebody waits, and has seen to it that it is sealed
+        self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
         self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
         # Below is the machine's alone.
         self.sealed: deque[Batch] = deque()  # not sent yet
         self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
+        self.epoch = sender.config.producer_epoch  # rises when a batch is lost for good
         self.next_sequence = -1 if sender.config.is_named else 0  # -1: to be asked for
         self.is_asking = False
         self.known = Waitable()  # done once the next sequence is known
-        self.must_resend = False
+        self.must_resend = self.must_ask = self.is_renumbering = False
         self.retry_at = 0
         self.tries = 0
 
@@ -162,17 +170,21 @@ class Sender(Outbox):
         thread that lets go of a lock and wants it again gets it before those who sleep; so we wait
         for what we want, and those who do so together are served together.
         """
-        self.full.append(queue)
-        if self._driver.turn(self.name):
-            return
+        is_first = not queue.is_due
+        if is_first:
+            queue.is_due = True
+            self.full.append(queue)
+            if self._driver.turn(self.name):
+                return
         waiter = threading.Lock()
         waiter.acquire()
         queue.waiters.append(waiter)
-        self._driver.poke(self.name)
+        if is_first:
+            self._driver.poke(self.name)
         # The machine makes it a batch's first, and then takes the waiters: one sees the other.
         if not isinstance(delivery.owner, Batch):
-            left = -1.0 if until is None else max(0.0, until - time.monotonic())
-            if not waiter.acquire(timeout=left):
+            left = None if until is None else until - time.monotonic()
+            if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
     def expedite(self, queue: Queue) -> None:
@@ -187,11 +199,18 @@ class Sender(Outbox):
         self._driver.push(self.name)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        """Call *callback* once a delivery is done."""
-        if not isinstance(delivery.owner, Batch):
-            self.expedite(delivery.owner)
+        """Call *callback* once a delivery is done; never waits, so that a callback may do it."""
         owner = delivery.owner
-        assert isinstance(owner, Batch), "a sealed delivery has a batch"
+        if not isinstance(owner, Batch):
+            entry = (delivery, callback)
+            owner.callbacks.append(entry)
+            queue, owner = owner, delivery.owner
+            if not isinstance(owner, Batch):
+                return  # The machine finds it when it seals the queue.
+            try:
+                queue.callbacks.remove(entry)
+            except ValueError:
+                return  # It has found it.
         owner.then(callback)
 
     def looked_at(self, delivery: Delivery) -> None:
@@ -247,7 +266,7 @@ class Sender(Outbox):
 
     def _seal(self, queue: Queue, now: int) -> None:
         """Make batches of everything in a queue."""
-        queue.is_armed = False  # First this, then empty it: see the top of the module.
+        queue.is_armed = queue.is_due = False  # First this, then empty it: see the module's top.
         popleft = queue.items.popleft
         taken = [popleft() for _ in range(len(queue.items))]
         queue.bytes = 0
@@ -267,6 +286,16 @@ class Sender(Outbox):
             self._live[queue] = None
             while queue.waiters:
                 queue.sealed[-1].wake(queue.waiters.popleft())
+            while queue.callbacks:
+                self._attach(*queue.callbacks.popleft())
+
+    def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
+        if isinstance(delivery.owner, Batch):
+            delivery.owner.then(callback)
+        else:
+            delivery.owner.callbacks.append(
+                (delivery, callback)
+            )  # Its record came after this seal.
 
     def _seal_run(self, queue: Queue, run: list[Delivery], now: int) -> None:
         """Make batches of deliveries that follow each other; as a rule it is one."""
@@ -350,7 +379,7 @@ class Sender(Outbox):
     def _rearm(self) -> None:
         while self.armed and not self.armed[0][1].is_armed:
             self.armed.popleft()  # It was sealed because it was full, or somebody waited for it.
-        due = self.armed[0][0] if self.armed else NEVER
+        due = NEVER
         for queue in self._live:
             waiting = queue.in_flight or queue.sealed
             if waiting:
@@ -359,7 +388,15 @@ class Sender(Outbox):
                     due = min(due, queue.retry_at)
         if self._sent:
             due = min(due, next(iter(self._sent.values()))[1])
-        self.deadline = due
+        self.due = due
+
+    @property
+    def deadline(self) -> int:
+        """When something is due; senders arm queues at any time, so it is looked up when asked."""
+        try:
+            return min(self.due, self.armed[0][0])
+        except IndexError:
+            return self.due
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -382,7 +419,7 @@ class Sender(Outbox):
         acks = self.config.acks if self.config.acks is not None else leader.acks
         while queue.sealed and len(queue.in_flight) < self.config.max_in_flight:
             batch = queue.sealed.popleft()
-            self._number(queue, batch)
+            self._number(queue, batch, acks)
             self._requests += 1
             assert batch.encoded is not None
             produce = Produce(self._requests, queue.topic, queue.partition, acks, batch.encoded)
@@ -394,10 +431,13 @@ class Sender(Outbox):
             queue.in_flight.append(batch)
             self._sent[self._requests] = (batch, now + REQUEST_MS)
 
-    def _number(self, queue: Queue, batch: Batch) -> None:
-        """Encode a batch with the numbers that it has in its partition."""
+    def _number(self, queue: Queue, batch: Batch, acks: AckMode) -> None:
+        """Encode a batch with the numbers that it has in its partition.
+
+        What is not answered has none: its loss could not be told from its repetition.
+        """
         config = self.config
-        named = config.producer_id != NO_PRODUCER
+        named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
         columns = batch.columns
         if columns is not None:
             batch.sequence = queue.next_sequence if named else -1
@@ -407,16 +447,18 @@ class Sender(Outbox):
                 keys=columns.keys,
                 headers=columns.headers,
                 timestamps=columns.timestamps,
-                producer_id=config.producer_id,
-                producer_epoch=config.producer_epoch,
+                producer_id=config.producer_id if named else NO_PRODUCER,
+                producer_epoch=queue.epoch,
                 base_sequence=batch.sequence,
                 codec=config.codec,
             )
             batch.columns = None
+        elif named and 0 <= batch.sequence < queue.next_sequence:
+            return  # It is written, as the broker has told, and is asked for its offset again.
         elif named and batch.sequence != queue.next_sequence:
             assert batch.encoded is not None
             batch.sequence = queue.next_sequence
-            batch.encoded = batch.encoded.numbered(config.producer_epoch, batch.sequence)
+            batch.encoded = batch.encoded.numbered(queue.epoch, batch.sequence)
         if named:
             queue.next_sequence += batch.count
 
@@ -438,6 +480,7 @@ class Sender(Outbox):
         if m.error is None:
             queue.next_sequence = m.next_sequence
             queue.known.finish()
+            self._live[queue] = None
         else:
             self._router.refresh(queue.topic)
 
@@ -461,7 +504,8 @@ class Sender(Outbox):
             expected = error.details.get("expected")
             queue.in_flight.remove(batch)
             self._fail(batch, error)
-            self._renumber(queue, expected if isinstance(expected, int) else batch.sequence, now)
+            sequence = expected if isinstance(expected, int) else batch.sequence
+            self._renumber(queue, batch, sequence, now)
         self._resume(queue, now)
 
     def _retry(self, queue: Queue, now: int) -> None:
@@ -471,23 +515,28 @@ class Sender(Outbox):
             queue.retry_at = now + min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
             queue.tries += 1
 
-    def _renumber(self, queue: Queue, sequence: int, now: int) -> None:
+    def _renumber(self, queue: Queue, batch: Batch, sequence: int, now: int) -> None:
         """A batch is lost for good: those after it take its place, under a new epoch.
 
         The new epoch fences the lost batch, should it turn up at the broker after all.
         """
-        if self.config.producer_id == NO_PRODUCER:
+        if batch.sequence < 0:
             return
-        self.config.producer_epoch += 1
-        queue.next_sequence = sequence
+        if not queue.is_renumbering:
+            queue.is_renumbering = True
+            queue.epoch += 1
+        queue.next_sequence = min(queue.next_sequence, sequence)
         queue.must_resend = True
         queue.retry_at = now
 
     def _resume(self, queue: Queue, now: int) -> None:
         if not queue.must_resend or any(batch.request for batch in queue.in_flight):
             return
-        queue.must_resend = False
-        if queue.in_flight and self.config.producer_id != NO_PRODUCER:
+        queue.must_resend = queue.is_renumbering = False
+        if queue.must_ask:
+            queue.must_ask = False
+            queue.next_sequence = -1  # only the broker knows what became of what was given up
+        elif queue.in_flight and queue.in_flight[0].sequence >= 0:
             # They keep their numbers, unless one before them was lost for good.
             queue.next_sequence = min(queue.next_sequence, queue.in_flight[0].sequence)
         queue.sealed.extendleft(reversed(queue.in_flight))
@@ -508,7 +557,8 @@ class Sender(Outbox):
                     ),
                 )
                 if batch.sequence >= 0:
-                    self._renumber(queue, batch.sequence, now)
+                    self._renumber(queue, batch, batch.sequence, now)
+                    queue.must_ask = True
 
     def _finish(self, batch: Batch) -> None:
         self.buffered -= batch.size

@@ -75,6 +75,17 @@ class Fetching:
     retry_at: int = 0
 
 
+class Settling(Waitable):
+    """Acknowledgements on their way."""
+
+    __slots__ = ("error", "is_waited_for")
+
+    def __init__(self, is_waited_for: bool) -> None:
+        super().__init__()
+        self.is_waited_for = is_waited_for
+        self.error: PymqError | None = None
+
+
 class Worker(Intake):
     """A member of a group."""
 
@@ -113,7 +124,7 @@ class Worker(Intake):
         self._renew_at = NEVER
         self._retry_at = 0  # join, at first at once
         self._settle_at = NEVER
-        self._settling: dict[int, Waitable] = {}
+        self._settling: dict[int, Settling] = {}
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -123,7 +134,7 @@ class Worker(Intake):
         self.settle()
         self._try_acquire(now, self._acquire == 0)
 
-    def settle(self, *, wait: bool = False) -> Waitable | None:
+    def settle(self, *, wait: bool = False) -> Settling | None:
         """Send the acknowledgements that have gathered; the caller holds the driver."""
         acks = [(p, span) for p, queue in self.acks.items() for span in _ranges(_drain(queue))]
         nacks = tuple(_drain(self.nacks))
@@ -134,7 +145,7 @@ class Worker(Intake):
         if coordinator is None:
             self._put_back(acks, nacks)
             return None
-        request, done = self._request(), Waitable()
+        request, done = self._request(), Settling(wait)
         self._settling[request] = done
         settle = Settle(request, self.config.group, self._member, tuple(acks), nacks)
         self.out.send.append((coordinator, settle))
@@ -151,7 +162,6 @@ class Worker(Intake):
         """Something is to be settled soon."""
         if self._settle_at == NEVER:
             self._settle_at = now + ACK_LINGER_MS
-            self.deadline = min(self.deadline, self._settle_at)
             self._driver.arm(self._settle_at)
 
     @property
@@ -216,8 +226,12 @@ class Worker(Intake):
         if (self._has_news or not self.is_joined) and not self._is_closed:
             self._has_news = False
             self._go_on(now)
-        self.deadline = min(self._beat_at, self._renew_at, self._settle_at, self._retry_at or NEVER)
         return super().ready(now)
+
+    @property
+    def deadline(self) -> int:
+        """When something is due; the application arms settling at any time."""
+        return min(self._beat_at, self._renew_at, self._settle_at, self._retry_at or NEVER)
 
     def _go_on(self, now: int) -> None:
         if not self.is_joined:
@@ -485,12 +499,13 @@ class Worker(Intake):
     def _on_settled(self, m: Settled, now: int) -> None:
         done = self._settling.pop(m.id, None)
         self.refused += m.refused
-        if done is not None:
-            done.finish()
         if isinstance(m.error, FencedMember):
             self._lost_group(m.error, now)
-        elif m.error is not None:
+        elif m.error is not None and not (done is not None and done.is_waited_for):
             self._refused(m.error, now)
+        if done is not None:
+            done.error = m.error
+            done.finish()
 
 
 def _drain(queue: deque[T]) -> list[T]:

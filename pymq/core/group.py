@@ -440,7 +440,9 @@ class GroupCoordinator:
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write, or to answer, and no write is under way."""
-        return self._writing is None and bool(self._changed or self._unanswered)
+        if self._writing is not None or self._retry_at != NEVER:
+            return False
+        return bool(self._changed or self._unanswered)
 
     def flush(self, now: int) -> None:
         """Write every offset that changed since the last time, in one batch."""
@@ -473,9 +475,9 @@ class GroupCoordinator:
                 answer = Settled(answer.id, answer.refused, m.error)  # noqa: PLW2901 # replaced whole
             self._host.reply(source, answer, now)
         if m.error is not None:
-            # The offsets are tried again with the next settlement; until then a crash delivers
-            # again.
+            # They are tried again after a while; until then a crash would deliver again.
             self._changed = {**self._written, **self._changed}
+            self._retry_at = now + RETRY_MS
         self._written = {}
 
     # --- time -----------------------------------------------------------------------------------
@@ -488,6 +490,8 @@ class GroupCoordinator:
                 self._load(BEGIN, now)
             self._rearm(now)
             return
+        if now >= self._retry_at:
+            self._retry_at = NEVER
         for group in list(self.groups.values()):
             for member in [x for x in group.members.values() if x.gone_at <= now]:
                 self._remove(group, member, now)

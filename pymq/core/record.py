@@ -403,6 +403,11 @@ class RecordBatch:
         return self.header.is_control
 
     @property
+    def batch_count(self) -> int:
+        """Records of the whole batch."""
+        return self.header.count
+
+    @property
     def batch_crc(self) -> int:
         """The producer's CRC."""
         return self.header.batch_crc

@@ -45,7 +45,7 @@ class _Value:
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
             return NotImplemented
-        same: bool = _Value._fields(self) == _Value._fields(other)  # type: ignore[arg-type] # the same class
+        same: bool = _Value._fields(self) == _Value._fields(other)
         return same
 
     def __hash__(self) -> int:

@@ -66,6 +66,11 @@ class BatchView:
         return self._batch.batch_crc
 
     @property
+    def batch_count(self) -> int:
+        """Records of the whole batch."""
+        return self._batch.batch_count
+
+    @property
     def size(self) -> int:
         """Bytes of the whole batch, as it rests."""
         return self._batch.size

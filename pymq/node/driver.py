@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from pymq.errors import Closed, ForkedError
+from pymq.errors import Closed, ForkedError, InternalError, PymqError
 from pymq.node.loop import NEVER, Loop
 
 HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
@@ -45,6 +45,7 @@ class Driver:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
+        self._sleepers: dict[threading.Lock, None] = {}
         self._asleep_until = 0  # of the background thread, in the loop's milliseconds
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -91,10 +92,23 @@ class Driver:
         if _is_done(what):
             return True
         self._hurry()
-        waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
-        if self.problem is not None and not _is_done(what):
-            raise self.problem
+        self.sleep(waiter, timeout)
         return _is_done(what)
+
+    def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
+        """Sleep until *waiter*, which is taken, is released; returns whether it was in time.
+
+        Whoever has something done elsewhere sleeps here, since a loop that breaks wakes him.
+        """
+        self._sleepers[waiter] = None
+        in_time = False
+        try:
+            if self.problem is None:
+                in_time = waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        finally:
+            self._sleepers.pop(waiter, None)
+        self._check()
+        return in_time
 
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
@@ -124,8 +138,10 @@ class Driver:
 
     def arm(self, due: int) -> None:
         """Something is due at *due*: the background thread must not sleep longer."""
-        if due < self._asleep_until or self._thread is None:
-            self._hurry()
+        if self._thread is None:
+            self._start()
+        if due < self._asleep_until:
+            self._wake.set()
 
     def soon(self, errand: Callable[[Loop], None]) -> None:
         """Have *errand* done by whoever next turns the loop, at the latest the background thread.
@@ -151,7 +167,18 @@ class Driver:
         if self._pid != os.getpid():
             raise ForkedError("this client belongs to the parent process; open a new one here")
         if self.problem is not None:
-            raise self.problem
+            raise self._stopped() from self.problem
+
+    def _stopped(self) -> PymqError:
+        if isinstance(self.problem, Exception):
+            return InternalError(
+                f"the loop broke on {type(self.problem).__name__}: {self.problem}; what was "
+                "acknowledged is safe: open a new client, and please report this"
+            )
+        return Closed(
+            f"{type(self.problem).__name__} stopped the client in the middle of its work; what was "
+            "acknowledged is safe: open a new client"
+        )
 
     # --- turning --------------------------------------------------------------------------------
 
@@ -161,8 +188,12 @@ class Driver:
                 self._errands.popleft()(self.loop)
             self.loop.run(is_enough)
         except BaseException as error:
-            # A machine broke one of its own rules; nothing that it says can be trusted any more.
+            # A machine broke one of its own rules, or was interrupted in the middle of a step:
+            # nothing that it says can be trusted any more.
             self.problem = error
+            for waiter in list(self._sleepers):
+                self._sleepers.pop(waiter, None)
+                waiter.release()
             raise
 
     def _release(self) -> None:
@@ -201,7 +232,8 @@ class Driver:
             now = loop.clock()
             until = loop.deadline if idle > COOL_TURNS else min(loop.deadline, now + HOT_MS)
             self._asleep_until = until
-            if not loop.has_work:
+            # What was armed before that line has not waked us: look once more.
+            if not loop.has_work and loop.deadline >= until:
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
 

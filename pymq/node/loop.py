@@ -36,7 +36,10 @@ NEVER = 1 << 62
 class Machine(Protocol):
     """What the loop drives."""
 
-    deadline: int  # when ``tick`` has something to do, in the loop's milliseconds
+    @property
+    def deadline(self) -> int:
+        """When ``tick`` has something to do, in the loop's milliseconds."""
+        ...
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in one message."""
@@ -130,12 +133,14 @@ class Loop:
     @property
     def deadline(self) -> int:
         """When something is due."""
-        return min((machine.deadline for machine in self.machines.values()), default=NEVER)
+        # Any thread may ask, while the one that turns adds or removes machines.
+        return min((machine.deadline for machine in list(self.machines.values())), default=NEVER)
 
     def run(self, is_enough: Callable[[], bool] | None = None) -> None:
         """Turn until nothing is left to do, or until *is_enough*."""
-        while self.turn():
-            if is_enough is not None and is_enough():
+        while True:
+            self.turn()
+            if not self.has_work or (is_enough is not None and is_enough()):
                 return
 
     def turn(self) -> bool:

@@ -177,7 +177,8 @@ class OsFiles:
             os.mkdir(path)
         except FileExistsError:
             if not os.path.isdir(path):
-                raise
+                what = "it is a file, not a folder"
+                raise NotADirectoryError(errno.ENOTDIR, what, path) from None
 
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""

@@ -84,8 +84,8 @@ class Folder:
         except FileNotFoundError:
             self._make(above)
             self.files.mkdir(path)
-        if path != self.path and above not in self._durable:
-            self._make(above)
+        if len(path) > len(self.path) and above not in self._durable:
+            self._make(above)  # Inside of the store every level is ours; above it, what we make is.
         # Even if it was there: whoever made it may have died before this.
         with contextlib.suppress(PermissionError):  # above the store's own folder
             self.files.sync_dir(above)

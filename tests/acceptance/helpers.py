@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import random
 import subprocess
@@ -93,6 +95,7 @@ class Nursery:
 @contextlib.contextmanager
 def mounted(path: Path, megabytes: int) -> Iterator[Path]:
     """A disk of its own, of *megabytes*, at *path*; needs the right to mount."""
+    _keep_mounts()
     path.mkdir()
     options = f"size={megabytes}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "pymq-test", path], check=True)
@@ -100,6 +103,15 @@ def mounted(path: Path, megabytes: int) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@functools.cache
+def _keep_mounts() -> None:
+    """What this process mounts is seen by itself and its children only, and goes with them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000):  # CLONE_NEWNS; os.unshare needs Python 3.12
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def remount(path: Path, mode: str) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks: pymq beside its peers, in one run; ``python -m benchmarks`` or ``make bench``."""

@@ -1,0 +1,104 @@
+"""``python -m benchmarks``: measure everything, or some of it, and say which goals are met."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, report
+from benchmarks.parts import all_parts, chosen
+from benchmarks.runner import PartResult, run_part
+
+OUT = machine.ROOT / "build"
+RUNS = {"tiny": 1, "quick": 2, "default": 5, "full": 5}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; returns the exit code."""
+    options = _options(arguments)
+    if options.list:
+        for part in all_parts():
+            print(f"{part.name:20} {part.title}")
+        return 0
+    try:
+        parts = chosen(options.only)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    runs = options.runs or RUNS[options.scale]
+    with tempfile.TemporaryDirectory(prefix="pymq-bench-", dir=options.folder) as name:
+        about = machine.describe(Path(name))
+        start = time.perf_counter()
+        results = [run_part(part, Path(name), options.scale, runs, _tell) for part in parts]
+        seconds = round(time.perf_counter() - start)
+    _tell("")
+    about |= {
+        "scale": options.scale,
+        "runs": runs,
+        "seconds": seconds,
+        "load_after": machine.load(),
+    }
+    report.show(results, about)
+    _write(results, about, options.json, options.png)
+    return 1 if any(side.error for result in results for side in result.sides.values()) else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="parts to run, as E1")
+    parser.add_argument("--list", action="store_true", help="name the parts and end")
+    scale = parser.add_mutually_exclusive_group()
+    for name, help_ in (
+        ("quick", "a quarter of the records, two runs"),
+        ("full", "reopen 10 GiB instead of one"),
+        ("tiny", "only try whether everything works; the figures mean nothing"),
+    ):
+        scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=help_)
+    parser.add_argument("--runs", type=int, metavar="N", help="runs of each side")
+    parser.add_argument("--json", type=Path, default=OUT / "bench.json", metavar="FILE")
+    parser.add_argument("--png", type=Path, default=OUT / "bench.png", metavar="FILE")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=_disk(),
+        help="where the data goes; by default %(default)s, which is a disk more often than /tmp",
+    )
+    parser.set_defaults(scale="default")
+    return parser.parse_args(arguments)
+
+
+def _disk() -> Path:
+    place = Path("/var/tmp")
+    return place if place.is_dir() else Path(tempfile.gettempdir())
+
+
+def _tell(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def _write(
+    results: Sequence[PartResult], about: dict[str, Any], json_file: Path, png_file: Path
+) -> None:
+    for file in (json_file, png_file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report.as_json(results, about), indent=1)
+    json_file.write_text(text + "\n", encoding="utf-8")
+    try:
+        from benchmarks.plot import draw
+    except ModuleNotFoundError as error:
+        print(f"no plot: {error.name} is not installed", file=sys.stderr)
+        print(f"written: {json_file}")
+        return
+    draw(results, about, png_file)
+    print(f"written: {json_file} {png_file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What a benchmark is made of: a part has sides, each measured in processes of its own, and goals.
+
+A side prepares what it needs, is warmed up, and returns its measures by name. Nothing in here
+imports pymq or a peer, so that the process of one side holds nothing of another.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+SHARE = {"tiny": 1 / 200, "quick": 1 / 4, "default": 1.0, "full": 1.0}  # of the usual work
+CHUNK = 1 << 20
+
+Measures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one side."""
+
+    folder: Path  # its own: empty, or as the side's preparation has left it
+    scale: str = "default"
+    round: int = 0
+
+    def count(self, usual: int) -> int:
+        """How many records to use where *usual* are in a full run; a multiple of 1,000."""
+        return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
+
+    def few(self, usual: int) -> int:
+        """As :meth:`count`, for work so slow that a thousand records are many."""
+        return max(16, round(usual * SHARE[self.scale]))
+
+    def pick(self, *, tiny: int, quick: int, default: int, full: int | None = None) -> int:
+        """Choose by scale."""
+        sizes = {"tiny": tiny, "quick": quick, "default": default, "full": full or default}
+        return sizes[self.scale]
+
+    def warm(self, size: int) -> None:
+        """Touch *size* bytes of page cache and let go of them again.
+
+        A virtual machine gives idle memory back to its host: the first write of fresh pages runs at
+        a tenth of the usual speed.
+        """
+        path, block = self.folder / "warm", bytes(CHUNK)
+        with path.open("wb", buffering=0) as file:
+            for _ in range(max(1, size // CHUNK)):
+                file.write(block)
+        path.unlink()
+
+
+def random_values(count: int, size: int) -> list[bytes]:
+    """The same random values for everybody."""
+    rng = random.Random(size)
+    return [rng.randbytes(size) for _ in range(count)]
+
+
+def batches(values: Sequence[bytes], size: int = 1000) -> list[Sequence[bytes]]:
+    """Cut values into the batches that will be put."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+class Stopwatch:
+    """Measures the wall time of a block."""
+
+    def __enter__(self) -> Stopwatch:
+        self._start = time.perf_counter()
+        self.seconds = 0.0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+
+    def rate(self, count: int) -> float:
+        """How many a second."""
+        return count / self.seconds
+
+    def each_ns(self, count: int) -> float:
+        """Nanoseconds for each of *count*."""
+        return self.seconds * 1e9 / count
+
+
+def resident_bytes() -> int:
+    """How much memory this process has (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+Run = Callable[[Job], Measures]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those that are compared: a peer, a physical limit, or pymq."""
+
+    name: str
+    setting: str  # what matters for fairness: durability, batch, calls
+    run: Run
+    needs: tuple[str, ...] = ()  # modules; without them the side is reported as missing
+    prepare: Callable[[Job], None] | None = None  # in a process of its own, before
+    is_kept: bool = False  # prepared once for all runs, which change nothing that matters
+    is_killed: bool = False  # the preparation ends by kill -9
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is pymq."""
+        return self.name.startswith("pymq")
+
+
+class At(NamedTuple):
+    """A measure of a side."""
+
+    side: str
+    measure: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What pymq wants to reach: a ratio to the best of some peers, or, without peers, a figure."""
+
+    ours: At
+    peers: tuple[At, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""
+
+    def is_met(self, reached: float) -> bool | None:
+        """Whether *reached* is good enough; None when nothing is asked for."""
+        if self.at_least is None and self.at_most is None:
+            return None
+        low = self.at_least is None or reached >= self.at_least
+        return low and (self.at_most is None or reached <= self.at_most)
+
+    @property
+    def bound(self) -> str:
+        """The goal, for people."""
+        unit = "x" if self.peers else ""
+        if self.at_least is not None:
+            return f">= {self.at_least:g}{unit}"
+        return f"<= {self.at_most:g}{unit}" if self.at_most is not None else ""
+
+
+class Unit(NamedTuple):
+    """What a measure counts."""
+
+    name: str
+    more_is_better: bool = True
+
+
+RATE = Unit("records/s")
+MS = Unit("ms", False)
+NS = Unit("ns/record", False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison."""
+
+    name: str
+    title: str
+    sides: tuple[Side, ...]
+    goals: tuple[Goal, ...] = ()
+    units: Mapping[str, Unit] = field(default_factory=dict)  # of measures that are no rate
+    runs_max: int = 100  # for what takes long and hardly varies
+
+    def unit(self, measure: str) -> Unit:
+        """What *measure* counts."""
+        return self.units.get(measure, RATE)
+
+    def side(self, name: str) -> Side:
+        """The side of that name."""
+        return next(side for side in self.sides if side.name == name)

@@ -1,0 +1,162 @@
+"""What was measured, as a table for people and as JSON for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.model import Unit
+from benchmarks.runner import GoalResult, PartResult
+
+MARKS = {True: "met", False: "MISSED", None: ""}
+HEAD = ("", "", "median", "lowest to highest", "ratio", "goal", "")
+
+
+def figure(value: float) -> str:
+    """A number with about three digits that mean something."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def rows(result: PartResult) -> list[tuple[str, ...]]:
+    """The table's rows of a part: one a side and measure, and more where a side has more goals."""
+    found: list[tuple[str, ...]] = []
+    for name, side in result.sides.items():
+        problem = side.error or (f"missing: {side.missing}" if side.missing else None)
+        if problem:
+            found.append((name, "", "-", problem, "", "", ""))
+        for measure in side.measures:
+            unit = result.part.unit(measure)
+            goals = [g for g in result.goals if g.goal.ours == (name, measure)]
+            start = (name, *_measured(unit, measure, side.median(measure), side.spread(measure)))
+            if not goals:
+                found.append((*start, "", "", ""))
+            for goal in goals:
+                found.append((*start, *_goal(goal)))
+                start = ("", "", "", "")
+    return found
+
+
+def _measured(
+    unit: Unit, measure: str, median: float | None, spread: tuple[float, float]
+) -> tuple[str, str, str]:
+    assert median is not None
+    low, high = spread
+    return measure, f"{figure(median)} {unit.name}", f"{figure(low)} .. {figure(high)}"
+
+
+def _goal(found: GoalResult) -> tuple[str, str, str]:
+    if found.reached is None:
+        return "-", found.goal.bound, "not measured"
+    ratio = f"{figure(found.reached)}x {found.peer}" if found.goal.peers else ""
+    return ratio, f"{found.goal.bound} {found.goal.note}".strip(), MARKS[found.is_met]
+
+
+def show(results: Sequence[PartResult], machine: dict[str, Any]) -> None:
+    """Print all of it; with rich when that is installed."""
+    print(_machine(machine))
+    try:
+        _show_rich(results)
+    except ModuleNotFoundError:
+        _show_plain(results)
+    print(summary(results))
+
+
+def _show_rich(results: Sequence[PartResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 150
+    for result in results:
+        table = Table(
+            title=f"{result.part.name}: {result.part.title}",
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+        )
+        for index, head in enumerate(HEAD):
+            table.add_column(head, justify="right" if index in {2, 3} else "left", no_wrap=True)
+        for row in rows(result):
+            style = {"met": "green", "MISSED": "bold red"}.get(row[-1], "")
+            table.add_row(*row[:-1], Text(row[-1], style=style))
+        console.print(table)
+        console.print()
+
+
+def _show_plain(results: Sequence[PartResult]) -> None:
+    for result in results:
+        print(f"{result.part.name}: {result.part.title}")
+        body = [HEAD, *rows(result)]
+        widths = [max(len(row[i]) for row in body) for i in range(len(HEAD))]
+        for row in body:
+            print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+        print()
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    found = {"Python": machine["python"], "SQLite": machine["sqlite"], "pymq": machine["pymq"]}
+    versions = ", ".join(f"{k} {v}" for k, v in (found | machine["packages"]).items())
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, {machine['file_system']} at {machine['folder']}",
+        versions,
+        f"{machine['scale']}, {machine['runs']} runs of each in turn; load "
+        f"{machine['load']} before, {machine['load_after']} after; {machine['seconds']} s",
+    ]
+    if machine["file_system"] in {"tmpfs", "ramfs"}:
+        lines.append("This is memory, not a disk: nothing here says anything about durability.")
+    return "\n".join(lines) + "\n"
+
+
+def summary(results: Sequence[PartResult]) -> str:
+    """How many goals were met, and which were not."""
+    goals = [goal for result in results for goal in result.goals if goal.goal.bound]
+    met = sum(goal.is_met is True for goal in goals)
+    text = f"{met} of {len(goals)} goals met"
+    unmeasured = sum(goal.reached is None for goal in goals)
+    return text + (f", {unmeasured} not measured" if unmeasured else "")
+
+
+def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str, Any]:
+    """Everything, down to each run."""
+    return {
+        "machine": machine,
+        "parts": [
+            {
+                "name": result.part.name,
+                "title": result.part.title,
+                "sides": [
+                    {
+                        "name": name,
+                        "setting": side.side.setting,
+                        "missing": side.missing,
+                        "error": side.error,
+                        "trace": side.trace,
+                        "median": {measure: side.median(measure) for measure in side.measures},
+                        "units": {m: result.part.unit(m).name for m in side.measures},
+                        "runs": side.runs,
+                    }
+                    for name, side in result.sides.items()
+                ],
+                "goals": [
+                    {
+                        "side": found.goal.ours.side,
+                        "measure": found.goal.ours.measure,
+                        "peer": found.peer,
+                        "at_least": found.goal.at_least,
+                        "at_most": found.goal.at_most,
+                        "reached": found.reached,
+                        "met": found.is_met,
+                    }
+                    for found in result.goals
+                ],
+            }
+            for result in results
+        ],
+    }

@@ -1,0 +1,176 @@
+"""Runs the sides of a part in turn (A B A B), each run in a fresh process and a fresh folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.machine import ROOT
+from benchmarks.model import At, Goal, Measures, Part, Side
+
+TIMEOUT_S = {"tiny": 60, "quick": 120, "default": 300, "full": 1800}
+
+
+class RunFailed(Exception):
+    """A run ended badly; the message says how, and *trace* where."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclass
+class SideResult:
+    """What was measured of a side."""
+
+    side: Side
+    runs: list[Measures] = field(default_factory=list)
+    missing: str | None = None  # the module that is not installed
+    error: str | None = None
+    trace: str = ""  # of the error
+
+    def median(self, measure: str) -> float | None:
+        """The median of all runs."""
+        found = [run[measure] for run in self.runs if measure in run]
+        return statistics.median(found) if found else None
+
+    def spread(self, measure: str) -> tuple[float, float]:
+        """The lowest and the highest run."""
+        found = [run[measure] for run in self.runs if measure in run]
+        return min(found), max(found)
+
+    @property
+    def measures(self) -> list[str]:
+        """The names of what was measured."""
+        return list(self.runs[0]) if self.runs else []
+
+
+@dataclass
+class GoalResult:
+    """What became of a goal."""
+
+    goal: Goal
+    reached: float | None  # None: it, or all that it is compared with, could not be measured
+    peer: str = ""  # the best of those it is compared with
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether it was reached; None when nothing was asked for or nothing was measured."""
+        return None if self.reached is None else self.goal.is_met(self.reached)
+
+
+@dataclass
+class PartResult:
+    """What was measured of a part."""
+
+    part: Part
+    sides: dict[str, SideResult]
+
+    @property
+    def goals(self) -> list[GoalResult]:
+        """Each goal of the part, looked at."""
+        return [self._look(goal) for goal in self.part.goals]
+
+    def _look(self, goal: Goal) -> GoalResult:
+        mine = self._median(goal.ours)
+        if mine is None:
+            return GoalResult(goal, None)
+        if not goal.peers:
+            return GoalResult(goal, mine)
+        found = [(value, at) for at in goal.peers if (value := self._median(at)) is not None]
+        if not found:
+            return GoalResult(goal, None)
+        more = self.part.unit(goal.ours.measure).more_is_better
+        best = (max if more else min)(found)[1]
+        return GoalResult(goal, self._ratio(goal.ours, best), best.side)
+
+    def _median(self, at: At) -> float | None:
+        return self.sides[at.side].median(at.measure)
+
+    def _ratio(self, ours: At, peer: At) -> float:
+        """The median of the rounds' ratios: what slowed a round down slowed both sides."""
+        pairs = zip(self.sides[ours.side].runs, self.sides[peer.side].runs, strict=False)
+        return statistics.median(a[ours.measure] / b[peer.measure] for a, b in pairs)
+
+
+def missing(side: Side) -> str | None:
+    """The first module that *side* needs and that cannot be found."""
+    for name in side.needs:
+        try:
+            if find_spec(name) is None:
+                return name
+        except ModuleNotFoundError:
+            return name
+    return None
+
+
+def run_part(
+    part: Part, folder: Path, scale: str, runs: int, told: Callable[[str], object]
+) -> PartResult:
+    """Run all sides of *part* in turn, *runs* times; *told* hears what is going on."""
+    sides = {side.name: SideResult(side, missing=missing(side)) for side in part.sides}
+    home = folder / part.name
+    rounds = min(runs, part.runs_max)
+    for number in range(rounds):
+        for result in sides.values():
+            if result.missing or result.error:
+                continue
+            told(f"{part.name}: {result.side.name}, run {number + 1} of {rounds}")
+            try:
+                result.runs.append(_run(part, result.side, home, scale, number))
+            except RunFailed as error:
+                result.error, result.trace = str(error), error.trace
+    shutil.rmtree(home, ignore_errors=True)
+    return PartResult(part, sides)
+
+
+def _run(part: Part, side: Side, home: Path, scale: str, number: int) -> Measures:
+    mine = home / side.name.replace(" ", "-")
+    if not (side.is_kept and mine.exists()):
+        shutil.rmtree(mine, ignore_errors=True)
+        mine.mkdir(parents=True)
+        if side.prepare is not None:
+            _start(part, side, mine, scale, number, "prepare")
+    result = home / "result.json"
+    result.unlink(missing_ok=True)
+    _start(part, side, mine, scale, number, "run")
+    measures: Measures = json.loads(result.read_text(encoding="ascii"))
+    if not side.is_kept:
+        shutil.rmtree(mine)
+    return measures
+
+
+def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: str) -> None:
+    order = {
+        "part": part.name,
+        "side": side.name,
+        "phase": phase,
+        "folder": str(mine),
+        "scale": scale,
+        "round": number,
+        "result": str(mine.parent / "result.json"),
+    }
+    command = [sys.executable, "-m", "benchmarks.worker", json.dumps(order)]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S[scale],
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{phase} took more than {TIMEOUT_S[scale]} s") from None
+    wanted = -signal.SIGKILL if phase == "prepare" and side.is_killed else 0
+    if done.returncode != wanted:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise RunFailed(f"{phase} failed: {said.splitlines()[-1]}", said)

@@ -1,0 +1,27 @@
+"""One run of one side, in this process and no other; started by :mod:`benchmarks.runner`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.model import Job
+from benchmarks.parts import find
+
+
+def main() -> None:
+    """Read the order, do it, and write what was measured into the file that it names."""
+    order = json.loads(sys.argv[1])
+    side = find(order["part"]).side(order["side"])
+    job = Job(Path(order["folder"]), order["scale"], order["round"])
+    if order["phase"] == "prepare":
+        assert side.prepare is not None
+        side.prepare(job)
+        return
+    measures = side.run(job)
+    Path(order["result"]).write_text(json.dumps(measures), encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()
