@@ -11,6 +11,7 @@ from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.report import figure as number
+from benchmarks.report import share as ratio
 from benchmarks.report import summary
 from benchmarks.runner import GoalResult, PartResult
 
@@ -118,10 +119,11 @@ def _name(result: PartResult, found: GoalResult) -> str:
 
 def _said(result: PartResult, found: GoalResult) -> str:
     assert found.reached is not None
+    wanted = f"goal {found.goal.bound} {found.goal.note}".strip()
     if found.goal.peers:
-        return f"{number(found.reached)}x {found.peer} (goal {found.goal.bound})"
+        return f"{ratio(found.reached)}x {found.peer} ({wanted})"
     unit = result.part.unit(found.goal.ours.measure).name
-    return f"{number(found.reached)} {unit} (goal {found.goal.bound})"
+    return f"{number(found.reached)} {unit} ({wanted})"
 
 
 def _curves(axes: Axes, result: PartResult, what: str) -> None:
@@ -149,6 +151,7 @@ def _curves(axes: Axes, result: PartResult, what: str) -> None:
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.18)
     axes.legend(loc="lower left", fontsize=9, labelcolor=INK, frameon=False)
     title = {"put": "put, no fsync", "get": "get in bulk"}[what]

@@ -19,6 +19,11 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def share(value: float) -> str:
+    """A ratio; small ones so exact that one just below its goal does not look like it."""
+    return f"{value:.3f}" if value < 2 else figure(value)
+
+
 def rows(result: PartResult) -> list[tuple[str, ...]]:
     """The table's rows of a part: one a side and measure, and more where a side has more goals."""
     found: list[tuple[str, ...]] = []
@@ -49,7 +54,7 @@ def _measured(
 def _goal(found: GoalResult) -> tuple[str, str, str]:
     if found.reached is None:
         return "-", found.goal.bound, "not measured"
-    ratio = f"{figure(found.reached)}x {found.peer}" if found.goal.peers else ""
+    ratio = f"{share(found.reached)}x {found.peer}" if found.goal.peers else ""
     return ratio, f"{found.goal.bound} {found.goal.note}".strip(), MARKS[found.is_met]
 
 
@@ -75,6 +80,7 @@ def _show_rich(results: Sequence[PartResult]) -> None:
         table = Table(
             title=f"{result.part.name}: {result.part.title}",
             title_justify="left",
+            min_width=min(console.width, 100),  # a title is not broken over a narrow table
             title_style="bold",
             box=None,
             pad_edge=False,

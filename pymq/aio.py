@@ -627,6 +627,9 @@ class _Feed(Producer):
         self._topics = producer._topics
         self._filled: set[Queue] = set()  # to be sealed by the errand under way
 
+    def _wait_for_space(self) -> None:
+        """The asynchronous ``send`` has looked for room before."""
+
     def _fill(self, topic: Topic, queue: Queue) -> None:
         """The batch is full: have it sent."""
         if queue is topic.sticky:

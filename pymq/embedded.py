@@ -86,6 +86,7 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
             broker.shut_down(loop.clock())
             loop.touch(BROKER)
 
+        driver.check_process()
         try:
             driver.close(last)
         finally:
@@ -107,6 +108,7 @@ def _wall_ms() -> int:
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open_clients.clear)  # They are the parent's to close.
 
 
 @atexit.register

@@ -60,7 +60,7 @@ def _layers(job: Job) -> Measures:
             batches = [RecordBatch.encode(group, timestamp_ms=1) for group in groups]
         found["encode"] = watch.each_ns(count)
         with Stopwatch() as watch:
-            stamped = [batch.stamp(i * BATCH, 1) for i, batch in enumerate(batches)]
+            stamped = [batch.stamp(i * BATCH, 1, 0) for i, batch in enumerate(batches)]
         found["stamp"] = watch.each_ns(count)
         store.write([CreateBlock(block, 0, "records", "0")])
         store.write([Append(block, stamped[:1], False)])

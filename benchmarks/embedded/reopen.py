@@ -90,8 +90,8 @@ PARTS = (
             Side("pymq verify", "every CRC", _verify, prepare=_fill_clean, is_kept=True),
         ),
         (
-            Goal(At("pymq clean", FIRST), at_most=1000, note="the goal for 10 GiB"),
-            Goal(At("pymq killed", FIRST), at_most=5000, note="the goal for 10 GiB"),
+            Goal(At("pymq clean", FIRST), at_most=1000, note="at 10 GiB"),
+            Goal(At("pymq killed", FIRST), at_most=5000, note="at 10 GiB"),
         ),
         {
             **dict.fromkeys(("open", FIRST, "first put"), Unit("ms", False)),

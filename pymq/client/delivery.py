@@ -43,18 +43,36 @@ class Columns:
     def __len__(self) -> int:
         return len(self.values)
 
+    def sizes(self) -> list[int]:
+        """What each record counts in a producer's buffer."""
+        sizes = [len(item) + RECORD_BYTES for item in self.values]
+        if self.keys is not None:
+            sizes = [n + len(key or b"") for n, key in zip(sizes, self.keys, strict=True)]
+        if self.headers is not None:
+            sizes = [n + header_bytes(h) for n, h in zip(sizes, self.headers, strict=True)]
+        return sizes
+
     @property
     def size(self) -> int:
-        """What the records count in a producer's buffer: values, keys and something for each."""
+        """What the records count in a producer's buffer: what they hold and something for each."""
         size = sum(map(len, self.values)) + RECORD_BYTES * len(self.values)
         if self.keys is not None:
             size += sum(len(key) for key in self.keys if key is not None)
+        if self.headers is not None:
+            size += sum(map(header_bytes, self.headers))
         return size
 
     def cut(self, start: int, end: int) -> Columns:
         """The records from number *start* up to, not including, number *end*."""
         keys = self.keys[start:end] if self.keys is not None else None
-        return Columns(self.values[start:end], keys)
+        headers = self.headers[start:end] if self.headers is not None else None
+        times = self.timestamps[start:end] if self.timestamps is not None else None
+        return Columns(self.values[start:end], keys, headers, times)
+
+
+def header_bytes(headers: Headers) -> int:
+    """What a record's headers count in a producer's buffer."""
+    return sum([len(name) + len(item) for name, item in headers])
 
 
 class Batch(Waitable):
@@ -221,8 +239,8 @@ class Deliveries:
             PymqError: the first thing that kept a record from being written.
         """
         until = NEVER if timeout is None else time.monotonic() + timeout
-        if not self.done():
-            self._flush()
+        if not all(part.batches for part in self._parts):
+            self._flush()  # There is nothing to wait for before they are sealed.
         for batch in self._batches():
             left = None if timeout is None else until - time.monotonic()
             if not self._driver.wait(batch, left):

@@ -144,6 +144,7 @@ class Reader(Intake):
         cursor = self.cursors[partition]
         self.chunks = deque(chunk for chunk in self.chunks if chunk.partition != partition)
         cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
+        self.problem = None  # It was met where the application does not want to read any more.
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""

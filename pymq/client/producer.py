@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pymq.client.delivery import RECORD_BYTES, Columns, Deliveries, Delivery, FullDelivery, Part
+from pymq.client.delivery import (
+    RECORD_BYTES,
+    Columns,
+    Deliveries,
+    Delivery,
+    FullDelivery,
+    Part,
+    header_bytes,
+)
 from pymq.client.sender import Queue, Sender, SenderConfig
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
@@ -125,15 +133,18 @@ class Producer:
         if headers is None and timestamp_ms is None:
             delivery = Delivery(queue, value, key)
         else:
-            delivery = self._full(queue, value, key, headers, timestamp_ms, size, found)
+            delivery, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
         queue.items.append(delivery)
         size += RECORD_BYTES
         queue.bytes += size
-        self._sender.buffered += size
+        sender = self._sender
+        sender.buffered += size
         if not queue.is_armed:
             self._arm(queue)
         if queue.bytes >= self._batch_bytes:
             self._fill(found, queue)
+        if sender.buffered >= self._buffer_bytes:
+            self._wait_for_space()
         return delivery
 
     def _full(
@@ -145,17 +156,17 @@ class Producer:
         timestamp_ms: int | None,
         size: int,
         topic: Topic,
-    ) -> FullDelivery:
+    ) -> tuple[FullDelivery, int]:
         pairs = _headers(headers)
         if timestamp_ms is not None and (
             type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 62
         ):
             raise TypeError(f"timestamp_ms must be milliseconds since 1970, not {timestamp_ms!r}")
-        size += sum(len(name) + len(item) for name, item in pairs)
+        size += header_bytes(pairs)
         if size > topic.limit:
             raise _too_large(topic.metadata.topic, size, topic.limit)
         queue.has_extras = True
-        return FullDelivery(queue, value, key, pairs, timestamp_ms)
+        return FullDelivery(queue, value, key, pairs, timestamp_ms), size
 
     def _arm(self, queue: Queue) -> None:
         """The first record of a batch: from now on it lingers."""
@@ -174,15 +185,13 @@ class Producer:
         sender.push()
         if self._is_closed:
             raise Closed("the producer was closed")
-        if sender.buffered >= self._buffer_bytes:
-            self._wait_for_space()
 
     def _wait_for_space(self) -> None:
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._sender.wait_for_space(timeout):
             raise BufferFull(
                 f"{self._sender.buffered} bytes wait to be answered, and none was for "
-                f"{timeout:g} s; what was sent is in the buffer, but slow down or look at the broker"
+                f"{timeout:g} s; what was sent is kept, but slow down or look at the broker"
             )
 
     def _chosen(self, topic: Topic, partition: str | int) -> Queue:
@@ -242,7 +251,7 @@ class Producer:
             raise Closed("the producer was closed")
         columns = _columns(values, keys)
         if not columns.values:
-            return Deliveries(self._driver, [], self._sender.push)
+            return Deliveries(self._driver, [], self._sender.seal)
         self._check_sizes(topic, columns, found.limit)
         if partition is not None:
             parts = [(self._chosen(found, partition), Part(columns, None))]
@@ -260,7 +269,7 @@ class Producer:
         sender.push()
         if sender.buffered >= self._buffer_bytes:
             self._wait_for_space()
-        return Deliveries(self._driver, [part for _, part in parts], sender.push)
+        return Deliveries(self._driver, [part for _, part in parts], sender.seal)
 
     def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:
         largest = max(map(len, columns.values))
@@ -306,8 +315,7 @@ class Producer:
         failed, self._sender.failed = self._sender.failed, {}
         if failed:
             records = list(failed.values())
-            first = next((r for r in records if isinstance(r, Delivery)), None)
-            error = first.exception() if first is not None else records[0].error  # type: ignore[union-attr] # a batch
+            error = records[0].exception()
             raise DeliveryFailed(
                 f"{len(records)} records were not written, the first because: {error}",
                 records=records,
@@ -396,6 +404,8 @@ def _headers(headers: HeaderPairs | None) -> Headers:
             raise TypeError(f"headers must be pairs of (str, bytes), not {pair!r}") from None
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
+        if not name.isascii():
+            name.encode()  # a lone surrogate is a UnicodeEncodeError here rather than in the loop
         pairs.append((name, item if type(item) is bytes else _bytes(item, "a header's value")))
     return tuple(pairs)
 

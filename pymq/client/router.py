@@ -160,6 +160,9 @@ class Router(Outbox):
     def _learn(self, found: TopicMetadata) -> None:
         self.gone.pop(found.topic, None)
         if self.topics.get(found.topic) != found:
+            before = self.topics.get(found.topic)
+            for gone in before.partitions if before is not None else ():
+                self._leaders.pop((found.topic, gone.partition), None)
             self.topics[found.topic] = found
             self._leaders.update(((found.topic, p.partition), p) for p in found.partitions)
             self._announce()

@@ -40,6 +40,7 @@ from pymq.errors import (
     NotLeader,
     OutOfOrderSequence,
     PymqError,
+    UnknownPartition,
 )
 
 RETRY_MS = 20
@@ -88,6 +89,7 @@ class Queue:
         "sealed",
         "sender",
         "topic",
+        "topic_id",
         "tries",
         "waiters",
     )
@@ -96,6 +98,7 @@ class Queue:
         self.sender = sender
         self.topic = topic
         self.partition = partition
+        self.topic_id = ""  # of the topic that the numbers below are for
         self.items: deque[Delivery | Part] = deque()  # appended to by any thread
         self.bytes = 0  # about what is in ``items``
         self.has_keys = self.has_extras = False
@@ -130,7 +133,7 @@ class Sender(Outbox):
         self.name = name
         self.config = config
         self.buffered = 0  # bytes sent by the user and not yet answered; about right
-        self.failed: dict[int, Delivery | Batch] = {}  # failures that nobody has looked at, by id
+        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id
         self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
         self.full: deque[Queue] = deque()  # to be sealed now
         self._router = router
@@ -187,9 +190,8 @@ class Sender(Outbox):
             if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
-    def expedite(self, queue: Queue) -> None:
-        """Seal what is in a queue now."""
-        self.full.append(queue)
+    def seal(self) -> None:
+        """Have what is full sealed before this returns."""
         with self._driver as loop:
             self._seal_due(loop.clock())
             loop.touch(self.name)
@@ -219,7 +221,8 @@ class Sender(Outbox):
 
     def looked_at_batch(self, batch: Batch) -> None:
         """The user knows of these failures."""
-        self.failed.pop(id(batch), None)
+        for delivery in batch.deliveries or ():
+            self.failed.pop(id(delivery), None)
 
     def wait_for_space(self, timeout: float) -> bool:
         """Wait until the buffer has room; returns whether it has."""
@@ -301,28 +304,34 @@ class Sender(Outbox):
         """Make batches of deliveries that follow each other; as a rule it is one."""
         if not run:
             return
+        wall_ms = self._wall_ms()
         columns = Columns([delivery.value for delivery in run])
         if queue.has_keys:
             columns.keys = [delivery.key for delivery in run]
-        limit, size = self.config.batch_bytes, columns.size
-        if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
-            self._seal_one(queue, run, columns, size, now)
-            return
-        start = 0
-        for end in _cuts(columns, limit):
-            part = columns.cut(start, end)
-            self._seal_one(queue, run[start:end], part, part.size, now)
-            start = end
-
-    def _seal_one(
-        self, queue: Queue, run: list[Delivery], columns: Columns, size: int, now: int
-    ) -> None:
-        wall_ms = self._wall_ms()
         if queue.has_extras:
             columns.headers = [delivery.headers for delivery in run]
             times = [delivery.timestamp_ms for delivery in run]
             if any(time is not None for time in times):
                 columns.timestamps = [wall_ms if time is None else time for time in times]
+        limit, size = self.config.batch_bytes, columns.size
+        if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
+            self._seal_one(queue, run, columns, size, wall_ms, now)
+            return
+        start = 0
+        for end in _cuts(columns, limit):
+            part = columns.cut(start, end)
+            self._seal_one(queue, run[start:end], part, part.size, wall_ms, now)
+            start = end
+
+    def _seal_one(
+        self,
+        queue: Queue,
+        run: list[Delivery],
+        columns: Columns,
+        size: int,
+        wall_ms: int,
+        now: int,
+    ) -> None:
         until = now + self.config.delivery_timeout_ms
         batch = Batch(queue, columns, size, wall_ms, until)
         batch.deliveries = run
@@ -410,8 +419,12 @@ class Sender(Outbox):
         if queue.must_resend or now < queue.retry_at or self._is_closed:
             return
         leader = self._router.leader(queue.topic, queue.partition)
-        if leader is None or leader.leader is None:
-            return  # The router is looking for one, and tells when it has found it.
+        known = self._router.topics.get(queue.topic)
+        if leader is None or leader.leader is None or known is None:
+            self._give_up_if_gone(queue)
+            self._router.refresh(queue.topic)  # It tells when it has found one.
+            return
+        self._meet(queue, known.topic_id)
         if queue.next_sequence < 0:
             self._ask(queue)
             return
@@ -430,6 +443,23 @@ class Sender(Outbox):
             batch.request = self._requests
             queue.in_flight.append(batch)
             self._sent[self._requests] = (batch, now + REQUEST_MS)
+
+    def _give_up_if_gone(self, queue: Queue) -> None:
+        error = self._router.gone.get(queue.topic)
+        known = self._router.topics.get(queue.topic)
+        if known is not None and all(p.partition != queue.partition for p in known.partitions):
+            error = UnknownPartition(f"{queue.topic!r} has no partition {queue.partition!r}")
+        if error is not None:
+            while queue.sealed:
+                self._fail(queue.sealed.popleft(), error)
+
+    def _meet(self, queue: Queue, topic_id: str) -> None:
+        """A topic that was deleted and made anew knows nothing of the numbers of the old one."""
+        if queue.topic_id and queue.topic_id != topic_id:
+            queue.next_sequence = -1 if self.config.is_named else 0
+            for batch in queue.sealed:
+                batch.sequence = -1
+        queue.topic_id = topic_id
 
     def _number(self, queue: Queue, batch: Batch, acks: AckMode) -> None:
         """Encode a batch with the numbers that it has in its partition.
@@ -569,9 +599,8 @@ class Sender(Outbox):
     def _fail(self, batch: Batch, error: PymqError) -> None:
         batch.error = error
         if batch.deliveries is None:
-            self.failed[id(batch)] = batch
-        else:
-            self.failed.update((id(delivery), delivery) for delivery in batch.deliveries)
+            batch.deliveries = _deliveries(batch)
+        self.failed.update((id(delivery), delivery) for delivery in batch.deliveries)
         self._finish(batch)
 
     def _offer_space(self) -> None:
@@ -584,6 +613,19 @@ class Sender(Outbox):
         self._driver.loop.touch(self.name)
 
 
+def _deliveries(batch: Batch) -> list[Delivery]:
+    """The records of a bulk send, one by one."""
+    source = batch.columns or batch.encoded
+    assert source is not None, "an unanswered batch has its records"
+    keys = source.keys or [None] * batch.count
+    made = []
+    for index, (item, key) in enumerate(zip(source.values, keys, strict=True)):
+        delivery = Delivery(batch, item, key)
+        delivery.index = index
+        made.append(delivery)
+    return made
+
+
 def _timeout(timeout: float | None) -> DeliveryTimeout:
     within = "in time" if timeout is None else f"within {timeout:g} s"
     return DeliveryTimeout(f"no answer {within}; the record is still being sent")
@@ -591,16 +633,16 @@ def _timeout(timeout: float | None) -> DeliveryTimeout:
 
 def _cuts(columns: Columns, limit: int) -> Sequence[int]:
     """Where to cut records so that each batch has about *limit* bytes: the end of each."""
-    count, values = len(columns), columns.values
-    sizes = set(map(len, values))
-    if columns.keys is None and len(sizes) == 1:
+    count = len(columns)
+    sizes = set(map(len, columns.values))
+    if columns.keys is None and columns.headers is None and len(sizes) == 1:
         step = min(max(1, limit // (sizes.pop() + RECORD_BYTES)), COUNT_MAX)
         return [*range(step, count, step), count]
-    ends, total = [], 0
-    keys = columns.keys or [None] * count
-    for index, (item, key) in enumerate(zip(values, keys, strict=True)):
-        total += len(item) + len(key or b"") + RECORD_BYTES
-        if total >= limit:
+    ends: list[int] = []
+    total = 0
+    for index, size in enumerate(columns.sizes()):
+        total += size
+        if total >= limit or index + 1 - (ends[-1] if ends else 0) >= COUNT_MAX:
             ends.append(index + 1)
             total = 0
     if not ends or ends[-1] != count:

@@ -109,6 +109,9 @@ class Partition:
         "_answers",
         "_checkpointed",
         "_compacted",
+        "_durable_end",
+        "_durable_soon",
+        "_durable_then",
         "_host",
         "_in_flight",
         "_make_replicator",
@@ -161,6 +164,9 @@ class Partition:
         self._sealed: Sealed | None = None
         self._size = self._stable_size = 0  # bytes of the open block
         self._stable_end = 0
+        self._durable_end = 0  # all before it is on the disk, even after a power cut ...
+        self._durable_then = 0  # ... which it will be before this when the write under way is done,
+        self._durable_soon = 0  # ... and this when the syncs that were asked for are done
         self._checkpointed = 0  # how large the block was at its last checkpoint
         self._max_timestamp = -1
         self._opened_ms = 0
@@ -205,6 +211,7 @@ class Partition:
         self._sealing = self._sealed = None
         self._roll_at, self._roll_asked_at = NEVER, -ROLL_RETRY_MS
         self.end = self._stable_end = block.start
+        self._durable_end = self._durable_then = self._durable_soon = block.start
         self._size = self._stable_size = 0
         self._max_timestamp = -1
         self._opened_ms = block.opened_ms
@@ -244,6 +251,7 @@ class Partition:
             return
         self._recovering = None
         self.end = self._stable_end = last.end
+        self._durable_end = self._durable_then = self._durable_soon = last.end
         self._size = self._stable_size = last.size
         self._checkpointed = last.size if last.snapshot is not None and not last.headers else 0
         block = self.state.blocks[-1]
@@ -307,7 +315,7 @@ class Partition:
             )
             self._answer_committed(now)
             return
-        batch = m.batch.stamp(self.end, epoch)
+        batch = m.batch.stamp(self.end, epoch, self._durable_end)
         header = batch.header
         self._producers.propose(header)
         self._unwritten.append(batch)
@@ -386,8 +394,11 @@ class Partition:
         """Add the pending write to *ready*; :meth:`advance` or :meth:`write_failed` follows."""
         block = self.state.block_id(self.state.blocks[-1])
         self._in_flight = self.end
+        self._durable_then = self._durable_soon
         if self._unwritten:
             policy = self.state.config.sync_policy(self.state.acks)
+            if policy == "always":
+                self._durable_then = self.end
             ready.write.append(Append(block, self._unwritten, policy == "always"))
             self._unwritten = []
             self._producers.write()
@@ -396,6 +407,7 @@ class Partition:
                 self.deadline = min(self.deadline, self._sync_at)
         else:
             ready.write.append(SealBlock(block))
+            self._durable_then = self.end
             self._sync_at = NEVER
 
     def advance(self, now: int) -> None:
@@ -404,6 +416,7 @@ class Partition:
             return
         end, self._in_flight = self._in_flight, None
         self._producers.settle()
+        self._durable_end = max(self._durable_end, self._durable_then)
         if self._must_seal and end == self._stable_end and not self._unwritten:
             self._seal_done()
         self._stable_end, self._stable_size = (
@@ -424,6 +437,7 @@ class Partition:
         if self._replicator is None:
             return
         self._in_flight = None
+        self._durable_soon = self._durable_end  # The syncs may be among what was not done.
         error = failed.error
         if not isinstance(error, PymqError):
             error = StoreError(str(error))
@@ -431,6 +445,8 @@ class Partition:
             self._fail(error, now)
         else:
             self._drop_unstable(error, now)
+            if self._sealing is not None:
+                self._give_up_seal(error, now)
 
     def _drop_unstable(self, error: PymqError, now: int) -> None:
         """Forget what is not on the disk, and tell those who wait for it."""
@@ -478,6 +494,14 @@ class Partition:
             self._seal_done()  # The first answer was lost, or another controller took over.
         else:
             self._sealing = m
+
+    def _give_up_seal(self, error: PymqError, now: int) -> None:
+        """The block cannot be sealed now: it stays open, and whoever wanted the roll is told."""
+        assert self._sealing is not None
+        seal, self._sealing = self._sealing, None
+        refused = Sealed(*self.name, seal.block, seal.epoch, self._host.me, error=error)
+        self._host.tell_controller(refused)
+        self._drive_parked(now)
 
     def _seal_done(self) -> None:
         assert self._sealing is not None
@@ -598,6 +622,7 @@ class Partition:
             self._sync_at = NEVER
             block = self.state.block_id(self.state.blocks[-1])
             self._host.out.write.append(Sync(block))
+            self._durable_soon = self._stable_end
         if now >= self._roll_at and self._replicator is not None:
             self._want_roll(now)
         if now >= self._retention_at and self._replicator is not None:
@@ -662,6 +687,7 @@ class Partition:
             self._checkpointed = self._stable_size
             block = self.state.block_id(self.state.blocks[-1])
             self._host.out.write.append(Checkpoint(block, self._snapshot()))
+            self._durable_soon = self._stable_end
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
         """Give the partition up: everybody who waits is told *error*."""

@@ -35,7 +35,7 @@ class Producer:
 
     epoch: int
     next_sequence: int
-    batches: deque[tuple[int, int, int]] = Factory(  # (base sequence, count, base offset)
+    batches: deque[tuple[int, int, int, int]] = Factory(  # (epoch, sequence, count, offset)
         lambda: deque(maxlen=REMEMBERED)
     )
 
@@ -72,9 +72,17 @@ class ProducerTable:
             )
         if header.base_sequence == known.next_sequence:
             return None
-        for sequence, count, offset in known.batches:
-            if sequence == header.base_sequence and count == header.count:
+        # Under another epoch the same number is another batch: the producer gave up the first.
+        wanted = (header.producer_epoch, header.base_sequence, header.count)
+        for epoch, sequence, count, offset in known.batches:
+            if (epoch, sequence, count) == wanted:
                 return offset
+        if header.producer_epoch > known.epoch:
+            return OutOfOrderSequence(
+                f"epoch {header.producer_epoch} must go on at sequence {known.next_sequence}, "
+                f"not at {header.base_sequence}",
+                expected=known.next_sequence,
+            )
         if header.base_sequence < known.next_sequence:
             return DuplicateSequence(
                 f"sequence {header.base_sequence} was written before the last {REMEMBERED} batches"
@@ -104,7 +112,9 @@ class ProducerTable:
                 producer.batches.extend(known.batches)
         producer.epoch = header.producer_epoch
         producer.next_sequence = header.base_sequence + header.count
-        producer.batches.append((header.base_sequence, header.count, header.base_offset))
+        producer.batches.append(
+            (header.producer_epoch, header.base_sequence, header.count, header.base_offset)
+        )
 
     def write(self) -> None:
         """What was proposed is being written."""
@@ -158,7 +168,7 @@ class ProducerTable:
         try:
             for producer_id, epoch, next_sequence, batches in codec.loads(snapshot):
                 producer = Producer(int(epoch), int(next_sequence))
-                producer.batches.extend((int(a), int(b), int(c)) for a, b, c in batches)
+                producer.batches.extend((int(a), int(b), int(c), int(d)) for a, b, c, d in batches)
                 table._producers[int(producer_id)] = producer
         except (PymqError, TypeError, ValueError) as error:
             raise CorruptMetadata(f"not a snapshot of producers: {error}") from None

@@ -3,36 +3,43 @@
 A batch is encoded once, in the producer. Every later hop (broker, disk, replica, consumer's socket)
 moves its body by reference and reads its header only. The header is fixed, little-endian:
 
-====  ====  ===============  ==========================================================  ==========
- at   size  field            meaning                                                     covered by
-====  ====  ===============  ==========================================================  ==========
-   0     4  magic            ``PMQB``                                                    header
-   4     8  base offset      offset of the first record                                  header
-  12     4  leader epoch     the epoch that appended the batch                           header
-  16     4  header CRC       CRC-32 of the header without this field
-  20     4  batch CRC        CRC-32 of bytes 24.. of the header and of the body          header
-  24     4  length           bytes of the whole batch, header included                   both
-  28     1  version          1                                                           both
-  29     1  body format      1: CBOR columns (pymq.core.columns); 2: Kafka v2 records    both
-  30     2  attributes       bits 0-2 compression, 3 control, 4 compacted                both
-  32     8  producer id      -1: none                                                    both
-  40     8  base sequence    the producer's number of the first record; -1: none         both
-  48     4  producer epoch                                                               both
-  52     4  count            records in the body                                         both
-  56     4  span             offsets that the batch covers; more than count once         both
+====  ====  ===============  ===========================================================  ==========
+  at  size  field            meaning                                                      covered by
+====  ====  ===============  ===========================================================  ==========
+   0     4  magic            ``PMQB``                                                     header
+   4     4  leader epoch     the epoch that appended the batch                            header
+   8     8  base offset      offset of the first record                                   header
+  16     8  durable          the offset before which all of the block was known durable,  header
+                             on the broker that stamped the batch and when it did
+  24     4  header CRC       CRC-32 of the header without this field
+  28     4  batch CRC        CRC-32 of bytes 32.. of the header and of the body           header
+  32     4  length           bytes of the whole batch, header included                    both
+  36     1  version          1                                                            both
+  37     1  body format      1: CBOR columns (pymq.core.columns); 2: Kafka v2 records     both
+  38     2  attributes       bits 0-2 compression, 3 control, 4 compacted                 both
+  40     8  producer id      -1: none                                                     both
+  48     8  base sequence    the producer's number of the first record; -1: none          both
+  56     4  producer epoch                                                                both
+  60     4  count            records in the body                                          both
+  64     4  span             offsets that the batch covers; more than count once          both
                              compaction has taken records out
-  60     2  columns          which columns are present                                   both
-  62     2                   zero                                                        both
-  64     8  first timestamp  milliseconds since 1970                                     both
-  72     8  max timestamp                                                                both
-  80     4  raw length       bytes of the body before compression                        both
-  84     4                   zero                                                        both
-====  ====  ===============  ==========================================================  ==========
+  68     2  columns          which columns are present                                    both
+  70     2                   zero                                                         both
+  72     8  first timestamp  milliseconds since 1970                                      both
+  80     8  max timestamp                                                                 both
+  88     4  raw length       bytes of the body before compression                         both
+  92     4                   zero                                                         both
+====  ====  ===============  ===========================================================  ==========
 
-The two CRCs divide the work. The batch CRC is the producer's and is never computed again: base
-offset and leader epoch lie outside it, so that the leader can stamp them. The header CRC is the
-stamping broker's. A good header with a bad body is damage of known extent; a bad header may be a
-torn write; a flipped bit anywhere is one or the other.
+The two CRCs divide the work. The batch CRC is the producer's and is never computed again: leader
+epoch, base offset and durable lie outside it, so that the leader can stamp them. The header CRC is
+the stamping broker's. A good header with a bad body is damage of known extent; a bad header may be
+a torn write; a flipped bit anywhere is one or the other.
+
+*Durable* tells these two apart after a power cut. What lies before it, in any batch of the block,
+was safe on the disk: if it is bad now, the disk has lost it. What lies at or behind the largest one
+may have been on its way, in sectors that a disk writes in any order. It is the block's start when
+nothing is known, and never more than the base offset.
 """
 
 from __future__ import annotations
@@ -60,12 +67,13 @@ CONTROL = 0b1000
 COMPACTED = 0b10000
 _ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED
 
-HEADER = struct.Struct("<4sqIIIIBBHqqIIIHHqqII")
+HEADER = struct.Struct("<4sIqqIIIBBHqqIIIHHqqII")
 HEADER_SIZE = HEADER.size
-_STAMPED = struct.Struct("<4sqI")
+_STAMPED = struct.Struct("<4sIqq")
 _CRC = struct.Struct("<I")
-_REST = 20  # where the part of the header begins that follows the header CRC
-_SIGNED = 24  # where the part begins that the batch CRC covers
+HEADER_CRC = 24  # where the header CRC lies; all before it is the leader's stamp
+_REST = 28  # where the part of the header begins that follows the header CRC
+SIGNED = 32  # where the part begins that the batch CRC covers
 
 BATCH_BYTES_MAX = 64 << 20
 COUNT_MAX = 1 << 24
@@ -98,8 +106,9 @@ class Header(NamedTuple):
     """A batch's header, field by field as on disk."""
 
     magic: bytes
-    base_offset: int
     leader_epoch: int
+    base_offset: int
+    durable: int
     header_crc: int
     batch_crc: int
     length: int
@@ -129,6 +138,12 @@ class Header(NamedTuple):
         return bool(self.attributes & CONTROL)
 
 
+def header_crc(head: Buffer) -> int:
+    """Compute the CRC of a header as it should be, whatever the one in it says."""
+    view = memoryview(head)
+    return crc32(view[_REST:], crc32(view[:HEADER_CRC]))
+
+
 def parse_header(data: Buffer, position: int = 0) -> Header:
     """Read and check the header at *position*; the body is neither needed nor looked at.
 
@@ -140,8 +155,7 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     header = Header._make(HEADER.unpack_from(data, position))
     if header.magic != MAGIC:
         raise CorruptBatch("no batch begins here: the magic is missing")
-    view = memoryview(data)[position : position + HEADER_SIZE]
-    if crc32(view[_REST:], crc32(view[:16])) != header.header_crc:
+    if header_crc(memoryview(data)[position : position + HEADER_SIZE]) != header.header_crc:
         raise CorruptBatch("the header's CRC does not hold")
     if header.version != VERSION:
         raise CorruptBatch(f"batch version {header.version} is not known; a newer pymq wrote it")
@@ -153,7 +167,7 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
             not header.attributes & COMPRESSION_MASK
             and header.raw_length != header.length - HEADER_SIZE
         )
-        or header.base_offset < 0
+        or not 0 <= header.durable <= header.base_offset
         or header.attributes & ~_ATTRIBUTES
         or header.columns & ~columns.ALL
         or header.zero
@@ -227,6 +241,7 @@ class RecordBatch:
                 0,
                 0,
                 0,
+                0,
                 HEADER_SIZE + len(body),
                 VERSION,
                 COLUMNS_FORMAT,
@@ -258,8 +273,9 @@ class RecordBatch:
         return cls._seal(
             Header(
                 MAGIC,
-                base_offset,
                 leader_epoch,
+                base_offset,
+                base_offset,  # Only sealed blocks are compacted, and all of them is durable.
                 0,
                 0,
                 HEADER_SIZE + len(raw),
@@ -285,22 +301,26 @@ class RecordBatch:
     def _seal(cls, header: Header, body: bytes) -> Self:
         """Compute both CRCs over *header*, whose own CRC fields are ignored, and *body*."""
         packed = HEADER.pack(*header)
-        signed = packed[_SIGNED:]
+        signed = packed[SIGNED:]
         batch_crc = crc32(body, crc32(signed))
         rest = _CRC.pack(batch_crc) + signed
-        header_crc = crc32(rest, crc32(packed[:16]))
-        head = packed[:16] + _CRC.pack(header_crc) + rest
+        head_crc = crc32(rest, crc32(packed[:HEADER_CRC]))
+        head = packed[:HEADER_CRC] + _CRC.pack(head_crc) + rest
         # Not ``_replace``: it costs as much as all the rest of this method.
-        sealed = Header._make((*header[:3], header_crc, batch_crc, *header[5:]))
+        sealed = Header._make((*header[:4], head_crc, batch_crc, *header[6:]))
         return cls(head, body, sealed)
 
-    def stamp(self, base_offset: int, leader_epoch: int) -> RecordBatch:
-        """Return this batch at its place in the log; only the leader calls this."""
-        stamped = _STAMPED.pack(MAGIC, base_offset, leader_epoch)
+    def stamp(self, base_offset: int, leader_epoch: int, durable: int) -> RecordBatch:
+        """Return this batch at its place in the log; only the leader calls this.
+
+        *durable* is the offset before which all of the block is on disk for certain.
+        """
+        stamped = _STAMPED.pack(MAGIC, leader_epoch, base_offset, durable)
         rest = bytes(self.head[_REST:])
-        header_crc = crc32(rest, crc32(stamped))
-        head = stamped + _CRC.pack(header_crc) + rest
-        header = Header._make((MAGIC, base_offset, leader_epoch, header_crc, *self.header[4:]))
+        head_crc = crc32(rest, crc32(stamped))
+        head = stamped + _CRC.pack(head_crc) + rest
+        stamp = (MAGIC, leader_epoch, base_offset, durable, head_crc)
+        header = Header._make((*stamp, *self.header[5:]))
         return RecordBatch(head, self.body, header, self.topic, self.partition)
 
     def numbered(self, producer_epoch: int, base_sequence: int) -> RecordBatch:
@@ -367,7 +387,7 @@ class RecordBatch:
         Raises:
             CorruptBatch: it does not hold.
         """
-        if crc32(self.body, crc32(memoryview(self.head)[_SIGNED:])) != self.header.batch_crc:
+        if crc32(self.body, crc32(memoryview(self.head)[SIGNED:])) != self.header.batch_crc:
             raise CorruptBatch(
                 f"the CRC of the batch at offset {self.header.base_offset} does not hold",
                 offset=self.header.base_offset,

@@ -45,6 +45,7 @@ class Driver:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
+        self._queueing: deque[None] = deque()  # one for each thread that waits for the lock
         self._sleepers: dict[threading.Lock, None] = {}
         self._asleep_until = 0  # of the background thread, in the loop's milliseconds
         self._thread: threading.Thread | None = None
@@ -56,7 +57,12 @@ class Driver:
     def __enter__(self) -> Loop:
         """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
         self._check()
-        self._lock.acquire()
+        # A lock is not fair: without this, a thread that turns again and again keeps it for ever.
+        self._queueing.append(None)
+        try:
+            self._lock.acquire()
+        finally:
+            self._queueing.pop()
         if self._is_closed:
             self._lock.release()
             raise Closed("the client was closed")
@@ -76,7 +82,7 @@ class Driver:
         if _is_done(what):
             return True
         self._check()
-        if self._lock.acquire(blocking=False):
+        if not self._queueing and self._lock.acquire(blocking=False):
             try:
                 self._run(lambda: what.is_done)
             finally:
@@ -93,6 +99,8 @@ class Driver:
             return True
         self._hurry()
         self.sleep(waiter, timeout)
+        if not _is_done(what) and self._is_closed:
+            raise Closed("the client was closed")
         return _is_done(what)
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
@@ -103,7 +111,7 @@ class Driver:
         self._sleepers[waiter] = None
         in_time = False
         try:
-            if self.problem is None:
+            if self.problem is None and not self._is_closed:
                 in_time = waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
         finally:
             self._sleepers.pop(waiter, None)
@@ -113,7 +121,7 @@ class Driver:
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
         self._check()
-        if not self._lock.acquire(blocking=False):
+        if self._queueing or not self._lock.acquire(blocking=False):
             return False
         try:
             if self._is_closed:
@@ -163,9 +171,17 @@ class Driver:
         if self.loop.has_work or self.loop.deadline < self._asleep_until:
             self._wake.set()
 
-    def _check(self) -> None:
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
+
+        Raises:
+            ForkedError: this is one.
+        """
         if self._pid != os.getpid():
             raise ForkedError("this client belongs to the parent process; open a new one here")
+
+    def _check(self) -> None:
+        self.check_process()
         if self.problem is not None:
             raise self._stopped() from self.problem
 
@@ -186,15 +202,21 @@ class Driver:
         try:
             for _ in range(len(self._errands)):  # What these leave is done after the turns below.
                 self._errands.popleft()(self.loop)
-            self.loop.run(is_enough)
+            self.loop.run(is_enough or self._has_queue)
         except BaseException as error:
             # A machine broke one of its own rules, or was interrupted in the middle of a step:
             # nothing that it says can be trusted any more.
             self.problem = error
-            for waiter in list(self._sleepers):
-                self._sleepers.pop(waiter, None)
-                waiter.release()
+            self._wake_all()
             raise
+
+    def _has_queue(self) -> bool:
+        return bool(self._queueing)
+
+    def _wake_all(self) -> None:
+        for waiter in list(self._sleepers):
+            if self._sleepers.pop(waiter, waiter) is None and waiter.locked():
+                waiter.release()
 
     def _release(self) -> None:
         self._lock.release()
@@ -208,15 +230,16 @@ class Driver:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(
-                    target=self._background, name="pymq-loop", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._background, name="pymq-loop", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _background(self) -> None:
         loop, idle = self.loop, 0
         while not self._is_closed and self.problem is None:
             self._wake.clear()
+            if self._queueing:
+                self._wake.wait(HOT_MS / 1000)  # They go first; their turns do this work too.
             with self._lock:
                 if self._closed():
                     return
@@ -242,6 +265,7 @@ class Driver:
 
     def close(self, last: Callable[[Loop], None]) -> None:
         """Do *last* and turn the loop once more; from then on nothing turns it."""
+        self.check_process()  # In a child the lock may be held by a thread that is not there.
         with self._lock:
             if self._is_closed:
                 return
@@ -250,6 +274,7 @@ class Driver:
                 self._run(None)  # Errands come first: somebody waits for what they began.
                 last(self.loop)
                 self._run(None)
+            self._wake_all()  # What they wait for will not be done any more.
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

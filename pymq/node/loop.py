@@ -31,6 +31,7 @@ from pymq.errors import PymqError, StoreError
 from pymq.store.base import BlockStore
 
 NEVER = 1 << 62
+TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
 
 
 class Machine(Protocol):
@@ -137,8 +138,12 @@ class Loop:
         return min((machine.deadline for machine in list(self.machines.values())), default=NEVER)
 
     def run(self, is_enough: Callable[[], bool] | None = None) -> None:
-        """Turn until nothing is left to do, or until *is_enough*."""
-        while True:
+        """Turn until nothing is left to do, or until *is_enough*; not for ever.
+
+        Other threads may bring work as fast as it is done, so after some turns it is left to the
+        next one.
+        """
+        for _ in range(TURNS_MAX):
             self.turn()
             if not self.has_work or (is_enough is not None and is_enough()):
                 return
@@ -189,10 +194,13 @@ class Loop:
             self._finish(name, machine, ready, failed, now)
         for name, machine, _ in work:
             # What became of the work is often nothing but answers: they need no turn of their own.
-            while (more := machine.ready(now)) is not None:
+            # What other threads have brought meanwhile is for the next turn, though.
+            more = machine.ready(now)
+            if more is not None:
                 self._post(name, more.send)
                 failed = self._write(more.write, now) if more.write else False
                 self._finish(name, machine, more, failed, now)
+                self._dirty[name] = None
 
     def _finish(self, name: str, machine: Machine, ready: Ready, failed: bool, now: int) -> None:
         if ready.after and not failed:
@@ -256,7 +264,7 @@ class Loop:
             event = self._store[2].compact(job)
         except PymqError as error:
             event = Compacted(job.topic, job.partition, (), error)
-        except OSError as error:
+        except Exception as error:  # whatever it is, the partition is to hear of it
             event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
         self._events.append(event)
 

@@ -1,10 +1,14 @@
 """What is inside the files of a block, and how to walk through it.
 
-Every block has up to three files, named after its number:
+Every block has up to three files, named after its number, and rarely a fourth:
 
 ``00000007.block``  a file header, then the batches, one behind the other
 ``00000007.ckpt``   what was known good at some time, and the state of a machine at that time
 ``00000007.index``  the same without a state, written when the block is sealed
+``00000007.cut``    what recovery has cut off the block although there were whole batches in it;
+                    then ``.cut2`` and so on. Nothing reads it but people
+
+An open block may end in zeros, written ahead so that appends need not make the file longer.
 
 The file header and the two small files are framed alike: ``8s magic, u32 version, u32 length``,
 that many bytes of CBOR, ``u32 CRC-32`` of all before. All integers are little-endian.
@@ -12,6 +16,7 @@ that many bytes of CBOR, ``u32 CRC-32`` of all before. All integers are little-e
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +24,15 @@ from zlib import crc32
 
 from pymq.core import codec
 from pymq.core.index import GAP, Index
-from pymq.core.record import HEADER_SIZE, MAGIC, Header, parse_header
+from pymq.core.record import (
+    HEADER_CRC,
+    HEADER_SIZE,
+    MAGIC,
+    SIGNED,
+    Header,
+    header_crc,
+    parse_header,
+)
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest
@@ -33,7 +46,6 @@ CHUNK = 1 << 20
 
 _FRAME = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
-_SIGNED = 24  # where the part of a batch begins that the batch CRC covers
 
 Pread = Callable[[int, int], bytes]  # (size, position) -> bytes, fewer only at the file's end
 
@@ -183,7 +195,7 @@ class Window:
     """A view of a file that moves forward; holds one chunk in memory."""
 
     def __init__(self, pread: Pread, size: int) -> None:
-        self._pread = pread
+        self.pread = pread
         self.size = size  # the file's length; nothing beyond it is looked at
         self.chunk = CHUNK  # bytes read at once
         self._base = 0
@@ -195,7 +207,7 @@ class Window:
         have = len(self._data) - start
         if start < 0 or have < min(least, self.size - position):
             want = min(max(self.chunk, least), self.size - position)
-            self._data = memoryview(self._pread(want, position))
+            self._data = memoryview(self.pread(want, position))
             self._base, start = position, 0
         return self._data[start : start + size]
 
@@ -215,7 +227,7 @@ class Window:
         Raises:
             CorruptBatch: it does not hold.
         """
-        crc, at, end = 0, position + _SIGNED, position + header.length
+        crc, at, end = 0, position + SIGNED, position + header.length
         while at < end:
             piece = self.piece(at, end - at)
             if not piece:
@@ -281,32 +293,42 @@ def walk(window: Window, found: Walk, index: Index, verify_from: int) -> Walk:
     return found
 
 
-def _is_whole(head: memoryview) -> bool:
+def is_whole(head: memoryview) -> bool:
     """Whether a header was written completely, even if a newer pymq wrote it."""
     return bool(
         len(head) == HEADER_SIZE
         and head[:4] == MAGIC
-        and _CRC.unpack_from(head, 16)[0] == crc32(head[20:], crc32(head[:16]))
+        and _CRC.unpack_from(head, HEADER_CRC)[0] == header_crc(head)
     )
 
 
-def find_later(window: Window, found: Walk) -> int | None:
-    """Search for a sign that the fault of *found* is no torn write.
+@define
+class Behind:
+    """What lies behind the fault of a walk."""
 
-    Returns:
-        The position of a later batch, or of a header at the fault that is whole but does not
-        belong there: then the block is damaged in the middle. None: it is the torn end of a write
-        that nobody was told is safe.
+    is_misplaced: bool = False  # at the fault itself is a whole header that does not belong there
+    attested: int | None = None  # position of a batch that says: the offset at fault was durable
+    has_batches: bool = False  # whether there is a whole one
+    end: int = 0  # the position after the last one, whole or not
+
+
+def look_behind(window: Window, found: Walk) -> Behind:
+    """Search behind the fault of *found* for what tells damage from a write cut short.
+
+    The search ends at the first batch that attests the offset at fault. It looks at every byte
+    once, except that one whole batch is checked.
     """
-    position = found.position
-    if _is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):
+    behind, position = Behind(), found.position
+    if is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):
         try:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            return position  # no write tears like this: a newer version, or a batch out of place
+            # No write tears like this: a newer version, or a batch out of place.
+            behind.is_misplaced = True
+            return behind
         # Only the body is bad. What looks like a batch inside it is somebody's payload.
-        position += header.length
+        position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
     while position + HEADER_SIZE <= window.size:
@@ -318,12 +340,34 @@ def find_later(window: Window, found: Walk) -> int | None:
         position += at
         try:
             header = window.header(position)
-            if header.base_offset > found.end and header.leader_epoch >= found.epoch:
-                return position
         except CorruptBatch:
-            pass
-        position += 1
-    return None
+            behind.has_batches |= is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE))
+            position += 1
+            continue
+        if header.base_offset <= found.end or header.leader_epoch < found.epoch:
+            position += 1  # It cannot come after: somebody's payload.
+        elif header.durable > found.end:
+            behind.attested = position
+            return behind
+        elif position + header.length > window.size:
+            position += 1
+        else:
+            if not behind.has_batches:
+                with contextlib.suppress(CorruptBatch):
+                    window.verify(header, position)
+                    behind.has_batches = True
+            position = behind.end = position + header.length
+    return behind
+
+
+def data_end(pread: Pread, start: int, size: int) -> int:
+    """Return where the zeros begin that reach to *size*, looking no further back than *start*."""
+    while size > start:
+        at = max(start, size - CHUNK)
+        if piece := pread(size - at, at).rstrip(b"\0"):
+            return at + len(piece)
+        size = at
+    return start
 
 
 def corrupt(path: str, position: int, offset: int, what: str) -> CorruptBlock:

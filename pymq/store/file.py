@@ -3,6 +3,11 @@
 A block file appears when its first batch is written, and under its name only once that batch is
 durable. So an idle block costs no file, and nothing is ever acknowledged from a file that a crash
 may take away.
+
+A sync after an append that makes the file longer has to write the file system's journal as well.
+So small synced appends go into zeros that were written, and synced, ahead of them: one record and
+its sync take 217 instead of 285 us with 1 KB, 245 instead of 382 us with 8 KB (medians of 2,200,
+taking turns, on ext4 on virtio, the machine being busy; 64 KiB ahead do as well as 256).
 """
 
 from __future__ import annotations
@@ -36,11 +41,16 @@ from pymq.store import recovery
 from pymq.store.blockfile import FileHead
 from pymq.store.compact import compacted, last_offsets
 from pymq.store.files import Files, OsFiles, store_error
-from pymq.store.folder import BLOCK, CKPT, INDEX, TMP, Draft, Folder, explained, is_sync
+from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, explained, is_sync
 from pymq.store.handles import SYNC_THREADS, Handles
 from pymq.store.openblock import OpenBlock, check_append
 
 _REWRITE_BYTES = 1 << 20  # written at once by compaction
+
+RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
+RESERVE_FROM = 16 << 10  # ... in a block that has this much: ten thousand idle ones take no room
+RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger ones it does not pay
+_ZEROS = memoryview(bytes(RESERVE_MOST))
 
 _Action = Callable[[BlockId, OpenBlock | None], None]
 
@@ -90,10 +100,17 @@ class FileStore:
             raise Closed(f"the store {self.path} was closed")
         failed: dict[BlockId, WriteFailed] = {}
         with self._lock:
-            if len(writes) == 1 and type(append := writes[0]) is Append:  # nothing to gather
-                self._attempt(append.block, failed, partial(self._append, append.batches))
-                if append.sync and not failed:
-                    self._sync([append.block], failed)
+            if len(writes) == 1 and type(append := writes[0]) is Append:
+                # There is nothing to gather, and what this costs comes on top of every sync: the
+                # processor's caches are cold then, so that each call saved is worth a microsecond.
+                id, sync = append.block, append.sync
+                block = self._blocks.get(id)
+                try:
+                    self._append(append.batches, sync, id, block)
+                    if sync and block is not None and block.unsynced:
+                        self._handles.sync(block)
+                except (OSError, PymqError) as error:
+                    self._note(id, error, failed)
             else:
                 self._write_all(writes, failed)
         return list(failed.values())
@@ -116,27 +133,33 @@ class FileStore:
                 syncs[block] = None
             else:
                 if batches := pending.pop(block, None):
-                    self._attempt(block, failed, partial(self._append, batches))
+                    self._attempt(block, failed, partial(self._append, batches, False))
                 if block not in failed:
                     self._attempt(block, failed, partial(self._other, write))
         for block, batches in pending.items():
-            self._attempt(block, failed, partial(self._append, batches))
+            self._attempt(block, failed, partial(self._append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
 
     def _attempt(self, id: BlockId, failed: dict[BlockId, WriteFailed], action: _Action) -> None:
-        block = self._blocks.get(id)
         try:
-            action(id, block)
-        except OSError as error:
-            cause = store_error(error, "write", self._folder.file(id))
-            block = self._blocks.get(id)
-            if block is not None and is_sync(cause):
-                block.failed = cause
-            failed[id] = WriteFailed(id, cause, block is not None and block.failed is not None)
-        except PymqError as error:
-            failed[id] = WriteFailed(id, error, False)
+            action(id, self._blocks.get(id))
+        except (OSError, PymqError) as error:
+            self._note(id, error, failed)
 
-    def _append(self, batches: list[RecordBatch], id: BlockId, block: OpenBlock | None) -> None:
+    def _note(self, id: BlockId, error: Exception, failed: dict[BlockId, WriteFailed]) -> None:
+        """Take note of a write that has failed."""
+        if not isinstance(error, OSError):
+            failed[id] = WriteFailed(id, error, False)
+            return
+        cause = store_error(error, "write", self._folder.file(id))
+        block = self._blocks.get(id)
+        if block is not None and is_sync(cause):
+            block.failed = cause
+        failed[id] = WriteFailed(id, cause, block is not None and block.failed is not None)
+
+    def _append(
+        self, batches: list[RecordBatch], sync: bool, id: BlockId, block: OpenBlock | None
+    ) -> None:
         if block is None or block.is_sealed:
             what = "is not open here; create or recover it first" if block is None else "is sealed"
             raise InvalidRequest(f"block {id} {what}")
@@ -152,19 +175,45 @@ class FileStore:
         if handle < 0:
             handle = self._handles.open(block)
         block.used = block.unsynced = True
+        if sync and block.length - block.size < RESERVE_BELOW and block.size >= RESERVE_FROM:
+            self._reserve(block, sum(map(len, buffers)))
         try:
-            self.files.append(handle, buffers)
+            self.files.pwritev(handle, buffers, block.size)
         except OSError:
             self._undo(block)
             raise
         block.add(batches)
+
+    def _reserve(self, block: OpenBlock, needed: int) -> None:
+        """Write zeros ahead of a small write, as many bytes as the block has; or do without."""
+        is_there = block.size + needed <= block.length
+        if is_there or needed >= RESERVE_BELOW or not block.may_reserve:
+            return
+        size = min(block.size, RESERVE_MOST)
+        try:
+            self.files.pwritev(block.handle, [_ZEROS[:size]], block.size)
+        except OSError:
+            block.may_reserve = False
+            self._undo(block)
+            if block.failed is not None:
+                raise block.failed from None
+        else:
+            block.length = block.size + size
+
+    def _trim(self, block: OpenBlock) -> None:
+        """Cut off what was written ahead; durable after the next sync."""
+        if block.length > block.size:
+            handle = block.handle if block.handle >= 0 else self._handles.open(block)
+            self.files.truncate(handle, block.size)
+            block.length = block.size
+            block.unsynced = True
 
     def _begin(self, block: OpenBlock, batches: list[RecordBatch], buffers: list[Buffer]) -> None:
         """Make the file, with the first batches in it; durable on return."""
         head = block.head.to_bytes()
         self._handles.make_room()
         self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
-        block.start_position = block.size = len(head)
+        block.start_position = block.size = block.length = len(head)
         if batches:
             block.add(batches)
 
@@ -174,6 +223,8 @@ class FileStore:
             self.files.truncate(block.handle, block.size)
         except OSError as error:
             block.failed = store_error(error, "undo a write to", self._folder.file(block.id))
+        else:
+            block.length = block.size
 
     def _other(self, write: Write, id: BlockId, block: OpenBlock | None) -> None:
         if isinstance(write, RemoveBlock):
@@ -244,6 +295,7 @@ class FileStore:
     def _seal(self, block: OpenBlock) -> None:
         if block.size == 0:
             self._begin(block, [], [])
+        self._trim(block)
         self._handles.sync(block)
         block.is_sealed = True
         try:
@@ -259,7 +311,8 @@ class FileStore:
         self._handles.let_go(id)
         suffixes = self._folder.suffixes(id)
         # The block last: without it, after a crash, the rest would look like a lost file.
-        self._folder.remove(id, INDEX, CKPT, BLOCK, *(s for s in suffixes if s.endswith(TMP)))
+        others = (s for s in suffixes if s.endswith(TMP) or s.startswith(CUT))
+        self._folder.remove(id, INDEX, CKPT, BLOCK, *others)
         if suffixes:
             self._folder.prune(id)
 
@@ -380,7 +433,7 @@ class FileStore:
         """Replace a block's file by a compacted one; returns the bytes of its batches."""
         old = self._sealed(id)
         new = OpenBlock(old.head)
-        new.start_position = new.size = old.start_position
+        new.start_position = new.size = new.length = old.start_position
         draft = self._folder.draft(id)
         try:
             draft.append([old.head.to_bytes()])
@@ -431,6 +484,10 @@ class FileStore:
         errors: dict[BlockId, WriteFailed] = {}
         try:
             self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
+            for block in list(self._blocks.values()):
+                if block.failed is None:
+                    with contextlib.suppress(OSError):  # recovery does it, too
+                        self._trim(block)
         finally:
             self._handles.close()
             self._blocks.clear()

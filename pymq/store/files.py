@@ -18,7 +18,10 @@ from pymq.core.columns import Buffer
 from pymq.errors import StoreError, StoreFull, StoreLocked
 
 _IOV_MAX = 1024  # POSIX guarantees 16; Linux, macOS and the BSDs all allow 1024
-_JOIN_MAX = 4096  # many parts smaller than this on average are cheaper joined: writev pays per part
+_JOIN_MAX = (
+    4096  # many parts smaller than this on average are cheaper joined: a write pays per part
+)
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: a sync of the drive, too
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -27,7 +30,7 @@ class Files(Protocol):
     """A file system, as far as a store needs one. Handles are small integers."""
 
     def open(self, path: str) -> int:
-        """Open an existing file for reading and appending."""
+        """Open an existing file for reading and writing."""
         ...
 
     def open_readonly(self, path: str) -> int:
@@ -35,15 +38,15 @@ class Files(Protocol):
         ...
 
     def create(self, path: str) -> int:
-        """Create a file, which must not exist, for reading and appending."""
+        """Create a file, which must not exist, for reading and writing."""
         ...
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
         ...
 
-    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
-        """Write *buffers* at the file's end and return how many bytes that were.
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
+        """Write *buffers* one behind the other from *position* on; return how many bytes.
 
         After an error any part of it may be there.
         """
@@ -106,35 +109,35 @@ class OsFiles:
     """The real file system."""
 
     def open(self, path: str) -> int:
-        """Open an existing file for reading and appending."""
-        return os.open(path, os.O_RDWR | os.O_APPEND)
+        """Open an existing file for reading and writing."""
+        return os.open(path, os.O_RDWR)
 
     def open_readonly(self, path: str) -> int:
         """Open an existing file for reading."""
         return os.open(path, os.O_RDONLY)
 
     def create(self, path: str) -> int:
-        """Create a file, which must not exist, for reading and appending."""
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        """Create a file, which must not exist, for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
         os.close(handle)
 
-    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
-        """Write *buffers* at the file's end, in one system call if the kernel takes all of it."""
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
+        """Write *buffers* at *position*, in one system call if the kernel takes all of it."""
         if len(buffers) > 8:
             total = sum(map(len, buffers))
             if len(buffers) > _IOV_MAX or total < len(buffers) * _JOIN_MAX:
                 buffers = (b"".join(buffers),)
-        written = os.writev(handle, buffers)
+        written = os.pwritev(handle, buffers, position)
         total = sum(map(len, buffers))
         if written < total:
             # The kernel stops early at 2 GiB, on a signal, or when the disk fills up; in the last
             # case the next call says so.
             rest = memoryview(b"".join(buffers))
             while written < total:
-                written += os.write(handle, rest[written:])
+                written += os.pwrite(handle, rest[written:], position + written)
         return written
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
@@ -147,8 +150,8 @@ class OsFiles:
 
     def sync(self, handle: int) -> None:
         """Make the file's data and length durable."""
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync leaves the data in the drive's cache
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        if _FULL_SYNC is not None:
+            fcntl.fcntl(handle, _FULL_SYNC)
         else:
             os.fdatasync(handle)
 

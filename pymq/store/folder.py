@@ -4,7 +4,7 @@
 
     path/FORMAT                                   what this folder is, and its version
     path/LOCK                                     held while the store is open; the holder's pid
-    path/blocks/<topic id>/<partition>/00000007.block  .ckpt  .index    see pymq.store.blockfile
+    path/blocks/<topic id>/<partition>/00000007.block .ckpt .index .cut  see pymq.store.blockfile
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pymq.core.columns import Buffer
 from pymq.core.types import BlockId
@@ -20,7 +20,7 @@ from pymq.errors import StoreError
 from pymq.store.files import Files, store_error
 
 FORMAT = b"pymq block store\nversion 1\n"
-BLOCK, CKPT, INDEX, TMP = ".block", ".ckpt", ".index", ".tmp"
+BLOCK, CKPT, INDEX, CUT, TMP = ".block", ".ckpt", ".index", ".cut", ".tmp"
 
 _LOAD_MAX = 1 << 30  # bytes; a checkpoint or an index is far smaller
 _BLOCK_NAME = re.compile(r"(\d{8,})\.block")
@@ -160,6 +160,19 @@ class Folder:
         finally:
             draft.close()
 
+    def keep(self, block: BlockId, suffix: str, pieces: Iterable[bytes]) -> None:
+        """Put *pieces*, which may be large together, into a new file, durably."""
+        path = self.file(block, suffix)
+        with explained("create", path):
+            draft = Draft(self.files, path)
+            try:
+                for piece in pieces:
+                    draft.append([piece])
+                draft.sync()
+                self.files.close(draft.take_place())
+            finally:
+                draft.close()
+
     def draft(self, block: BlockId) -> Draft:
         """Begin a file that is to replace the block's."""
         with explained("create", self.file(block) + TMP):
@@ -205,6 +218,7 @@ class Draft:
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path, self._tmp = files, path, path + TMP
         self._is_mine = True  # whether handle and name are still to be cleaned up
+        self._size = 0
         try:
             self._handle = files.create(self._tmp)
         except FileExistsError:  # left over by a crash
@@ -213,7 +227,7 @@ class Draft:
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """Write to it."""
-        self._files.append(self._handle, buffers)
+        self._size += self._files.pwritev(self._handle, buffers, self._size)
 
     def sync(self) -> None:
         """Make what was written durable."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from zlib import crc32
 
 from pymq.core.columns import Buffer
 from pymq.core.index import GAP, Index
-from pymq.core.record import BATCH_BYTES_MAX, HEADER_SIZE, MAGIC, RecordBatch, parse_header
+from pymq.core.record import (
+    BATCH_BYTES_MAX,
+    HEADER_SIZE,
+    MAGIC,
+    RecordBatch,
+    header_crc,
+    parse_header,
+)
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange
 from pymq.store.blockfile import FileHead, Known, Pread, Walk, Window, check_chain, corrupt, walk
 
 # The fields that a walk needs, at their places in the batch header: magic, base offset, header CRC,
 # length, version, span, max timestamp.
-_HEAD = Struct("<4sq4xI4xIB27xI12xq8x")
+_HEAD = Struct("<4s4xq8xI4xIB27xI12xq8x")
 assert _HEAD.size == HEADER_SIZE
 
 
@@ -40,6 +46,8 @@ class OpenBlock:
         "is_sealed",
         "last",
         "last_crc",
+        "length",
+        "may_reserve",
         "size",
         "start_position",
         "unsynced",
@@ -53,7 +61,9 @@ class OpenBlock:
         self.epoch = 0  # of the last batch
         self.last = -1  # position of the last batch
         self.last_crc = 0
-        self.size = 0  # of the file, header included; 0 as long as there is none
+        self.size = 0  # of what is in the file, header included; 0 as long as there is none
+        self.length = 0  # of the file: more than size when zeros were written ahead
+        self.may_reserve = True  # False once there was no room for zeros
         self.start_position = 0  # where the batches begin
         self.index: Index | None = None
         self.handle = -1  # -1 when the file is not open
@@ -84,13 +94,15 @@ class OpenBlock:
             self.last = size
             size += header.length
         self.size = size
+        self.length = max(self.length, size)
         self.end = header.base_offset + header.span
         self.epoch, self.last_crc = header.leader_epoch, header.header_crc
 
     def stand(self, found: Walk, index: Index) -> None:
         """Take over what a walk to the end has found."""
         self.index = index
-        self.size, self.end, self.epoch = found.position, found.end, found.epoch
+        self.size = self.length = found.position
+        self.end, self.epoch = found.end, found.epoch
         self.last, self.last_crc = found.last, found.last_crc
         self.hint = (-1, 0)
 
@@ -282,7 +294,7 @@ def head_at(
     head = data[at : at + HEADER_SIZE]
     if (
         magic != MAGIC
-        or crc32(head[20:], crc32(head[:16])) != crc
+        or header_crc(head) != crc
         or version != 1
         or not HEADER_SIZE <= length <= BATCH_BYTES_MAX
     ):

@@ -3,12 +3,14 @@
 ======================================  ============================================================
 what is found                           what is done
 ======================================  ============================================================
-open block, bad bytes at the end, no    a torn write, which nobody was told is safe: cut off
-later batch
-open block, shorter than its            the same
+open block, bad bytes that no batch     a write that was cut short, or whose sectors were written
+behind them says were durable           out of order: cut off. If there are whole batches in what
+                                        is cut, all of it is kept in a .cut file first
+open block, zeros up to the end         written ahead of appends: cut off, and nothing to report
+open block, shorter than its            as for bad bytes
 checkpoint
-open block, bad bytes and a later       damage: refused, nothing is changed
-batch that continues the block
+open block, bad bytes, and a batch      damage: refused, nothing is changed
+behind them whose *durable* is beyond
 bad bytes before the position of a      the same
 checkpoint, the file being as long
 sealed block, anything bad or missing   the same
@@ -21,7 +23,7 @@ belong there                            tears like that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from pymq.core.index import Index
@@ -29,17 +31,20 @@ from pymq.core.ready import Recovered
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, PymqError
 from pymq.store.blockfile import (
+    CHUNK,
     HEAD_MAX,
+    Behind,
     FileHead,
     Known,
     Walk,
     Window,
     check_head,
     corrupt,
-    find_later,
+    data_end,
+    look_behind,
     walk,
 )
-from pymq.store.folder import BLOCK, CKPT, INDEX, TMP, Folder, explained
+from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Folder, explained
 from pymq.store.openblock import OpenBlock
 
 
@@ -74,7 +79,11 @@ def recover(
         index = ckpt.index
     with explained("read", path):
         walk(window, found, index, trusted)
-        _judge(found, window, path, is_open, [known.position for known in marks.values()])
+        vouched = [known.position for known in marks.values()]
+        behind = _judge(found, window, path, is_open, vouched)
+        written = max(data_end(window.pread, found.position, size), behind.end)
+        if behind.has_batches:
+            _keep(folder, id, suffixes, window, found.position)
 
     # First what says that more is good goes, or after a crash the file would look damaged.
     stale = [suffix for suffix in (CKPT, INDEX) if suffix in suffixes and suffix not in holding]
@@ -86,7 +95,6 @@ def recover(
     block.stand(found, index)
     block.is_sealed = not is_open
     _note(block, holding)
-    longest = max([size, *(known.position for known in marks.values())])
     return Recovered(
         id,
         start,
@@ -94,7 +102,7 @@ def recover(
         block.size - block.start_position,
         ckpt.snapshot if ckpt else None,
         found.headers,
-        longest - found.position,
+        max([written, *vouched]) - found.position,
     )
 
 
@@ -173,8 +181,11 @@ def _holds(known: Known, window: Window, block: OpenBlock) -> bool:
     )
 
 
-def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Iterable[int]) -> None:
-    """Refuse what is no torn tail; *vouched* are positions that were known good once.
+def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Iterable[int]) -> Behind:
+    """Refuse what was durable once; *vouched* are positions that were known good once.
+
+    Returns:
+        What is in the part that is to be cut off.
 
     Raises:
         CorruptBlock: the block is damaged.
@@ -183,14 +194,33 @@ def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Itera
     if is_open and what:
         if any(found.position < position <= window.size for position in vouched):
             what += ", where all was good before"
-        elif (later := find_later(window, found)) is None:
-            return
-        elif later > found.position:
-            what += f", but the block goes on at byte {later}"
+        else:
+            behind = look_behind(window, found)
+            if behind.attested is not None:
+                what += f", which was on the disk when the batch at byte {behind.attested} was made"
+            elif not behind.is_misplaced:
+                return behind
     elif not is_open and not what and max(vouched, default=0) > window.size:
         what = "the sealed block has become shorter"
     if what:
         raise corrupt(path, found.position, found.end, what)
+    return Behind()
+
+
+def _keep(
+    folder: Folder, id: BlockId, suffixes: Collection[str], window: Window, position: int
+) -> None:
+    """Keep what is about to be cut off: nobody was told that it is safe, but it may be of use."""
+
+    def pieces() -> Iterator[bytes]:
+        for at in range(position, window.size, CHUNK):
+            yield window.pread(min(CHUNK, window.size - at), at)
+
+    number, suffix = 1, CUT
+    while suffix in suffixes:
+        number += 1
+        suffix = f"{CUT}{number}"
+    folder.keep(id, suffix, pieces())
 
 
 def _recover_missing(

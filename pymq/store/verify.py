@@ -18,11 +18,20 @@ from pymq.errors import (
     StoreError,
     StoreLocked,
 )
-from pymq.store.blockfile import CHUNK, HEAD_MAX, Known, Window, check_chain, check_head
+from pymq.store.blockfile import (
+    CHUNK,
+    HEAD_MAX,
+    Known,
+    Window,
+    check_chain,
+    check_head,
+    data_end,
+    is_whole,
+)
 from pymq.store.files import Files, OsFiles, store_error
-from pymq.store.folder import BLOCK, CKPT, INDEX, check_format, explained
+from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, check_format, explained
 
-_FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index)(\.tmp)?")
+_FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index|\.cut\d*)(\.tmp)?")
 _RESTORE = "restore the file from another replica or a backup"
 _REBUILT = "delete the file; opening the store does without it or makes it again"
 
@@ -110,6 +119,14 @@ def verify(path: str, *, files: Files | None = None) -> Report:
         StoreError: *path* is not a store of a known version, or cannot be read at all.
     """
     return _Verifier(path, files or OsFiles()).run()
+
+
+@value
+class _Damage:
+    position: int
+    offset: int
+    what: str
+    is_foreign: bool  # a whole header, but not one that belongs there: no write tears like that
 
 
 class _Verifier:
@@ -206,6 +223,8 @@ class _Verifier:
             elif match[3]:
                 advice = "opening the store removes it"
                 self._problem(path, None, None, "was left by a crash", advice, is_note=True)
+            elif match[2].startswith(CUT):
+                self._cut(path)
             else:
                 found.setdefault(int(match[1]), set()).add(match[2])
         numbers = sorted(number for number, suffixes in found.items() if BLOCK in suffixes)
@@ -218,6 +237,38 @@ class _Verifier:
             if result and before:
                 self._sequence(before, result)
             before = result or before
+
+    def _cut(self, path: str) -> None:
+        """Tell what recovery has kept of the tail of a block."""
+        runs: list[tuple[int, int]] = []
+        try:
+            handle = self.files.open_readonly(path)
+            try:
+                window = Window(partial(self.files.pread, handle), self.files.size(handle))
+                position = 0
+                while (position := _resync(window, position)) < window.size:
+                    try:
+                        header = window.header(position)
+                        window.verify(header, position)
+                    except CorruptBatch:
+                        position += 1
+                        continue
+                    position += header.length
+                    if runs and runs[-1][1] == header.base_offset:
+                        runs[-1] = (runs[-1][0], header.end_offset)
+                    else:
+                        runs.append((header.base_offset, header.end_offset))
+            finally:
+                self.files.close(handle)
+        except OSError as error:
+            message = store_error(error, "read", path).message
+            self._problem(path, None, None, message, _REBUILT, is_note=True)
+            return
+        offsets = ", ".join(f"{start} to {end - 1}" for start, end in runs) or "none"
+        what = "was cut off the block after a crash, since parts before it had not reached the "
+        what += f"disk; whole batches of the offsets {offsets} are in it"
+        advice = "nobody was told that they are safe; look whether you miss them, then delete it"
+        self._problem(path, None, runs[0][0] if runs else None, what, advice, is_note=True)
 
     def _sequence(self, before: BlockResult, result: BlockResult) -> None:
         gap = result.block.number - before.block.number - 1
@@ -269,44 +320,56 @@ class _Verifier:
         file_head, position = check_head(bytes(head), result.file, result.block, None)
         result.topic, result.partition = file_head.topic, file_head.partition
         result.start = result.end = file_head.start
-        begin, epoch, is_lost = position, 0, False
+        begin, epoch, is_lost, size = position, 0, False, window.size
         found: list[tuple[Header, int]] = []
-        while position < window.size:
+        damages: list[_Damage] = []
+        while position < size:
             offset = result.end
             try:
                 header = window.header(position)
             except CorruptBatch as error:
+                if may_be_torn and data_end(window.pread, position, size) == position:
+                    size = position  # written ahead of appends
+                    break
+                is_foreign = is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE))
                 following = _resync(window, position + 1)
-                is_torn = may_be_torn and following == window.size
-                self._damage(result, position, offset, error.message, is_torn)
+                damages.append(_Damage(position, offset, error.message, is_foreign))
                 position, is_lost = following, True
                 continue
             # The header may be trusted: whatever else is wrong, go on behind it.
             following = position + header.length
             found.append((header, position))
             result.end = header.end_offset
+            is_foreign = not is_lost
             try:
                 if not is_lost:
                     check_chain(header, offset, epoch)
-                offset = header.base_offset
-                if following > window.size:
+                offset, is_foreign = header.base_offset, False
+                if following > size:
                     raise CorruptBatch("the body is cut short")
                 self._content(window, header, position, result)
             except CorruptBatch as error:
-                is_torn = may_be_torn and following >= window.size
-                self._damage(result, position, offset, error.message, is_torn)
+                damages.append(_Damage(position, offset, error.message, is_foreign))
             position, epoch, is_lost = following, header.leader_epoch, False
+        durable = max((header.durable for header, _ in found), default=0)
+        durable = max([durable, *(known.end for known in marks.values() if known.position <= size)])
+        self._damage(result, damages, durable if may_be_torn else None)
         for suffix, known in marks.items():
-            self._agreement(result, known, suffix, found, begin, window.size)
+            self._agreement(result, known, suffix, found, begin, size)
 
-    def _damage(
-        self, result: BlockResult, position: int, offset: int, what: str, is_torn: bool
-    ) -> None:
-        advice = _RESTORE
-        if is_torn:
-            what += ": torn by a crash, or damaged"
-            advice = "opening the store cuts it off; if it was torn, no acknowledged record is lost"
-        self._problem(result.file, position, offset, what, advice)
+    def _damage(self, result: BlockResult, damages: list[_Damage], durable: int | None) -> None:
+        """Report *damages*; from offset *durable* on, if given, opening the store cuts them off."""
+        first = damages[0] if damages else None
+        is_torn = first and durable is not None and not first.is_foreign and first.offset >= durable
+        for damage in damages:
+            what, advice = damage.what, _RESTORE
+            if is_torn:
+                what += ": torn by a crash, or damaged"
+                advice = (
+                    "opening the store cuts it off, and keeps whole batches behind it in a .cut "
+                    "file; if it was torn, no acknowledged record is lost"
+                )
+            self._problem(result.file, damage.position, damage.offset, what, advice)
 
     def _content(self, window: Window, header: Header, position: int, result: BlockResult) -> None:
         window.verify(header, position)

@@ -128,7 +128,7 @@ def _batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -> Re
     values = [b"%08d " % (offset + i) + bytes(size) for i in range(count)]
     times = [1_000 + 10 * (offset + i) for i in range(count)]
     batch = RecordBatch.encode(values, timestamp_ms=times[0], timestamps=times)
-    return batch.stamp(offset, epoch)
+    return batch.stamp(offset, epoch, 0)
 
 
 def _run(offset: int, count: int, **options: int) -> list[RecordBatch]:
@@ -385,7 +385,7 @@ def _check_find_time(suite: _Suite) -> None:
         own = [1_000 + 10 * i + dice.randrange(-300, 300) for _ in range(3)]
         values = [bytes(dice.randrange(1, 1_000)) for _ in own]
         batch = RecordBatch.encode(values, timestamp_ms=own[0], timestamps=own)
-        batches.append(batch.stamp(3 * i, 1))
+        batches.append(batch.stamp(3 * i, 1, 0))
         times += own
     suite.write(Append(block, batches, sync=False))
     for end in (600, 599, 300, 1):
@@ -411,7 +411,7 @@ def _check_compact(suite: _Suite) -> None:
     ]
     first, second = suite.block(), suite.block(start=5, number=1)
     suite.write(Append(first, [_keyed(0, rows[:2]), _keyed(2, rows[2:5])], sync=True))
-    control = RecordBatch.control(b"epoch", timestamp_ms=0).stamp(8, 1)
+    control = RecordBatch.control(b"epoch", timestamp_ms=0).stamp(8, 1, 5)
     suite.write(Append(second, [_keyed(5, rows[5:]), control], sync=True))
     suite.write(Checkpoint(first, b"state"), SealBlock(first))
     for tombstones_before_ms, expected in ((0, {2, 4, 6, 7, 8}), (10**9, {2, 6, 7, 8})):
@@ -440,7 +440,7 @@ def _keyed(offset: int, rows: Sequence[tuple[bytes | None, bytes, bool]]) -> Rec
         headers=[(("pymq.tombstone", b""),) if gone else () for _, _, gone in rows],
         timestamp_ms=1_000,
     )
-    return batch.stamp(offset, 1)
+    return batch.stamp(offset, 1, 0)
 
 
 def _records(

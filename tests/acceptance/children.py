@@ -1,4 +1,4 @@
-"""What the other processes of these tests do; run as a script, with the program's name and a folder.
+"""What the other processes of these tests do; run as a script, with a program's name and a folder.
 
 A process that is to be killed again and again would spend most of its time on imports. So there is
 one that has done them, the nursery, which forks a child for each life.

@@ -95,7 +95,6 @@ def test_headers_must_be_pairs(mq: pymq.Client, headers: Wrong) -> None:
     assert contents(mq, "t") == {}
 
 
-@pytest.mark.xfail(reason="a header's name that is no Unicode stops the loop for good (producer)")
 def test_a_header_name_must_be_text() -> None:
     """A lone surrogate cannot be encoded: that must be said at the call."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
@@ -351,7 +350,7 @@ def test_oversize_records(mq: pymq.Client) -> None:
             {"value": bytes(50), "headers": [("12345", bytes(46))]},
         ):
             with pytest.raises(RecordTooLarge, match="max_record_bytes=100") as caught:
-                producer.send("small", **more)  # type: ignore[arg-type]
+                producer.send("small", **more)
             assert caught.value.code == "RECORD_TOO_LARGE"
             assert isinstance(caught.value, ValueError)
         with pytest.raises(RecordTooLarge):
@@ -386,7 +385,6 @@ def test_the_largest_records(tmp_path: Path) -> None:
         assert sizes == [largest, 7, largest - 10] * 2
 
 
-@pytest.mark.xfail(reason="headers do not count in a batch's size (producer, sender)")
 def test_huge_headers(mq: pymq.Client) -> None:
     """Each record is allowed; together they fill several batches."""
     with mq.producer(linger_ms=1000) as producer:
@@ -414,7 +412,12 @@ def test_zero_length_everything(mq: pymq.Client) -> None:
         assert len(producer.send_many("t", [b"", b""], [b"", None], partition=0).result()) == 2
         producer.flush()
     first, *others = contents(mq, "t")["0"]
-    assert (first.key, first.value, first.headers, first.timestamp_ms) == (b"", b"", (("", b""),), 0)
+    assert (first.key, first.value, first.headers, first.timestamp_ms) == (
+        b"",
+        b"",
+        (("", b""),),
+        0,
+    )
     assert [record.key for record in others] == [None, b"", None]
     with mq.producer() as producer:
         pass
@@ -466,10 +469,10 @@ def test_use_after_close() -> None:
         lambda: mq.consumer("t"),
         lambda: mq.create_topic("u"),
         lambda: late.send("t", b""),
-        lambda: reader.poll(),
+        reader.poll,
     ):
         with pytest.raises(Closed):
-            use()  # type: ignore[no-untyped-call]
+            use()
     late.close()
     reader.close()
 
@@ -651,10 +654,14 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
         mq.create_topic("t")
         filler = fill(disk)
         made = ["t"]
-        with pytest.raises(StoreFull) as caught:
+
+        def make() -> None:
             for number in range(200):
                 mq.create_topic(f"t{number}", partitions=10)
                 made.append(f"t{number}")
+
+        with pytest.raises(StoreFull) as caught:
+            make()
         assert caught.value.code == "STORE_FULL"
         assert sorted(mq.topics()) == sorted(made)
         with pytest.raises(StoreFull):
@@ -670,8 +677,9 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_mount
-@pytest.mark.timeout(6)
-@pytest.mark.xfail(reason="a group's failed write is tried again at once, without end (core/group)")
+@pytest.mark.xfail(
+    run=False, reason="a group's failed write is tried again at once, without end (core/group)"
+)
 def test_commits_on_a_full_disk(disk: Path) -> None:
     """What could not be committed is not, and is delivered again; then the group goes on."""
     size = 4_000
@@ -701,7 +709,6 @@ def test_commits_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_mount
-@pytest.mark.xfail(reason="records sent with acks='none' after a failure are dropped for ever")
 def test_unanswered_records_on_a_full_disk(disk: Path) -> None:
     """They may be lost while it is full; afterwards the producer must not be useless."""
     with pymq.open(disk / "here") as mq:
@@ -737,7 +744,9 @@ mq.close()
 
 
 @needs_mount
-@pytest.mark.xfail(reason="sealing an empty block on a full disk is tried again without end")
+@pytest.mark.xfail(
+    run=False, reason="sealing an empty block on a full disk is tried again without end"
+)
 def test_changing_the_mode_on_a_full_disk(disk: Path) -> None:
     """It fails or it happens, but it comes to an end."""
     try:
@@ -884,7 +893,6 @@ with pymq.open(sys.argv[1]) as mq:
 """
 
 
-@pytest.mark.xfail(reason="Ctrl-C in a turn of the loop is raised again by every call (driver)")
 def test_control_c(tmp_path: Path) -> None:
     """It may come at any moment; the client goes on or says why not, and can always be closed."""
     done = python(INTERRUPT, tmp_path)
@@ -894,11 +902,10 @@ def test_control_c(tmp_path: Path) -> None:
 # --- callbacks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="an exception in a callback stops the loop (base, sender)")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
     """It harms neither the loop nor the other callbacks."""
-    called = []
+    called: list[pymq.Delivery] = []
     with mq.producer(linger_ms=1) as producer:
         for _ in range(3):
             delivery = producer.send("t", b"", partition=1)

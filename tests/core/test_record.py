@@ -34,6 +34,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "data" / "batch-v1.bin"
 GOLDEN_BATCHES: list[dict[str, object]] = [
     {
         "base_offset": 1_000,
+        "durable": 990,
         "leader_epoch": 7,
         "attributes": 0,
         "producer_id": 42,
@@ -52,6 +53,7 @@ GOLDEN_BATCHES: list[dict[str, object]] = [
     },
     {
         "base_offset": 1_003,
+        "durable": 1_003,
         "leader_epoch": 7,
         "attributes": CONTROL,
         "producer_id": -1,
@@ -66,6 +68,7 @@ GOLDEN_BATCHES: list[dict[str, object]] = [
     },
     {
         "base_offset": 1_004,
+        "durable": 1_004,
         "leader_epoch": 8,
         "attributes": COMPACTED,
         "producer_id": -1,
@@ -101,7 +104,11 @@ def golden() -> list[RecordBatch]:
         keys=[b"key %d" % number for number in numbers],
         timestamp_ms=time + 20,
     )
-    return [first.stamp(1_000, 7), control.stamp(1_003, 7), whole.stamp(1_004, 8).keep([1, 3])]
+    return [
+        first.stamp(1_000, 7, 990),
+        control.stamp(1_003, 7, 1_003),
+        whole.stamp(1_004, 8, 1_004).keep([1, 3]),
+    ]
 
 
 def raw(batch: RecordBatch) -> bytes:
@@ -133,21 +140,21 @@ def test_the_golden_file_reads_as_expected() -> None:
 def test_the_header_is_laid_out_as_its_table_says() -> None:
     """Field by field, with struct alone."""
     data = GOLDEN.read_bytes()
-    assert HEADER_SIZE == 88
+    assert HEADER_SIZE == 96
     assert data[:4] == b"PMQB"
-    assert struct.unpack_from("<q", data, 4) == (1_000,)
-    assert struct.unpack_from("<I", data, 12) == (7,)
-    (length,) = struct.unpack_from("<I", data, 24)
-    assert struct.unpack_from("<I", data, 16) == (crc32(data[20:88], crc32(data[:16])),)
-    assert struct.unpack_from("<I", data, 20) == (crc32(data[24:length]),)
-    assert (data[28], data[29]) == (1, 1)
-    assert struct.unpack_from("<HqqIII", data, 30) == (0, 42, 500, 3, 3, 3)
-    assert struct.unpack_from("<HHqqII", data, 60) == (
+    assert struct.unpack_from("<I", data, 4) == (7,)
+    assert struct.unpack_from("<qq", data, 8) == (1_000, 990)
+    (length,) = struct.unpack_from("<I", data, 32)
+    assert struct.unpack_from("<I", data, 24) == (crc32(data[28:96], crc32(data[:24])),)
+    assert struct.unpack_from("<I", data, 28) == (crc32(data[32:length]),)
+    assert (data[36], data[37]) == (1, 1)
+    assert struct.unpack_from("<HqqIII", data, 38) == (0, 42, 500, 3, 3, 3)
+    assert struct.unpack_from("<HHqqII", data, 68) == (
         columns.VALUES | columns.KEYS | columns.TIMESTAMPS | columns.HEADERS,
         0,
         1_700_000_000_000,
         1_700_000_000_005,
-        length - 88,
+        length - 96,
         0,
     )
     assert data[length : length + 4] == b"PMQB"
@@ -173,7 +180,7 @@ def encode(records: Sequence[Row], codec: int) -> RecordBatch:
 @given(st.lists(rows, min_size=1, max_size=80), codecs, st.integers(0, 1 << 60))
 @settings(deadline=None)
 def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> None:
-    batch = encode(records, codec).stamp(offset, 9)
+    batch = encode(records, codec).stamp(offset, 9, offset)
     found = RecordBatch.parse(bytearray(b"xx" + raw(batch) + b"yy"), 2).verify().at("t", "p")
     assert (found.base_offset, found.end_offset) == (offset, offset + len(records))
     assert found.header == batch.header
@@ -208,7 +215,7 @@ def test_keep_leaves_the_chosen_records(
     records: list[Row], codec: int, data: st.DataObject
 ) -> None:
     """Twice, since compaction comes again; the batch goes on covering the same offsets."""
-    batch = encode(records, codec).stamp(100, 3)
+    batch = encode(records, codec).stamp(100, 3, 40)
     left = list(zip(range(100, 100 + len(records)), records, strict=True))
     for _ in range(2):
         chosen = sorted(data.draw(st.sets(st.integers(0, max(len(left) - 1, 0)))))
@@ -241,11 +248,12 @@ def test_a_gap_covers_offsets_and_holds_nothing() -> None:
 @settings(deadline=None)
 def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, codec: int) -> None:
     batch = RecordBatch.encode([b"value"] * 50, timestamp_ms=1, codec=codec)
-    stamped = batch.stamp(offset, epoch)
+    stamped = batch.stamp(offset, epoch, offset // 2)
     assert stamped.body is batch.body
-    assert bytes(stamped.head)[20:] == bytes(batch.head)[20:]
+    assert bytes(stamped.head)[28:] == bytes(batch.head)[28:]
     assert stamped.header.batch_crc == batch.header.batch_crc
     assert (stamped.header.base_offset, stamped.header.leader_epoch) == (offset, epoch)
+    assert stamped.header.durable == offset // 2
     if offset + 50 < 1 << 63:
         found = RecordBatch.parse(raw(stamped)).verify()
         assert found.header == stamped.header
@@ -258,7 +266,7 @@ def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, cod
 @pytest.mark.parametrize("codec", [compression.NONE, compression.LZ4, compression.ZSTD])
 def test_every_flipped_bit_is_seen(codec: int) -> None:
     records: list[Row] = [(b"v" * 9, b"k" * i, i, (("h", b"x"),)) for i in range(12)]
-    data = raw(encode(records, codec).stamp(77, 5))
+    data = raw(encode(records, codec).stamp(77, 5, 70))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

@@ -17,8 +17,10 @@ from pymq.store.files import OsFiles
 BLOCK = BlockId("ab" * 16, 3, 7)
 
 
-def batch(offset: int, count: int = 3, *, epoch: int = 1, size: int = 20) -> RecordBatch:
-    """*count* records, with keys and times."""
+def batch(
+    offset: int, count: int = 3, *, epoch: int = 1, size: int = 20, durable: int | None = None
+) -> RecordBatch:
+    """*count* records, with keys and times; all before them is durable unless said otherwise."""
     numbers = range(offset, offset + count)
     made = RecordBatch.encode(
         [b"value %d " % number + bytes(size) for number in numbers],
@@ -26,7 +28,7 @@ def batch(offset: int, count: int = 3, *, epoch: int = 1, size: int = 20) -> Rec
         timestamps=[1_000 + number for number in numbers],
         timestamp_ms=1_000 + offset,
     )
-    return made.stamp(offset, epoch)
+    return made.stamp(offset, epoch, offset if durable is None else durable)
 
 
 def raw(batches: Sequence[RecordBatch]) -> bytes:
@@ -65,7 +67,7 @@ class FaultyFiles(OsFiles):
 
     def __init__(self) -> None:
         self.faults: dict[str, list[int]] = {}  # name of a method -> errors of its next calls
-        self.room: int | None = None  # bytes that may still be appended
+        self.room: int | None = None  # bytes by which files may still grow
         self.calls: list[str] = []
 
     def _maybe_fail(self, name: str) -> None:
@@ -77,17 +79,18 @@ class FaultyFiles(OsFiles):
         self._maybe_fail("create")
         return super().create(path)
 
-    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
-        self._maybe_fail("append")
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._maybe_fail("pwritev")
+        if self.room is None:
+            return super().pwritev(handle, buffers, position)
         data = b"".join(buffers)
-        if self.room is not None:
-            part = data[: self.room]
-            self.room -= len(part)
-            super().append(handle, [part])
-            if len(part) < len(data):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return len(data)
-        return super().append(handle, buffers)
+        there = max(self.size(handle) - position, 0)  # overwriting takes no room
+        part = data[: there + self.room]
+        self.room -= max(len(part) - there, 0)
+        super().pwritev(handle, [part], position)
+        if len(part) < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         self._maybe_fail("pread")
@@ -103,6 +106,8 @@ class FaultyFiles(OsFiles):
 
     def truncate(self, handle: int, size: int) -> None:
         self._maybe_fail("truncate")
+        if self.room is not None:
+            self.room += max(self.size(handle) - size, 0)
         super().truncate(handle, size)
 
     def rename(self, old: str, new: str) -> None:
@@ -124,7 +129,7 @@ class _Node:
     def __init__(self) -> None:
         self.durable = b""
         self.data = b""
-        self.shortest = 0  # up to here what is on disk was not cut since the last sync
+        self.shortest = 0  # up to here what is on disk is what the programs see
 
 
 class SimDisk:
@@ -230,14 +235,20 @@ class SimDisk:
     def close(self, handle: int) -> None:
         self.handles.pop(handle, None)
 
-    def append(self, handle: int, buffers: Sequence[Buffer]) -> int:
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
         data = b"".join(buffers)
         node = self.handles[handle]
+        assert position <= len(node.data), "a hole"
         if self.cut_in == 0:
-            node.data += data[: self.dice.randint(0, len(data))]
+            self._put(node, data[: self.dice.randint(0, len(data))], position)
         self._step()
-        node.data += data
+        self._put(node, data, position)
         return len(data)
+
+    @staticmethod
+    def _put(node: _Node, data: bytes, position: int) -> None:
+        node.data = node.data[:position] + data + node.data[position + len(data) :]
+        node.shortest = min(node.shortest, position)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         return self.handles[handle].data[position : position + size]

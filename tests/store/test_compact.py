@@ -57,7 +57,7 @@ def random_blocks(dice: random.Random) -> list[list[RecordBatch]]:
                     timestamp_ms=offset,
                     codec=dice.choice([0, 0, 1, 2]),
                 )
-            batches.append(made.stamp(offset, epoch))
+            batches.append(made.stamp(offset, epoch, 0))
             offset = batches[-1].end_offset
     return blocks
 
@@ -131,7 +131,7 @@ def test_what_stays_is_what_a_dict_says(tmp_path: Path, seed: int) -> None:
 def test_batches_without_records_are_merged(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path))
     rows = [RecordBatch.encode([b"v"] * 10, keys=[b"k"] * 10, timestamp_ms=1) for _ in range(100)]
-    batches = [row.stamp(10 * i, i // 50) for i, row in enumerate(rows)]
+    batches = [row.stamp(10 * i, i // 50, 0) for i, row in enumerate(rows)]
     block = BLOCKS[0]
     assert not store.write([CreateBlock(block, 0, "t", "p"), Append(block, batches, True)])
     assert not store.write([SealBlock(block)])
@@ -180,7 +180,7 @@ def test_damage_is_not_laundered(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("operation", ["append", "sync", "sync_dir", "rename", "create"])
+@pytest.mark.parametrize("operation", ["pwritev", "sync", "sync_dir", "rename", "create"])
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) -> None:
     """Each block is there as before or as after, and what is read of it is right."""

@@ -93,7 +93,7 @@ def test_a_full_disk_does_not_keep_a_block_from_being_sealed(
 
 
 def test_one_block_fails_and_others_go_on(store: FileStore, files: FaultyFiles) -> None:
-    files.faults["append"] = [errno.EIO]
+    files.faults["pwritev"] = [errno.EIO]
     (failed,) = store.write([Append(BLOCK, [batch(3)], True), Append(OTHER, [batch(3)], True)])
     assert (failed.block, failed.fatal) == (BLOCK, False)
     assert "disk may be failing" in str(failed.error)

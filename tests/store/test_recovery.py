@@ -12,15 +12,18 @@ import pytest
 from pymq.core.ready import (
     Append,
     Checkpoint,
+    CreateBlock,
     Recovered,
     RecoverFailed,
+    RemoveBlock,
     SealBlock,
 )
 from pymq.core.record import HEADER_SIZE, RecordBatch
 from pymq.core.types import BlockId
-from pymq.errors import CorruptBlock, StoreError
+from pymq.errors import CorruptBlock, StoreError, StoreFull
 from pymq.store.file import FileStore
-from tests.store.helpers import BLOCK, batch, file_of, fill, raw, recover
+from pymq.store.verify import verify
+from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, fill, raw, recover
 
 
 def ended(path: Path, *, is_open: bool = True) -> tuple[int, int]:
@@ -78,7 +81,10 @@ def test_a_cut_at_any_byte_of_the_last_batch(tmp_path: Path, checkpoint: bool) -
             opened.truncate(file.stat().st_size - lost)
         end, cut = ended(path)
         assert end == 9
-        assert cut == (last if checkpoint else last - lost)
+        if lost > last - HEADER_SIZE:  # of a torn header, zeros at the end are no data
+            assert cut == (last if checkpoint else len(raw([batch(9)])[:-lost].rstrip(b"\0")))
+        else:
+            assert cut == (last if checkpoint else last - lost)
         assert ended(path) == (9, 0)
         if lost % 50 == 1:
             works(path, 9)
@@ -109,7 +115,10 @@ def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes, checkpoint: bool) -> No
         mark(tmp_path)
     with file_of(tmp_path).open("ab") as file:
         file.write(tail)
-    assert ended(tmp_path) == (12, len(tail))
+    cut = len(tail.rstrip(b"\0"))  # zeros at the end are no data ...
+    if tail[:HEADER_SIZE] == bytes(batch(12).head):  # ... unless a header says that they are
+        cut = max(cut, min(len(tail), batch(12).size))
+    assert ended(tmp_path) == (12, cut)
     assert ended(tmp_path) == (12, 0)
     works(tmp_path, 12)
 
@@ -118,7 +127,7 @@ def test_a_batch_inside_a_torn_batch_is_payload(tmp_path: Path) -> None:
     """Somebody keeps batches as values; a torn write of them must not look like damage."""
     fill(tmp_path, 4)
     inner = raw([batch(500), batch(503)])
-    outer = RecordBatch.encode([inner, b"x" * 100], timestamp_ms=5).stamp(12, 1)
+    outer = RecordBatch.encode([inner, b"x" * 100], timestamp_ms=5).stamp(12, 1, 12)
     with file_of(tmp_path).open("ab") as file:
         file.write(raw([outer])[:-50] + bytes(50))
     assert ended(tmp_path) == (12, outer.size)
@@ -135,6 +144,113 @@ def test_a_lost_checkpointed_tail_takes_the_checkpoint_with_it(tmp_path: Path) -
     assert (found.end, found.snapshot, len(found.headers)) == (9, None, 3)
     assert found.cut_bytes == batch(9).size, "what a checkpoint vouched for is missing"
     assert not file_of(tmp_path, suffix=".ckpt").exists()
+
+
+# --- what was never durable ----------------------------------------------------------------------
+
+
+def unsynced(path: Path) -> tuple[Path, list[RecordBatch]]:
+    """Two batches that were synced, and four that were not; return the file and the batches."""
+    batches = [batch(0, durable=0), batch(3, durable=3)]
+    batches += [batch(offset, durable=6) for offset in (6, 9, 12, 15)]
+    store = FileStore(str(path))
+    create = CreateBlock(BLOCK, 0, "orders", "eu")
+    assert not store.write([create, Append(BLOCK, batches, sync=True)])
+    store.close()
+    return file_of(path), batches
+
+
+@pytest.mark.parametrize("inside", [0, 9, 17, 25, 33, HEADER_SIZE + 5])
+@pytest.mark.parametrize("index", [2, 3, 4])
+def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, inside: int) -> None:
+    """Sectors are written in any order; whole batches behind the bad one are kept elsewhere."""
+    file, batches = unsynced(tmp_path)
+    before = file.read_bytes()
+    position = len(before) - len(raw(batches[index:]))
+    damage(file, position + inside)
+    tail = file.read_bytes()[position:]
+    assert ended(tmp_path) == (3 * index, len(tail))
+    assert file_of(tmp_path, suffix=".cut").read_bytes() == tail
+    report = verify(str(tmp_path))
+    assert report.is_ok
+    (note,) = report.problems
+    assert (note.file, note.offset) == (str(file_of(tmp_path, suffix=".cut")), 3 * index + 3)
+    assert f"offsets {3 * index + 3} to 17" in note.what
+    works(tmp_path, 3 * index)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_bad_batch_that_was_durable_is_refused(tmp_path: Path, index: int) -> None:
+    """Even when of the batches that say so only one is left."""
+    file, batches = unsynced(tmp_path)
+    data = file.read_bytes()
+    position = len(data) - len(raw(batches[index:]))
+    damage(file, position + HEADER_SIZE)
+    assert refused(tmp_path).details["offset"] == 3 * index
+    rest = len(raw(batches[2:5]))
+    damage(file, len(data) - len(raw(batches[2:])), b"x" * rest)
+    assert refused(tmp_path).details["offset"] == 3 * index
+
+
+def test_a_checkpoint_attests_too(tmp_path: Path) -> None:
+    file, batches = unsynced(tmp_path)
+    mark(tmp_path)
+    for index in range(len(batches)):
+        position = file.stat().st_size - len(raw(batches[index:]))
+        damage(file, position + HEADER_SIZE + 1)
+        before = file_of(tmp_path, suffix=".ckpt").read_bytes()
+        if index < len(batches) - 1:
+            file_of(tmp_path, suffix=".ckpt").unlink()
+            found = verify(str(tmp_path))
+            assert not found.is_ok
+            assert ("cuts it off" in str(found)) == (index >= 2)
+            file_of(tmp_path, suffix=".ckpt").write_bytes(before)
+        assert "cuts it off" not in str(verify(str(tmp_path)))
+        damage(file, position + HEADER_SIZE + 1)
+    damage(file, file.stat().st_size - len(raw(batches[2:])) + 5)
+    refused_or_rest = recover(tmp_path)
+    assert isinstance(refused_or_rest, Recovered), "the checkpoint spares reading it"
+
+
+def test_what_is_kept_is_numbered(tmp_path: Path) -> None:
+    for number in ("", "2", "3"):
+        file, batches = unsynced(tmp_path / number)
+        shutil.copytree(tmp_path / number, tmp_path / "all", dirs_exist_ok=True)
+        file = file_of(tmp_path / "all")
+        damage(file, file.stat().st_size - len(raw(batches[3:])))
+        assert ended(tmp_path / "all")[0] == 9
+        assert file_of(tmp_path / "all", suffix=".cut" + number).exists()
+    store = FileStore(str(tmp_path / "all"))
+    assert not store.write([RemoveBlock(BLOCK)])
+    store.close()
+    assert not list((tmp_path / "all").rglob("*.cut*"))
+
+
+def test_without_room_to_keep_the_tail_nothing_is_cut(tmp_path: Path) -> None:
+    file, batches = unsynced(tmp_path)
+    damage(file, file.stat().st_size - len(raw(batches[3:])))
+    before, files = file.read_bytes(), FaultyFiles()
+    store = FileStore(str(tmp_path), files=files)
+    files.room = 100
+    found = store.recover(BLOCK, 0, True)
+    assert isinstance(found, RecoverFailed)
+    assert isinstance(found.error, StoreFull)
+    assert file.read_bytes() == before
+    files.room = None
+    assert isinstance(store.recover(BLOCK, 0, True), Recovered)
+    store.close()
+
+
+def test_payload_that_looks_like_a_batch_attests_nothing(tmp_path: Path) -> None:
+    """Behind a bad batch come whole ones; what their values hold is not looked at."""
+    inner = raw([batch(500), batch(503)])
+    outer = RecordBatch.encode([inner], timestamp_ms=5)
+    batches = [batch(0), batch(3, durable=3), outer.stamp(6, 1, 3), outer.stamp(7, 1, 3)]
+    store = FileStore(str(tmp_path))
+    assert not store.write([CreateBlock(BLOCK, 0, "t", "p"), Append(BLOCK, batches, sync=True)])
+    store.close()
+    damage(file_of(tmp_path), file_of(tmp_path).stat().st_size - len(raw(batches[1:])))
+    assert ended(tmp_path)[0] == 3
 
 
 # --- damage -------------------------------------------------------------------------------------
@@ -156,7 +272,7 @@ def test_damage_in_the_middle_is_refused(tmp_path: Path, index: int, is_open: bo
     file = file_of(tmp_path)
     begin = file.stat().st_size - sum(one.size for one in batches)
     position = begin + index * batches[0].size
-    for inside in (0, 5, 17, 24, 60, HEADER_SIZE, HEADER_SIZE + 30):
+    for inside in (0, 5, 17, 25, 32, 68, HEADER_SIZE, HEADER_SIZE + 30):
         damage(file, position + inside)
         error = refused(tmp_path, is_open=is_open)
         assert error.details == {"file": str(file), "position": position, "offset": 3 * index}
@@ -188,8 +304,8 @@ def test_an_older_epoch_is_refused(tmp_path: Path) -> None:
 def test_a_batch_of_a_newer_version_is_refused_and_not_cut(tmp_path: Path) -> None:
     fill(tmp_path, 2)
     data = bytearray(raw([batch(6)]))
-    data[28] = 2
-    data[16:20] = struct.pack("<I", crc32(data[20:HEADER_SIZE], crc32(data[:16])))
+    data[36] = 2
+    data[24:28] = struct.pack("<I", crc32(data[28:HEADER_SIZE], crc32(data[:24])))
     with file_of(tmp_path).open("ab") as file:
         file.write(data)
     assert "newer pymq" in str(refused(tmp_path))

@@ -216,7 +216,7 @@ def test_compressed_batches_are_looked_into(tmp_path: Path) -> None:
     store.write([CreateBlock(BLOCK, 0, "t", "p")])
     for codec in (1, 2):
         one = RecordBatch.encode([b"x" * 1_000] * 5, timestamp_ms=1, codec=codec)
-        assert not store.write([Append(BLOCK, [one.stamp(5 * codec - 5, 1)], True)])
+        assert not store.write([Append(BLOCK, [one.stamp(5 * codec - 5, 1, 0)], True)])
     store.close()
     assert verify(str(tmp_path)).records == 10
 

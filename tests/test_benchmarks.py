@@ -1,0 +1,82 @@
+"""The benchmarks run, compare what they should, and name what is missing; no figure is checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import ROOT
+from benchmarks.model import At, Goal, Job, Part, Side
+from benchmarks.parts import all_parts, chosen
+from benchmarks.report import rows, summary
+from benchmarks.runner import PartResult, SideResult, missing
+
+
+def nothing(job: Job) -> dict[str, float]:
+    return {}
+
+
+def part_of(*goals: Goal) -> Part:
+    sides = tuple(Side(name, "", nothing) for name in ("a", "b", "pymq"))
+    return Part("part", "a part", sides, goals)
+
+
+def result_of(part: Part, **rates: list[float]) -> PartResult:
+    sides = {side.name: SideResult(side) for side in part.sides}
+    for name, runs in rates.items():
+        sides[name].runs = [{"put": rate} for rate in runs]
+    return PartResult(part, sides)
+
+
+def test_a_goal_is_the_median_of_the_rounds_ratios_to_the_best_peer() -> None:
+    """A round that something slowed down slowed both sides, and counts as any other."""
+    part = part_of(Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0))
+    result = result_of(part, a=[100, 10, 100], b=[50, 5, 50], pymq=[210, 20, 230])
+    (goal,) = result.goals
+    assert (goal.peer, goal.reached, goal.is_met) == ("a", 2.1, True)
+    assert "2.10x a" in {cell for row in rows(result) for cell in row}
+
+
+def test_what_could_not_be_measured_is_named() -> None:
+    part = part_of(Goal(At("pymq", "put"), (At("a", "put"),), at_least=2.0))
+    result = result_of(part, pymq=[1.0])
+    result.sides["a"].missing = "a_module"
+    assert result.goals[0].is_met is None
+    assert any("missing: a_module" in row for row in rows(result))
+    assert summary([result]) == "0 of 1 goals met, 1 not measured"
+    assert missing(Side("a", "", nothing, needs=("no_such_module.inside",)))
+    assert missing(Side("a", "", nothing, needs=("json",))) is None
+
+
+def test_every_goal_names_sides_that_there_are() -> None:
+    for part in all_parts():
+        names = {side.name for side in part.sides}
+        assert len(names) == len(part.sides)
+        for goal in part.goals:
+            assert {goal.ours.side, *(at.side for at in goal.peers)} <= names
+    assert [part.name for part in chosen(["E9"])] == ["E9-start"]
+    with pytest.raises(ValueError, match="no part 'E99'"):
+        chosen(["E99"])
+
+
+def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
+    """Fresh processes, a table, JSON and a picture."""
+    files = [tmp_path / "bench.json", tmp_path / "bench.png"]
+    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E1-put-durable", "E6"]
+    places = ["--json", str(files[0]), "--png", str(files[1]), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *places], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "E1-put-durable: " in done.stdout
+    assert "goals met" in done.stdout
+    found = json.loads(files[0].read_text(encoding="utf-8"))
+    assert found["machine"]["scale"] == "tiny"
+    runs = [side["runs"] for part in found["parts"] for side in part["sides"]]
+    assert all(len(run) == 1 and min(run[0].values()) > 0 for run in runs)
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.png"]
