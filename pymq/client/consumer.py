@@ -174,13 +174,16 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records for ever, or until the consumer is closed."""
-        while not self._is_closed:
+        while not self._has_closed():
             try:
                 yield from self._chunk(None)
             except Closed:
-                if self._is_closed:
+                if self._has_closed():
                     return
                 raise
+
+    def _has_closed(self) -> bool:
+        return self._is_closed  # by another thread, perhaps
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         if not self._buffer:
@@ -511,15 +514,28 @@ class Consumer:
 
     def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
         try:
-            while not self._is_closed:
+            while not self._has_closed():
                 for record in self.poll(credit, None):
-                    if self._is_closed:
+                    if self._has_closed():
                         return
-                    on_record(record)
+                    self._hand_over(record, on_record)
         except Closed:
             return
         except BaseException as error:  # the application's, too: raised by close()
             self._pump_problem = error
+
+    def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
+        """Call the application; in a group, a record that it fails on is delivered again."""
+        if self._worker is None:
+            on_record(record)
+            return
+        try:
+            on_record(record)
+        except Exception:
+            import logging  # only now: it takes long to load
+
+            logging.getLogger("pymq").exception("on_record failed; the record is given back")
+            self.nack(record)
 
     def _tell_changes(self) -> None:
         while self._worker is not None and self._worker.changes:

@@ -430,7 +430,8 @@ class Sender(Outbox):
             return
         queue.retry_at = 0
         acks = self.config.acks if self.config.acks is not None else leader.acks
-        while queue.sealed and len(queue.in_flight) < self.config.max_in_flight:
+        unanswered = 0
+        while queue.sealed and len(queue.in_flight) + unanswered < self.config.max_in_flight:
             batch = queue.sealed.popleft()
             self._number(queue, batch, acks)
             self._requests += 1
@@ -439,10 +440,14 @@ class Sender(Outbox):
             self.out.send.append((leader.leader, produce))
             if acks is AckMode.NONE:
                 self._finish(batch)
+                unanswered += 1
                 continue
             batch.request = self._requests
             queue.in_flight.append(batch)
             self._sent[self._requests] = (batch, now + REQUEST_MS)
+        if unanswered and queue.sealed:
+            # Nobody answers, so the rest waits for the next turn: else the broker has no say.
+            self._driver.loop.touch(self.name)
 
     def _give_up_if_gone(self, queue: Queue) -> None:
         error = self._router.gone.get(queue.topic)

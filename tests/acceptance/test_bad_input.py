@@ -677,9 +677,6 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_mount
-@pytest.mark.xfail(
-    run=False, reason="a group's failed write is tried again at once, without end (core/group)"
-)
 def test_commits_on_a_full_disk(disk: Path) -> None:
     """What could not be committed is not, and is delivered again; then the group goes on."""
     size = 4_000
@@ -744,9 +741,6 @@ mq.close()
 
 
 @needs_mount
-@pytest.mark.xfail(
-    run=False, reason="sealing an empty block on a full disk is tried again without end"
-)
 def test_changing_the_mode_on_a_full_disk(disk: Path) -> None:
     """It fails or it happens, but it comes to an end."""
     try:

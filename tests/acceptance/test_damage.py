@@ -147,7 +147,6 @@ def test_a_reader_gets_past_damage_by_seeking(folder: Path) -> None:
         assert [record.value for record in consumer.until_end()] == RECORDS[30:]
 
 
-@pytest.mark.xfail(reason="a problem of what was fetched ahead outlives a seek (client/intake)")
 def test_a_seek_forgets_the_problems_of_the_place_before(folder: Path) -> None:
     """What was fetched ahead and never asked for does not matter any more."""
     flip(block_files(folder, "t")[1], 300, 0)

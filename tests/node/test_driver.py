@@ -171,8 +171,6 @@ def test_an_exception_in_the_background_wakes_who_waits() -> None:
     assert "pymq-loop" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.xfail(reason="an unexpected error of long work ends the thread, silently (driver)")
 def test_long_work_that_breaks_does_not_end_the_thread() -> None:
     """The thread does other things too: whoever relies on it would wait for ever."""
     loop, broker, store = Loop(clock), Scripted(), CountingStore()
@@ -208,7 +206,6 @@ def test_closing() -> None:
         pass
 
 
-@pytest.mark.xfail(run=False, reason="they wait until their time is over (driver)")
 def test_closing_wakes_who_waits() -> None:
     """Nobody will do what they wait for."""
     driver, _, _ = make()

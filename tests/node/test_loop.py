@@ -136,7 +136,7 @@ def test_long_work_is_left_to_others(loop: Loop) -> None:
     [
         StoreFull("full"),
         OSError("io"),
-        pytest.param(ZeroDivisionError("bug"), marks=pytest.mark.xfail(reason="loop.do_job")),
+        ZeroDivisionError("bug"),
     ],
 )
 def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
