@@ -7,14 +7,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
 
-.PHONY: demo test bench docs lint venv lock clean
+.PHONY: demo test soak bench docs lint venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
 	$(BIN)/python -m pymq demo
 
 test: lint
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 2 -m 'not slow' $(ARGS)
+
+soak: .venv/made-test-$(KEY)
+	$(BIN)/pytest -n 2 -m slow $(ARGS)
 
 lint: .venv/made-test-$(KEY)
 	$(BIN)/ruff format --check

@@ -41,6 +41,7 @@ from pymq.hash.assign import names as assignor_names
 
 DEFAULT_GROUP = "ptp"
 RETRY_PAUSE_S = 0.02
+_FORGET_MS = 1_000
 PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 1_000
 
@@ -433,6 +434,17 @@ class Client:
         self._handles[handle] = None
         with self.driver as loop:
             loop.add(machine.name, machine)
+
+    def _unsubscribe(self, topic: str, name: str) -> None:
+        """Forget a subscription; nobody waits for it, and it may be gone already."""
+        try:
+            with self.driver as loop:
+                self._router.call(
+                    lambda r: msg.Unsubscribe(r, name, topic), loop.clock(), _FORGET_MS
+                )
+                loop.touch(self.name)
+        except PymqError:
+            pass  # The client is closed, and with it its subscriptions mean nothing.
 
     def forget(self, handle: Producer | Consumer) -> None:
         """The handle was closed."""

@@ -563,6 +563,8 @@ class Consumer:
                 self._intake.fail(Closed("the consumer was closed"))  # ends a poll that waits
         except Closed:
             pass  # The client went first.
+        if self._reader is not None:
+            self._client._unsubscribe(self.topic, self._intake.name)
         self._buffer.clear()
         self._client.forget(self)
         if self._undertaker is not None:

@@ -99,6 +99,12 @@ class Intake(Outbox, ABC):
         return self._requests
 
 
+def located(error: PymqError, topic: str, partition: str) -> PymqError:
+    """The error with the partition that it was met in."""
+    details = {**error.details, "topic": topic, "partition": partition}
+    return type(error)(f"{topic}/{partition}: {error.message}", **details)
+
+
 @define
 class Cursor:
     """One partition as a PSB consumer reads it."""
@@ -200,8 +206,7 @@ class Reader(Intake):
                     self.chunks.append(view)
                     cursor.bytes += view.size
         except PymqError as error:
-            error.details.update(topic=self.topic, partition=cursor.partition)
-            self.fail(error)
+            self.fail(located(error, self.topic, cursor.partition))
             return
         if self._is_wanted or not m.data:
             self._fetch(cursor, now)

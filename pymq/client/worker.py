@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from pymq.client.base import NEVER, Driver, Waitable
-from pymq.client.intake import FETCH_BYTES, FETCH_WAIT_MS, RETRY_MS, Intake
+from pymq.client.intake import FETCH_BYTES, FETCH_WAIT_MS, RETRY_MS, Intake, located
 from pymq.client.router import Router
 from pymq.core.message import (
     BEGIN,
@@ -447,8 +447,7 @@ class Worker(Intake):
                 if len(view) and not view.is_control:
                     target.append(view)
         except PymqError as error:
-            error.details.update(topic=self.topic, partition=lease.partition)
-            self.fail(error)
+            self.fail(located(error, self.topic, lease.partition))
             return
         if fetching.position < lease.end:
             self._fetch(fetching, now)

@@ -11,7 +11,7 @@ block, tell the brokers. See :class:`Roll`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
 
@@ -508,7 +508,11 @@ class Controller:
 
     def _cluster(self, draft: Draft) -> Result:
         image = draft.image
-        leads = plans.Load(image).leading
+        leads = Counter(
+            partition.open_block.leader
+            for topic in image.topics.values()
+            for partition in topic.partitions.values()
+        )
         brokers = tuple(
             BrokerDescription(b.name, b.endpoint, b.rack, b.name in self._live, leads[b.name])
             for _, b in sorted(image.brokers.items())
@@ -639,7 +643,7 @@ class Controller:
     def _choose(
         self, draft: Draft, topic: str, partition: str, acks: AckMode, replicas: int
     ) -> Wanted:
-        load = plans.Load(draft.image)
+        load = plans.Load(draft.image, self._live)
         chosen = plans.choose(draft.image, self._live, load, topic, partition, replicas)
         return Wanted(acks, chosen)
 
@@ -661,7 +665,7 @@ class Controller:
             if m.broker not in draft.image.brokers:
                 raise InvalidRequest(f"there is no broker {m.broker!r}")
             rest = {name: live for name, live in self._live.items() if name != m.broker}
-            load, wanted = plans.Load(draft.image), []
+            load, wanted = plans.Load(draft.image, rest), []
             for topic in draft.image.topics.values():
                 for name, image in topic.partitions.items():
                     if m.broker in image.open_block.replicas:

@@ -65,11 +65,13 @@ class Wanted:
 
 
 class Load:
-    """How much each broker carries; counts on as blocks are placed."""
+    """How much each of *live* brokers carries; counts on as blocks are placed."""
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: Image, live: Collection[str]) -> None:
         self.hosting: Counter[str] = Counter()
         self.leading: Counter[str] = Counter()
+        if len(live) < 2:
+            return  # There is no choice, and looking at every partition takes a while.
         for topic in image.topics.values():
             for partition in topic.partitions.values():
                 self.add(partition.open_block.replicas)
@@ -128,7 +130,7 @@ def create_topic(
     draft.create(paths.topic(m.name), node)
     draft.folder(paths.partitions(m.name))
     draft.folder(paths.subscriptions(m.name))
-    load = Load(draft.image)
+    load = Load(draft.image, live)
     for index, partition in enumerate(m.partitions):
         _add_partition(draft, node, partition, index, live, load, wall_ms)
 
@@ -154,7 +156,7 @@ def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wa
         raise PartitionExists(f"topic {m.topic!r} has a partition {m.partition!r} already")
     node = topic.node
     draft.put(paths.topic(m.topic), attrs.evolve(node, next_index=node.next_index + 1))
-    load = Load(draft.image)
+    load = Load(draft.image, live)
     _add_partition(draft, node, m.partition, node.next_index, live, load, wall_ms)
 
 

@@ -236,7 +236,7 @@ def test_too_many_replicas(mq: pymq.Client) -> None:
     with pytest.raises(InvalidRequest, match="twice"):
         mq.reassign("t", 0, ["broker-0", "broker-0"])
     with pytest.raises(InvalidName):
-        mq.reassign("t", 0, [["broker-0"]])  # type: ignore[list-item]
+        mq.reassign("t", 0, [["broker-0"]])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(InvalidRequest, match="broker-9"):
         mq.decommission("broker-9")
     with pytest.raises(NotEnoughBrokers):

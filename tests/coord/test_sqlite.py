@@ -327,7 +327,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         sys.stdin.read()
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(script(body, path), **pipes) as child:  # type: ignore[call-overload]
+    with subprocess.Popen(script(body, path), **pipes) as child:  # type: ignore[call-overload]  # the pipes are of one kind
         assert child.stdout.readline() == b"open\n"
         for _ in range(2):
             with pytest.raises(StoreLocked, match=str(path)):

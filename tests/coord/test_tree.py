@@ -168,9 +168,9 @@ def test_limits() -> None:
         with pytest.raises(InvalidRequest):
             validate(Commit(1, (op,)))
     with pytest.raises(InvalidRequest):
-        validate(Commit(1, (Create("/a", bytearray(1)),)))  # type: ignore[arg-type]
+        validate(Commit(1, (Create("/a", bytearray(1)),)))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidRequest):
-        validate("nonsense")  # type: ignore[arg-type]
+        validate("nonsense")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_ten_thousand_partitions_are_quick() -> None:

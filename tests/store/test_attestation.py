@@ -22,7 +22,7 @@ def headers(folder: Path) -> list[Header]:
 def produce(folder: Path, count: int, *, pause: float = 0, **config: object) -> list[Header]:
     with pymq.open(folder) as mq:
         if not headers(folder):
-            mq.create_topic("t", **config)  # type: ignore[arg-type]
+            mq.create_topic("t", **config)  # type: ignore[arg-type]  # options by name
         with mq.producer(linger_ms=0) as producer:
             for _ in range(count):
                 producer.send("t", b"x" * 100).result()
