@@ -377,15 +377,7 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        refused = 0
-        for partition, ranges in _by_partition(m.acks).items():
-            name = member.topic, partition
-            leases = group.leases.get(name)
-            if leases is not None:
-                before = leases.committed
-                refused += leases.acknowledge(member.id, ranges)
-                if leases.committed != before or leases.done_ranges():
-                    self._changed[group.name, *name] = None
+        # First what is given back: an acknowledgement of all around it does not mean it.
         for partition, span, delay in m.nacks:
             if (leases := group.leases.get((member.topic, partition))) is not None:
                 leases.reject(member.id, [span], now + delay)
@@ -395,6 +387,15 @@ class GroupCoordinator:
         for partition, span in m.unread:
             if (leases := group.leases.get((member.topic, partition))) is not None:
                 leases.give_back(member.id, [span], now)
+        refused = 0
+        for partition, ranges in _by_partition(m.acks).items():
+            name = member.topic, partition
+            leases = group.leases.get(name)
+            if leases is not None:
+                before = leases.committed
+                refused += leases.acknowledge(member.id, ranges)
+                if leases.committed != before or leases.done_ranges():
+                    self._changed[group.name, *name] = None
         if m.id:
             self._unanswered.append((source, Settled(m.id, refused)))
         self._serve_all(group, now)

@@ -1,0 +1,133 @@
+"""Consumers that read on their own (PSB): positions, seeking, blocks, retention, compaction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pymq
+
+
+@pytest.fixture(params=["memory", "folder"])
+def mq(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pymq.Client]:
+    with pymq.open("memory:" if request.param == "memory" else tmp_path) as client:
+        client.create_topic("t")
+        yield client
+
+
+def fill(mq: pymq.Client, start: int, end: int, topic: str = "t") -> None:
+    with mq.producer(batch_bytes=2_000) as producer:
+        for number in range(start, end):
+            producer.send(topic, b"%0100d" % number, timestamp_ms=1_000 + number)
+
+
+def numbers(consumer: pymq.Consumer) -> list[int]:
+    return [int(record.value) for record in consumer.until_end()]
+
+
+def test_each_reads_on_its_own(mq: pymq.Client) -> None:
+    """From the beginning, an offset or the end; one does not take from the other."""
+    fill(mq, 0, 100)
+    with (
+        mq.consumer("t", mode="psb") as first,
+        mq.consumer("t", mode="psb", partition="0", offset=60) as middle,
+        mq.consumer("t", mode="psb", partition=0, offset="end") as last,
+    ):
+        fill(mq, 100, 110)
+        assert numbers(first) == list(range(110))
+        assert numbers(middle) == list(range(60, 110))
+        assert numbers(last) == list(range(100, 110))
+        assert first.position("0") == 110
+        assert first.lag() == {"0": 0}
+
+
+def test_seeking(mq: pymq.Client) -> None:
+    """By offset, by name and by time, exactly."""
+    fill(mq, 0, 200)
+    with mq.consumer("t", mode="psb") as consumer:
+        assert len(numbers(consumer)) == 200
+        consumer.seek("0", 42)
+        assert consumer.position("0") == 42
+        assert numbers(consumer)[0] == 42
+        consumer.seek_to_time("0", 1_137)
+        assert numbers(consumer)[0] == 137
+        consumer.seek_to_time("0", 5_000)
+        assert numbers(consumer) == []
+        consumer.seek("0", "begin")
+        assert numbers(consumer)[0] == 0
+        assert consumer.offset_at("0", 1_150) == 150
+        with pytest.raises(pymq.errors.UnknownPartition):
+            consumer.seek("7", 0)
+
+
+def test_blocks_do_not_show(mq: pymq.Client) -> None:
+    """Over many rolls the offsets stay dense, and every way of reading crosses the borders."""
+    mq.create_topic("small", block_bytes=4096)
+    fill(mq, 0, 2_000, "small")
+    description = mq.describe_topic("small").partitions[0]
+    assert len(description.blocks) > 10
+    assert [b.start_offset for b in description.blocks[1:]] == [
+        b.end_offset for b in description.blocks[:-1]
+    ]
+    with mq.consumer("small", mode="psb") as consumer:
+        records = list(consumer.until_end())
+        assert [record.offset for record in records] == list(range(2_000))
+        consumer.seek_to_time("0", 2_234)
+        assert numbers(consumer)[0] == 1_234
+
+
+def test_retention_by_size(mq: pymq.Client) -> None:
+    """Old blocks go, and a reader that they have left behind is told."""
+    mq.create_topic("short", block_bytes=4096, retention_bytes=20_000)
+    with mq.consumer("short", mode="psb") as behind:
+        fill(mq, 0, 2_000, "short")
+        start = mq.describe_topic("short").partitions[0].start_offset
+        assert 0 < start < 2_000
+        behind.seek("0", 0)
+        with pytest.raises(pymq.errors.OffsetOutOfRange):
+            behind.poll(1)
+        found: list[int] = []
+        while not found:  # more blocks may go while the last rolls are finished
+            with contextlib.suppress(pymq.errors.OffsetOutOfRange):
+                behind.seek("0", "begin")
+                found = numbers(behind)
+        assert found == list(range(found[0], 2_000))
+        assert found[0] >= start
+
+
+def test_compaction_keeps_the_last_of_each_key(mq: pymq.Client) -> None:
+    """Of sealed blocks; positions stay valid, and the newest value of a key is always there."""
+    mq.create_topic("table", block_bytes=4096, cleanup_policy="compact")
+    with mq.producer(batch_bytes=1_000) as producer:
+        for number in range(3_000):
+            producer.send("table", b"%0100d" % number, key=b"%d" % (number % 10))
+    with mq.consumer("table", mode="psb") as consumer:
+        latest = {record.key: int(record.value) for record in consumer.until_end()}
+    assert latest == {b"%d" % key: 2_990 + key for key in range(10)}
+
+
+def test_pausing(mq: pymq.Client) -> None:
+    """A paused partition gives nothing, says so, and goes on where it stopped."""
+    fill(mq, 0, 10)
+    with mq.consumer("t", mode="psb") as consumer:
+        consumer.pause("0")
+        fill(mq, 10, 20)
+        list(consumer.poll(100, timeout=0.05))
+        assert consumer.poll(timeout=0.05) == []
+        assert consumer.status().idle == "all its partitions are paused"
+        consumer.resume("0")
+        consumer.seek("0", 0)
+        assert numbers(consumer) == list(range(20))
+
+
+def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
+    """To whoever waits for its records."""
+    with mq.consumer("t", mode="psb") as consumer:
+        mq.delete_topic("t")
+        with pytest.raises(pymq.errors.UnknownTopic):
+            consumer.poll(timeout=5)
+        with pytest.raises(pymq.errors.UnknownTopic):
+            mq.consumer("t", mode="psb")

@@ -1,0 +1,112 @@
+"""Leases against a twin that keeps one entry an offset."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pymq.core.leases import NEVER, Leases
+
+AVAILABLE, LEASED, DONE = range(3)
+
+
+class Twin:
+    """The same rules, written as plainly as possible: [state, owner, count, due] an offset."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, list[object]] = {}
+
+    def acquire(
+        self, member: str, end: int, limit: int, now: int
+    ) -> list[tuple[int, object, bool]]:
+        found: list[tuple[int, object, bool]] = []
+        for offset, entry in sorted(self.offsets.items()):
+            if len(found) < limit and entry[0] == AVAILABLE and int(str(entry[3])) <= now:
+                dead = int(str(entry[2])) >= 3
+                count = int(str(entry[2])) + (not dead)
+                entry[:] = [LEASED, member, count, now + 5]
+                found.append((offset, count, dead))
+        while len(found) < limit and len(self.offsets) < end:
+            offset = len(self.offsets)
+            self.offsets[offset] = [LEASED, member, 1, now + 5]
+            found.append((offset, 1, False))
+        return found
+
+    def held(self, member: str, start: int, end: int) -> list[list[object]]:
+        return [
+            entry
+            for offset, entry in self.offsets.items()
+            if start <= offset < end and entry[:2] == [LEASED, member]
+        ]
+
+    @property
+    def committed(self) -> int:
+        offset = 0
+        while offset in self.offsets and self.offsets[offset][0] == DONE:
+            offset += 1
+        return offset
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_leases_do_what_their_twin_does(seed: int) -> None:
+    """Whatever two members acquire, settle, give back or let run out."""
+    dice, leases, twin, end, now = random.Random(seed), Leases(0), Twin(), 0, 0
+    for _ in range(80):
+        now += dice.randrange(3)
+        end += dice.randrange(6)
+        member = dice.choice("ab")
+        match dice.randrange(7):
+            case 0 | 1:
+                limit = dice.randrange(1, 6)
+                got = leases.acquire(member, end, limit, now + 5, now, 3)
+                flat = [(o, x.delivery_count, x.dead) for x in got for o in range(x.start, x.end)]
+                assert flat == twin.acquire(member, end, limit, now)
+            case 6:
+                leases.expire(now)
+                for entry in twin.offsets.values():
+                    if entry[0] == LEASED and int(str(entry[3])) <= now:
+                        entry[:2] = [AVAILABLE, None]
+            case verb:
+                start = dice.randrange(leases.next + 2)
+                stop = start + dice.randrange(1, 6)
+                held = twin.held(member, start, stop)
+                if verb in (2, 3):
+                    refused = leases.acknowledge(member, [(start, stop)])
+                    assert refused == stop - start - len(held)
+                elif verb == 4:
+                    leases.reject(member, [(start, stop)], now + 2)
+                else:
+                    leases.give_back(member, [(start, stop)], now)
+                for entry in held:
+                    count = int(str(entry[2]))
+                    if verb in (2, 3):
+                        entry[:] = [DONE, None, count, NEVER]
+                    elif verb == 4:
+                        entry[:] = [AVAILABLE, None, count, now + 2]
+                    else:
+                        entry[:] = [AVAILABLE, None, max(0, count - 1), now]
+        assert leases.committed == twin.committed
+        assert leases.next == len(twin.offsets)
+        assert leases.in_flight == sum(e[0] == LEASED for e in twin.offsets.values())
+        assert leases.waiting == sum(e[0] == AVAILABLE for e in twin.offsets.values())
+
+
+def test_done_ranges_outlive_a_restart() -> None:
+    """What is acknowledged above the committed offset is not delivered again."""
+    first = Leases(0)
+    first.acquire("a", 10, 10, 100, 0, 0)
+    first.acknowledge("a", [(2, 5), (7, 8)])
+    again = Leases(first.committed, first.done_ranges())
+    assert again.committed == 0
+    got = again.acquire("b", 10, 10, 100, 0, 0)
+    assert [(lease.start, lease.end) for lease in got] == [(0, 2), (5, 7), (8, 10)]
+
+
+def test_retention_moves_the_start() -> None:
+    """What is gone from the log is not waited for; how much was never done is told."""
+    leases = Leases(0)
+    leases.acquire("a", 4, 4, 100, 0, 0)
+    assert leases.begin_at(6) == 2
+    assert leases.committed == 6
+    assert leases.next == 6
