@@ -1,23 +1,222 @@
-"""Every Python block of the README runs as it stands."""
+"""What the README and the documentation say is so: examples run, quoted facts are the code's."""
 
 from __future__ import annotations
 
+import ast
 import re
+import struct
+from functools import cache
 from pathlib import Path
 
+import attrs
 import pytest
+from sybil import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+import pymq
+from pymq import errors
+from pymq.coord import paths, sqlite
+from pymq.core import columns, compression, index, metadata, record
+from pymq.core.config import TopicConfig
+from pymq.store import blockfile, compact, folder
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md"))]
+
+
+@cache
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: Path) -> int:
+    return len(list(Document.parse(str(page), PythonCodeBlockParser()).examples()))
+
+
+EXAMPLES = [(page, number) for page in PAGES for number in range(blocks(page))]
 
 
 def test_there_are_blocks() -> None:
     """A README without examples would pass the other test."""
-    assert len(BLOCKS) >= 5
+    assert blocks(ROOT / "README.md") >= 8
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder, from its first line to its last."""
+def test_the_first_example_comes_first() -> None:
+    """Within twenty lines of the title somebody has seen pymq work."""
+    lines = text("README.md").splitlines()
+    assert lines[0] == "# pymq"
+    assert lines.index("```", lines.index("```python")) <= 20
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), EXAMPLES, ids=[f"{page.name}-{number}" for page, number in EXAMPLES]
+)
+def test_a_block_runs(
+    page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder, from its first line to its last, and without the blocks before it."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+    examples = list(Document.parse(str(page), PythonCodeBlockParser()).examples())
+    examples[number].evaluate()
+
+
+# --- what is quoted -----------------------------------------------------------------------------
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below *heading*, without those of its head."""
+    below = text(page).split(f"\n{heading}\n", 1)[1].splitlines()
+    first = next(at for at, line in enumerate(below) if line.startswith("|"))
+    found = []
+    for line in below[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    assert found
+    return found
+
+
+def test_errors_are_what_the_table_says() -> None:
+    for name, code, retriable, base in rows("README.md", "## Errors"):
+        cls = getattr(errors, name.strip("`"))
+        assert f"`{cls.code}`" == code
+        assert {True: "yes", False: "no"}[cls.retriable] == retriable
+        own = [f"`{b.__name__}`" for b in cls.__mro__ if b.__module__ == "builtins"]
+        assert base in own if base else own[0] == "`Exception`"
+
+
+def test_every_topic_option_is_told() -> None:
+    told = {name for row in rows("README.md", "## Topic options") for name in words(row[0])}
+    assert told == {field.name for field in attrs.fields(TopicConfig)}
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_header_is_as_the_format_says() -> None:
+    """Field after field: place, size and name; and the format string as a whole."""
+    page = text("docs/format.md")
+    assert f'"{record.HEADER.format}"' in page
+    at = 0
+    names = []
+    codes = re.findall(r"\d*[a-zA-Z]", record.HEADER.format)
+    for (place, size, kind, name, *_), code in zip(
+        rows("docs/format.md", "## Record batch"), codes, strict=True
+    ):
+        assert int(place) == at
+        assert int(size) == struct.calcsize("<" + code)
+        assert kind == KINDS[code]
+        at += int(size)
+        names.append(name.replace(" ", "_"))
+    assert at == record.HEADER_SIZE
+    assert f"{at} bytes" in page
+    fields = [name.rstrip("2") for name in record.Header._fields]
+    assert names == fields
+    assert (record.HEADER_CRC, record.SIGNED) == (24, 32)
+
+
+KINDS = {"4s": "bytes", "q": "i64", "I": "u32", "H": "u16", "B": "u8"}
+
+
+def test_numbers_of_the_format() -> None:
+    page = text("docs/format.md")
+    for name, value in {
+        "magic of a batch": record.MAGIC,
+        "magic of a block file": blockfile.BLOCK_MAGIC,
+        "magic of a checkpoint and an index": blockfile.KNOWN_MAGIC,
+        "magic of the positions": index._MAGIC,
+    }.items():
+        assert f"| {name} | `{value.decode()}` |" in page
+    assert f'"{blockfile._FRAME.format}"' in page
+    assert f'"{index._HEAD.format}"' in page
+    assert folder.FORMAT.decode() in page
+    assert {int(bit): name for bit, name, *_ in rows("docs/format.md", "### Body")} == {
+        columns.VALUES: "values",
+        columns.KEYS: "keys",
+        columns.TIMESTAMPS: "timestamps",
+        columns.HEADERS: "headers",
+        columns.OFFSETS: "offsets",
+    }
+    assert (compression.NONE, compression.LZ4, compression.ZSTD) == (0, 1, 2)
+    assert (record.CONTROL, record.COMPACTED) == (8, 16)
+    assert f"{record.BATCH_BYTES_MAX >> 20} MiB" in page
+    assert f'("{compact.TOMBSTONE[0]}", b"")' in page
+    for statement in sqlite._SCHEMA[:2]:
+        assert re.sub(r"\s+", " ", statement) in re.sub(r"\s+", " ", page)
+
+
+def test_every_node_and_its_fields_are_told() -> None:
+    """In the order in which they are written."""
+    told = {row[1].strip("`"): words(row[2]) for row in rows("docs/format.md", "### Nodes")}
+    for name, fields in told.items():
+        assert fields == [field.name for field in attrs.fields(getattr(metadata, name))], name
+    written = {cls.__name__ for cls in metadata.Node.__args__} - {"BrokerState"}
+    assert told.keys() == written
+
+
+def test_every_path_is_told() -> None:
+    told = [row[0].strip("`") for row in rows("docs/format.md", "### Nodes")]
+    built = [
+        paths.broker("<broker>".strip("<>")),
+        paths.controller(),
+        paths.controller_epoch(),
+        paths.topic("topic"),
+        paths.partition("topic", "partition"),
+        paths.block("topic", "partition", 7),
+        paths.replica("topic", "partition", 7, "broker"),
+        paths.subscription("topic", "name"),
+    ]
+    plain = [path.replace("<number>", "7").replace("<", "").replace(">", "") for path in told]
+    assert set(built) < set(plain)
+    assert set(plain) - set(built) == {"/pymq/producers/name"}
+
+
+def test_a_reader_made_from_the_format_alone(tmp_path: Path) -> None:
+    """The example of docs/format.md, on a folder that pymq wrote."""
+    (source,) = re.findall(r"```python\n(.*?)```", text("docs/format.md"), re.DOTALL)
+    assert "import pymq" not in source.split("# --- the reader")[1]
+    with pymq.open(tmp_path / "x") as mq:
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            producer.send("t", b"one", key=b"k", headers=[("h", b"1")], timestamp_ms=5)
+            producer.send("t", b"three", timestamp_ms=6)
+    namespace: dict[str, object] = {}
+    exec(compile(source.split("# --- the reader")[1], "format.md", "exec"), namespace)
+    read = namespace["read"]
+    assert callable(read)
+    (file,) = (tmp_path / "x" / "blocks").rglob("*.block")
+    assert list(read(file.read_bytes())) == [(0, 5, b"k", b"one"), (1, 6, None, b"three")]
+
+
+# --- promises -----------------------------------------------------------------------------------
+
+
+def test_every_test_that_a_promise_names_is_there() -> None:
+    """``folder/test_file.py::test_name``, below tests/."""
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text("docs/guarantees.md"))
+    assert len(named) >= 40
+    for file, name in named:
+        assert name in named_tests(file), f"{file}::{name}"
+
+
+@cache
+def named_tests(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def test_links_lead_somewhere() -> None:
+    """Those of the README, which sphinx does not see."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", text("README.md")):
+        assert (ROOT / target).exists(), target
+
+
+def test_pages_name_files_that_are_there() -> None:
+    """A path in backticks below pymq/, tests/ or docs/ exists."""
+    for page in PAGES:
+        found = re.findall(r"`((?:pymq|tests|docs|examples)/[\w/.]+)`", page.read_text())
+        missing = [path for path in found if not (ROOT / path).exists()]
+        assert not missing, (page.name, missing)
