@@ -1,10 +1,13 @@
-"""What the README and the documentation say is so: examples run, quoted facts are the code's."""
+"""What README and documentation say is so: examples run, and quoted facts are the code's."""
 
 from __future__ import annotations
 
 import ast
 import re
+import signal
 import struct
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import pymq
 from pymq import errors
 from pymq.coord import paths, sqlite
 from pymq.core import columns, compression, index, metadata, record
-from pymq.core.config import TopicConfig
+from pymq.core.config import FSYNC, TopicConfig
 from pymq.store import blockfile, compact, folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -192,17 +195,52 @@ def test_a_reader_made_from_the_format_alone(tmp_path: Path) -> None:
 
 # --- promises -----------------------------------------------------------------------------------
 
+WRITER = """
+import sys
+import pymq
+with pymq.open(sys.argv[1]) as mq:
+    mq.create_topic("t", fsync=sys.argv[2], exist_ok=True)
+    with mq.producer(linger_ms=0) as producer:
+        while True:
+            print(producer.send("t", b"x" * 100).result().offset, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval", "os"])
+def test_kill_9_loses_nothing_whatever_fsync(tmp_path: Path, fsync: str) -> None:
+    """The column "kill -9" of the table of the README: what was answered is there."""
+    for lines in (1, 50, 300):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), fsync]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout
+            told = [writer.stdout.readline() for _ in range(lines)]
+            writer.send_signal(signal.SIGKILL)
+            told += writer.stdout.readlines()
+        answered = int([line for line in told if line.endswith("\n")][-1])
+        with pymq.open(tmp_path) as mq, mq.consumer("t", mode="psb") as consumer:
+            assert [record.offset for record in consumer.until_end()][: answered + 1] == list(
+                range(answered + 1)
+            )
+
+
+def test_what_is_safe_is_told_for_every_policy() -> None:
+    told = [words(row[0])[0] for row in rows("README.md", "## What is safe when")]
+    assert told == [f'fsync="{policy}"' for policy in FSYNC]
+    assert TopicConfig().fsync_interval_ms == 1_000
+    assert TopicConfig().sync_policy(pymq.AckMode.LEADER) == "interval"
+    assert TopicConfig().sync_policy(pymq.AckMode.RAFT) == "always"
+
 
 def test_every_test_that_a_promise_names_is_there() -> None:
     """``folder/test_file.py::test_name``, below tests/."""
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text("docs/guarantees.md"))
     assert len(named) >= 40
     for file, name in named:
-        assert name in named_tests(file), f"{file}::{name}"
+        assert name in names_of(file), f"{file}::{name}"
 
 
 @cache
-def named_tests(file: str) -> set[str]:
+def names_of(file: str) -> set[str]:
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
