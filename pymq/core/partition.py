@@ -194,6 +194,10 @@ class Partition:
             self._drive_parked(now)
         elif before.blocks[-1].leader is None and self._replicator is None:
             self._begin(state, now)
+        if state.config != before.config:
+            self._retention_at, self._roll_at = now, NEVER  # Both go by the new options.
+            if self._replicator is not None:
+                self._want_roll(now)
         self._rearm()
 
     def _begin(self, state: PartitionState, now: int) -> None:
