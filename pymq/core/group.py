@@ -50,6 +50,7 @@ from pymq.core.values import Factory, define
 from pymq.errors import FencedMember, InvalidRequest, PymqError, UnknownGroup
 
 OFFSET_KEY = 1  # kind and version of a record's key
+TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 LOAD_BYTES = 1 << 20
 RETRY_MS = 200
@@ -163,11 +164,16 @@ class GroupCoordinator:
     def _replay(self, batch: RecordBatch) -> None:
         if batch.header.is_control:
             return
-        for key, item in zip(batch.keys, batch.values, strict=True):
+        for key, item, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
             kind, name, topic, partition = codec.loads(key or b"")
-            if kind == OFFSET_KEY:
+            if kind != OFFSET_KEY:
+                continue
+            group = self.groups.setdefault(name, Group(name))
+            if TOMBSTONE in headers:
+                group.leases.pop((topic, partition), None)
+                self._forget_if_empty(group)
+            else:
                 committed, done = codec.loads(item)
-                group = self.groups.setdefault(name, Group(name))
                 group.leases[topic, partition] = Leases(committed, [(a, b) for a, b in done])
 
     def resign(self, error: PymqError, now: int) -> None:
@@ -176,6 +182,9 @@ class GroupCoordinator:
             for member in group.members.values():
                 if member.waiting is not None:
                     self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
+        # Whether what is being written holds, nobody knows; the new coordinator does.
+        for source, answer in (*(self._writing or ()), *self._unanswered):
+            self._host.reply(source, Settled(answer.id, error=error), now)
         for source, request in self._loading or ():
             self._host.reply(source, refusal(request, error), now)
 
@@ -183,6 +192,8 @@ class GroupCoordinator:
 
     def step(self, source: str, m: GroupRequest | Fetched | Produced, now: int) -> None:
         """Take in a request of a client, or an answer of the offsets partition."""
+        if self.deadline <= now:
+            self.tick(now)  # What is due comes first: from here on it would be taken for the past.
         if isinstance(m, Fetched):
             self._loaded(m, now)
         elif isinstance(m, Produced):
@@ -235,6 +246,12 @@ class GroupCoordinator:
         group = self.groups.setdefault(m.group, Group(m.group))
         known = group.topics.get(m.topic, ())
         group.topics[m.topic] = known if len(known) > len(m.partitions) else m.partitions
+        before = group.members.get(m.member)
+        if before is not None:
+            self._answer_acquire(group, before, (), now)
+            if before.topic != m.topic:
+                self._release(group, before, now)
+                before = None
         group.members[m.member] = Member(
             m.member,
             source,
@@ -245,7 +262,7 @@ class GroupCoordinator:
             m.max_deliver,
             m.reset,
             now + m.session_ms,
-            (),
+            before.partitions if before is not None else (),
         )
         self._rebalance(group, now)
         self._tell(group.members[m.member], group, m.id, now)
@@ -279,9 +296,18 @@ class GroupCoordinator:
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
+        self._release(group, member, now)
+        self._rebalance(group, now)
+        self._forget_if_empty(group)
+
+    def _release(self, group: Group, member: Member, now: int) -> None:
         for leases in group.leases.values():
             leases.release(member.id, now)
-        self._rebalance(group, now)
+
+    def _forget_if_empty(self, group: Group) -> None:
+        """A group without members and without offsets is none."""
+        if not group.members and not group.leases:
+            self.groups.pop(group.name, None)
 
     def _rebalance(self, group: Group, now: int) -> None:
         """Compute who consumes what; whoever waits learns of it at once."""
@@ -292,7 +318,9 @@ class GroupCoordinator:
         for topic, members in by_topic.items():
             names = group.topics[topic]
             place = {name: index for index, name in enumerate(names)}
-            previous = {m.id: [(topic, place[p]) for p in m.partitions] for m in members}
+            previous = {
+                m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
+            }
             assign = self._assignors(members[0].assignor)
             given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
             for member in members:
@@ -309,11 +337,12 @@ class GroupCoordinator:
             return
         group, member = found
         news = False
-        for partition, start, end in m.known:
+        for partition, *bounds in m.known:
             name = member.topic, partition
-            before = group.known.get(name)
-            if before is None or end > before[1] or start > before[0]:
-                group.known[name] = (start, max(end, before[1] if before else end))
+            before = group.known.get(name, (-1, -1))
+            start, end = map(max, before, bounds)
+            if (start, end) != before:
+                group.known[name] = (start, end)
                 self._begin(group, name, start, end, member.reset)
                 news = True
         if member.waiting is not None:
@@ -330,6 +359,8 @@ class GroupCoordinator:
         leases = group.leases.get(name)
         if leases is None:
             group.leases[name] = Leases(start if reset == BEGIN else end)
+            if reset != BEGIN:
+                self._changed[group.name, *name] = None  # "The end" is this one for ever.
         else:
             leases.begin_at(start)
 
@@ -342,6 +373,7 @@ class GroupCoordinator:
         """Give a waiting member what there is for it."""
         assert member.waiting is not None
         limit, found = member.waiting.max_records, []
+        wanted = {partition for partition, _, _ in member.waiting.known}  # not those it has paused
         count = len(member.partitions)
         group.turn += 1
         for step in range(count):
@@ -349,6 +381,8 @@ class GroupCoordinator:
                 break
             partition = member.partitions[(group.turn + step) % count]
             name = member.topic, partition
+            if partition not in wanted:
+                continue
             leases, known = group.leases.get(name), group.known.get(name)
             if leases is None or known is None or not leases.has_available(known[1], now):
                 continue
@@ -428,13 +462,18 @@ class GroupCoordinator:
         answer = GroupState(m.id, m.group, group.generation, members, offsets)
         self._host.reply(source, answer, now)
 
-    def forget_topic(self, topic: str) -> None:
+    def forget_topic(self, topic: str, now: int) -> None:
         """The topic was deleted: its offsets mean nothing any more."""
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             for name in [name for name in group.leases if name[0] == topic]:
                 del group.leases[name]
-                group.known.pop(name, None)
                 self._changed[group.name, *name] = None
+            for name in [name for name in group.known if name[0] == topic]:
+                del group.known[name]
+            if group.topics.get(topic):
+                group.topics[topic] = ()  # until a member tells of what was made anew
+                self._rebalance(group, now)
+            self._forget_if_empty(group)
 
     # --- the offsets partition ------------------------------------------------------------------
 
@@ -457,11 +496,12 @@ class GroupCoordinator:
         keys: list[bytes | None] = []
         values, headers = [], []
         for name, topic, partition in self._written:
-            leases = self.groups[name].leases.get((topic, partition))
+            group = self.groups.get(name)
+            leases = group.leases.get((topic, partition)) if group is not None else None
             keys.append(codec.dumps([OFFSET_KEY, name, topic, partition]))
             done = leases.done_ranges()[:RANGES_MAX] if leases else ()
             values.append(codec.dumps([leases.committed if leases else 0, [list(r) for r in done]]))
-            headers.append((("pymq.tombstone", b""),) if leases is None else ())
+            headers.append((TOMBSTONE,) if leases is None else ())
         batch = RecordBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )

@@ -400,7 +400,7 @@ class Broker:
         self._drop(partition, error, m.delete, now)
         if m.delete:
             for coordinator in self._coordinators.values():
-                coordinator.forget_topic(m.topic)
+                coordinator.forget_topic(m.topic, now)
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
         partition.remove(error, delete, now)
