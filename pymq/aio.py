@@ -1024,19 +1024,17 @@ class AsyncConsumer(Handle):
         """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
         ends = await self._bridge.call(consumer.end_offsets)
-        while not await self._is_at_end(ends):
-            if not consumer._buffer:
-                consumer._ack_previous()
-                if not await self._arrive(CHUNK, UNTIL_END_S):
-                    continue
-            for record in consumer._chunk(0):
-                if record.offset < ends.get(record.partition, 1 << 62):
+        try:
+            while not await self._is_at_end(ends):
+                if not consumer._buffer:
+                    consumer._ack_previous()
+                    if not await self._arrive(CHUNK, UNTIL_END_S):
+                        continue
+                for record in consumer._before(ends, consumer._chunk(0)):
                     yield record
-                elif consumer._reader is not None:
-                    consumer._buffer.append(record)  # It came later: it is for the next call.
-                    if all(r.offset >= ends.get(r.partition, 1 << 62) for r in consumer._buffer):
-                        return
-        consumer._ack_previous()
+            consumer._ack_previous()
+        finally:
+            consumer._bring_back()
 
     async def _is_at_end(self, ends: dict[str, int]) -> bool:
         consumer = self._consumer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -75,7 +76,10 @@ class Client:
         self._wall_ms = wall_ms
         self._on_close = on_close
         self._router = Router(name, controllers, lambda: driver.loop.touch(name))
-        self._handles: dict[Producer | Consumer, None] = {}
+        self._producers: dict[Producer, None] = {}
+        # A consumer that nobody holds any more is given up, so it must not be held here.
+        self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
+        self._intakes: dict[str, Intake] = {}
         self._made = 0
         self._is_closed = False
         with driver as loop:
@@ -126,7 +130,7 @@ class Client:
         _check_topic(topic)
         check_name(partition, "partition name")
         self._ask(lambda r: msg.CreatePartition(r, topic, partition))
-        self._router.topics.pop(topic, None)
+        self.topic_metadata(topic)  # Those who use the topic here hear of it at once.
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its records.
@@ -392,7 +396,16 @@ class Client:
             if partition is not None:
                 names = [self.partition_name(topic, partition)]
             start = parse_offset(offset)
-            intake = Reader(name, topic, self._router, self.driver, names, start)
+            intake = Reader(
+                name,
+                topic,
+                self._router,
+                self.driver,
+                names,
+                start,
+                is_whole=partition is None,
+                now=self.driver.loop.clock(),
+            )
         else:
             group = check_name(group if group is not None else DEFAULT_GROUP, "group name")
             worker = WorkerConfig(
@@ -431,9 +444,15 @@ class Client:
         return f"{self.name}.{kind}{self._made}"
 
     def _add(self, handle: Producer | Consumer, machine: Sender | Intake) -> None:
-        self._handles[handle] = None
         with self.driver as loop:
             loop.add(machine.name, machine)
+            for buried in [i for i in self._intakes.values() if i.is_buried]:
+                loop.remove(buried.name)
+                del self._intakes[buried.name]
+        if isinstance(handle, Producer):
+            self._producers[handle] = None
+        elif isinstance(machine, Intake):
+            self._consumers[machine.name], self._intakes[machine.name] = handle, machine
 
     def _unsubscribe(self, topic: str, name: str) -> None:
         """Forget a subscription; nobody waits for it, and it may be gone already."""
@@ -448,7 +467,11 @@ class Client:
 
     def forget(self, handle: Producer | Consumer) -> None:
         """The handle was closed."""
-        self._handles.pop(handle, None)
+        if isinstance(handle, Producer):
+            self._producers.pop(handle, None)
+        else:
+            self._consumers.pop(handle.name, None)
+            self._intakes.pop(handle.name, None)
 
     # --- for handles ----------------------------------------------------------------------------
 
@@ -546,7 +569,8 @@ class Client:
         if self._is_closed:
             return
         first: BaseException | None = None
-        for handle in list(self._handles):
+        handles: list[Producer | Consumer] = [*self._consumers.values(), *self._producers]
+        for handle in handles:
             try:
                 handle.close()
             except Exception as error:  # the others are to be closed all the same
@@ -570,6 +594,9 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            for consumer in self._consumers.values():
+                consumer._forgo()
         try:
             self.close()
         except PymqError as second:

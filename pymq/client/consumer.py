@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -64,6 +65,7 @@ class Consumer:
         on_assigned: Callable[[tuple[str, ...]], object] | None,
         on_revoked: Callable[[tuple[str, ...]], object] | None,
     ) -> None:
+        self.name = intake.name
         self.topic = intake.topic
         self.group = intake.group
         self._client = client
@@ -76,7 +78,8 @@ class Consumer:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._buffer: deque[Record] = deque()  # of an iteration
-        self._last: list[BatchView] = []  # handed out by the last poll, for auto_ack
+        self._later: list[Record] = []  # set aside by ``until_end``, for the next call
+        self._last: list[Record | BatchView] = []  # handed out by the last poll, for auto_ack
         self._record_bytes = 1024  # about what a record takes, as last seen
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker: Producer | None = None  # writes to the dead-letter topic
@@ -84,7 +87,10 @@ class Consumer:
         self._pump: threading.Thread | None = None
         self._pump_problem: BaseException | None = None
         if self._worker is not None:
-            self._worker.unread = self._unread
+            self._worker.unread = _weakly(weakref.WeakMethod(self._unread))
+        # A consumer that is dropped without being closed must not keep its partitions for ever.
+        self._finalizer = weakref.finalize(self, intake.abandon)
+        self._finalizer.atexit = False
 
     # --- getting records ------------------------------------------------------------------------
 
@@ -98,13 +104,23 @@ class Consumer:
             Closed: the consumer was closed.
         """
         if self._buffer:
-            taken = [self._buffer.popleft() for _ in range(min(max_records, len(self._buffer)))]
-            self._position(taken[-1])
-            return taken
+            return self._poll_buffer(max_records)
         records: list[Record] = []
         for view in self._poll(max_records, timeout):
             records += view.records()
         return records
+
+    def _poll_buffer(self, max_records: int) -> list[Record]:
+        """Take what an iteration has left."""
+        self._check()
+        self._ack_last()
+        self._ack_previous()
+        taken = [self._buffer.popleft() for _ in range(min(max_records, len(self._buffer)))]
+        for record in taken:
+            self._position(record)
+        if self._auto_ack:
+            self._last = list(taken)
+        return taken
 
     def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
@@ -145,7 +161,7 @@ class Consumer:
             self._tell_changes()
             self._bury_dead()
         if self._auto_ack:
-            self._last = views
+            self._last = list(views)
         return views
 
     def _take(self, max_records: int, max_bytes: int) -> list[BatchView]:
@@ -188,15 +204,23 @@ class Consumer:
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         if not self._buffer:
             self._ack_previous()
-            for view in self._poll(CHUNK, timeout):
-                self._buffer.extend(view.records())
-            self._last = []  # An iteration acknowledges record by record.
+            self._fill(CHUNK, timeout)
         while self._buffer:
             record = self._buffer.popleft()
             self._position(record)
             self._ack_previous()
             self._previous = record if self._auto_ack else None
             yield record
+
+    def _fill(self, max_records: int, timeout: float | None) -> None:
+        """Get records to be handed out and acknowledged one by one."""
+        views = self._poll(max_records, timeout)
+        for view in views:
+            self._buffer.extend(view.records())
+        self._last = []
+        if self._reader is not None:
+            for view in reversed(views):
+                self._reader.cursors[view.partition].handed = view.base_offset
 
     def _position(self, record: Record) -> None:
         if self._reader is not None:
@@ -209,27 +233,43 @@ class Consumer:
         what was given back with ``nack`` is waited for.
         """
         ends = self.end_offsets()
-        while not self._is_at_end(ends):
-            for record in self._chunk(0.05):
-                if record.offset < ends.get(record.partition, 1 << 62):
-                    yield record
-                elif self._reader is not None:
-                    self._buffer.append(record)  # It came later: it is for the next call.
-                    if all(r.offset >= ends.get(r.partition, 1 << 62) for r in self._buffer):
-                        return
-        self._ack_previous()
+        try:
+            while not self._is_at_end(ends):
+                yield from self._before(ends, self._chunk(0.05))
+            self._ack_previous()
+        finally:
+            self._bring_back()
+
+    def _before(self, ends: dict[str, int], records: Iterator[Record]) -> Iterator[Record]:
+        """Go through *records*; those from *ends* on are set aside, for the next call."""
+        for record in records:
+            if record.offset < ends.get(record.partition, 0):
+                yield record
+            else:
+                self._later.append(record)
+                self._previous = None  # Nobody has seen it.
+
+    def _bring_back(self) -> None:
+        """Put what was set aside where the next call finds it."""
+        for record in reversed(self._later):
+            self._buffer.appendleft(record)
+            if self._reader is not None:
+                self._reader.cursors[record.partition].handed = record.offset
+        self._later.clear()
 
     def _is_at_end(self, ends: dict[str, int]) -> bool:
+        active = {p: end for p, end in ends.items() if p not in self._intake.paused}
         if self._reader is not None:
             cursors = self._reader.cursors
-            return all(cursors[p].handed >= end for p, end in ends.items() if p in cursors)
+            return all(cursors[p].handed >= end for p, end in active.items())
         if self._buffer or self._intake.chunks:
             return False
         self.commit()
         found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
         is_delivered = all(
-            end == 0 or (p in found and found[p].delivered >= end and found[p].waiting == 0)
-            for p, end in ends.items()
+            p in found and found[p].delivered >= end and found[p].waiting == 0
+            for p, end in active.items()
+            if p in self.assignment()
         )
         # What was delivered may have been so to us, while we asked.
         return is_delivered and not self._intake.chunks
@@ -259,6 +299,8 @@ class Consumer:
     def nack(self, records: Records, delay: float = 0.0) -> None:
         """The records could not be done: deliver them again, after *delay* seconds."""
         worker = self._member()
+        if not 0 <= delay < 1e9:
+            raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
         delay_ms = round(delay * 1000)
         if isinstance(records, Record):
             span = (records.offset, records.offset + 1)
@@ -310,7 +352,9 @@ class Consumer:
             self.ack(previous)
 
     def _unread(self) -> list[tuple[str, Range]]:
-        return [(record.partition, (record.offset, record.offset + 1)) for record in self._buffer]
+        # Copies: whoever turns the loop asks, while the application goes on.
+        records = (*self._buffer.copy(), *self._later.copy())
+        return [(record.partition, (record.offset, record.offset + 1)) for record in records]
 
     def _bury_dead(self) -> None:
         """Move what was delivered too often to the dead-letter topic, then acknowledge it."""
@@ -344,7 +388,7 @@ class Consumer:
         with self._driver as loop:
             reader.seek(name, resolved)
             loop.touch(reader.name)
-        self._buffer = deque(record for record in self._buffer if record.partition != name)
+        self._drop({name})
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
         """Go on at the first record that is not older than a time (PSB)."""
@@ -356,7 +400,14 @@ class Consumer:
             raise RequestTimeout(f"the leader of {self.topic}/{name} did not answer")
         if (problem := reader.take_problem()) is not None:
             raise problem
-        self._buffer = deque(record for record in self._buffer if record.partition != name)
+        self._drop({name})
+
+    def _drop(self, partitions: Collection[str]) -> list[Record]:
+        """Take what an iteration has not shown yet of some partitions away from it."""
+        dropped = [record for record in self._buffer if record.partition in partitions]
+        self._buffer = deque(r for r in self._buffer if r.partition not in partitions)
+        self._later = [r for r in self._later if r.partition not in partitions]
+        return dropped
 
     def position(self, partition: str) -> int:
         """The offset of the next record of a partition."""
@@ -434,16 +485,23 @@ class Consumer:
     # --- steering -------------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
-        """Fetch nothing more from these partitions (all when none is named)."""
-        for partition in partitions or self._names():
-            self._intake.paused[self._name(partition)] = None
+        """Hand out nothing more from these partitions (all when none is named)."""
+        self._check()
+        names = [self._name(partition) for partition in partitions or self._names()]
+        with self._driver as loop:
+            dropped = self._drop(names)
+            if self._worker is None:
+                dropped = []  # A reader fetches them again.
+            unread = [(record.partition, (record.offset, record.offset + 1)) for record in dropped]
+            self._intake.pause(names, unread, loop.clock())
+            loop.touch(self._intake.name)
 
     def resume(self, *partitions: str) -> None:
         """Undo :meth:`pause`."""
-        for partition in partitions or self._names():
-            self._intake.paused.pop(self._name(partition), None)
+        self._check()
+        names = [self._name(partition) for partition in partitions or self._names()]
         with self._driver as loop:
-            self._intake.want(CHUNK, loop.clock())
+            self._intake.resume(names, loop.clock())
             loop.touch(self._intake.name)
 
     def status(self) -> ConsumerStatus:
@@ -515,9 +573,11 @@ class Consumer:
     def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
         try:
             while not self._has_closed():
-                for record in self.poll(credit, None):
-                    if self._has_closed():
-                        return
+                if not self._buffer:
+                    self._fill(credit, None)
+                while self._buffer and not self._has_closed():
+                    record = self._buffer.popleft()
+                    self._position(record)
                     self._hand_over(record, on_record)
         except Closed:
             return
@@ -531,6 +591,10 @@ class Consumer:
             return
         try:
             on_record(record)
+            if self._auto_ack:
+                self.ack(record)
+        except Closed:
+            raise
         except Exception:
             import logging  # only now: it takes long to load
 
@@ -554,6 +618,7 @@ class Consumer:
         self._ack_last()
         self._ack_previous()
         self._is_closed = True
+        self._finalizer.detach()
         try:
             with self._driver as loop:
                 self._intake.close(self._unread())
@@ -583,11 +648,17 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            self._forgo()
         try:
             self.close()
         except PymqError:
             if kind is None:
                 raise
+
+    def _forgo(self) -> None:
+        """What the application got last was not done: do not acknowledge it by itself."""
+        self._last, self._previous = [], None
 
 
 def parse_offset(offset: int | str) -> int:
@@ -602,6 +673,18 @@ def parse_offset(offset: int | str) -> int:
     if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
         return offset
     raise ConfigError(f"offset={offset!r} must be an offset from 0 on, 'begin' or 'end'")
+
+
+def _weakly(
+    method: weakref.WeakMethod[Callable[[], list[tuple[str, Range]]]],
+) -> Callable[[], list[tuple[str, Range]]]:
+    """Call *method* as long as its object is there."""
+
+    def call() -> list[tuple[str, Range]]:
+        found = method()
+        return found() if found is not None else []
+
+    return call
 
 
 def _obituary(record: Record, group: str | None) -> list[tuple[str, bytes]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
 from pymq.client.router import Router
-from pymq.core.message import Fetch, Fetched, FindOffset, Message, OffsetFound
+from pymq.core.message import BEGIN, Fetch, Fetched, FindOffset, Message, OffsetFound, Range
 from pymq.core.ready import Ready
 from pymq.core.record import split
 from pymq.core.values import define
@@ -21,6 +22,7 @@ from pymq.errors import NotLeader, PymqError, UnknownTopic
 FETCH_BYTES = 1 << 20
 FETCH_WAIT_MS = 30_000
 RETRY_MS = 50
+LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
 
 
 class Intake(Outbox, ABC):
@@ -37,6 +39,8 @@ class Intake(Outbox, ABC):
         self.problem: PymqError | None = None  # to be raised by the next poll
         self.started = Waitable()  # done once it is known where to begin
         self.paused: dict[str, None] = {}
+        self.is_abandoned = False  # the application has dropped the handle without closing it
+        self.is_buried = False
         self._router = router
         self._driver = driver
         self._requests = 0
@@ -77,6 +81,24 @@ class Intake(Outbox, ABC):
     @abstractmethod
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records."""
+
+    @abstractmethod
+    def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
+        """Fetch nothing more of some partitions; *unread* was fetched and is not wanted now."""
+
+    @abstractmethod
+    def resume(self, partitions: Iterable[str], now: int) -> None:
+        """Undo :meth:`pause`."""
+
+    def abandon(self) -> None:
+        """The handle is gone. Called by the garbage collector, at any moment, in any thread."""
+        self.is_abandoned = True  # The next tick does the rest: it holds the driver.
+
+    def bury(self) -> None:
+        """Close, since nobody else does."""
+        self.is_abandoned, self.is_buried = False, True
+        self.close([])
+        self.chunks.clear()
 
     @abstractmethod
     def step(self, source: str, message: Message, now: int) -> None:
@@ -130,9 +152,15 @@ class Reader(Intake):
         driver: Driver,
         partitions: list[str],
         offset: int,
+        *,
+        is_whole: bool = False,
+        now: int = 0,
     ) -> None:
+        """Read *partitions* from *offset* on; with *is_whole* those that are added, too."""
         super().__init__(name, topic, router, driver, None)
+        # Replaced when it grows: the application goes through it while the loop turns.
         self.cursors = {partition: Cursor(partition, offset) for partition in partitions}
+        self._look_at = now + LOOK_MS if is_whole else NEVER
         self._searches: dict[int, tuple[Cursor, Waitable]] = {}
         self._ahead_bytes = FETCH_BYTES
         self._is_wanted = False
@@ -147,10 +175,27 @@ class Reader(Intake):
 
     def seek(self, partition: str, offset: int) -> None:
         """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
-        cursor = self.cursors[partition]
-        self.chunks = deque(chunk for chunk in self.chunks if chunk.partition != partition)
-        cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
+        self._rewind(self.cursors[partition], offset)
         self.problem = None  # It was met where the application does not want to read any more.
+
+    def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
+        """Fetch nothing more of some partitions; what was not handed out is fetched again."""
+        for partition in partitions:
+            self.paused[partition] = None
+            cursor = self.cursors[partition]
+            if cursor.handed >= 0:
+                self._rewind(cursor, cursor.handed)
+
+    def resume(self, partitions: Iterable[str], now: int) -> None:
+        """Undo :meth:`pause`."""
+        for partition in partitions:
+            self.paused.pop(partition, None)
+        if self._is_wanted:
+            self.want(1, now)
+
+    def _rewind(self, cursor: Cursor, offset: int) -> None:
+        self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
+        cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""
@@ -174,6 +219,8 @@ class Reader(Intake):
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
+        if self.is_buried:
+            return
         if isinstance(message, Fetched):
             cursor = self.cursors.get(message.partition)
             if cursor is not None and cursor.request == message.id:
@@ -205,6 +252,8 @@ class Reader(Intake):
                 if len(view) and not view.is_control:
                     self.chunks.append(view)
                     cursor.bytes += view.size
+                elif not cursor.bytes:
+                    cursor.handed = cursor.position  # There is nothing to hand out before it.
         except PymqError as error:
             self.fail(located(error, self.topic, cursor.partition))
             return
@@ -225,10 +274,11 @@ class Reader(Intake):
     def _fetch(self, cursor: Cursor, now: int) -> None:
         if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
             return
+        if self.topic in self._router.gone:
+            self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
+            return
         leader = self._router.leader(self.topic, cursor.partition)
         if leader is None or leader.leader is None:
-            if self.topic in self._router.gone:
-                self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
             return
         is_new = cursor.handed < 0  # first of all find out where to begin
         if cursor.partition in self.paused and not is_new:
@@ -246,15 +296,37 @@ class Reader(Intake):
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work; metadata may have come that was waited for."""
-        if self._has_news:
+        if self._has_news and not self.is_buried:
             self._has_news = False
+            self._grow()
             for cursor in self.cursors.values():
                 if cursor.handed < 0 or self._is_wanted:
                     self._fetch(cursor, now)
         return super().ready(now)
 
+    def _grow(self) -> None:
+        """Read the partitions that were added to the topic, from their beginning."""
+        known = self._router.topics.get(self.topic)
+        if self._look_at == NEVER or known is None:
+            return
+        names = [found.partition for found in known.partitions]
+        if added := {p: Cursor(p, BEGIN) for p in names if p not in self.cursors}:
+            self.cursors = {**self.cursors, **added}
+
+    @property
+    def deadline(self) -> int:
+        """When something is due."""
+        return 0 if self.is_abandoned else min(self.due, self._look_at)
+
     def tick(self, now: int) -> None:
         """Try again what was refused."""
+        if self.is_abandoned:
+            self.bury()
+            self.due = self._look_at = NEVER
+            return
+        if now >= self._look_at:
+            self._look_at = now + LOOK_MS
+            self._router.refresh(self.topic)
         self.due = NEVER
         for cursor in self.cursors.values():
             if cursor.retry_at:

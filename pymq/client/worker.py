@@ -32,9 +32,9 @@ from pymq.core.message import (
 )
 from pymq.core.ready import Ready
 from pymq.core.record import RecordBatch, split
-from pymq.core.values import define
+from pymq.core.values import Factory, define
 from pymq.core.view import BatchView
-from pymq.errors import FencedMember, PymqError
+from pymq.errors import Closed, FencedMember, OffsetOutOfRange, PymqError
 
 T = TypeVar("T")
 
@@ -70,9 +70,10 @@ class Fetching:
     """A lease whose records are being fetched."""
 
     lease: Lease
-    position: int
-    request: int = 0
-    retry_at: int = 0
+    handed: int  # ready to be handed out up to here,
+    position: int  # fetched up to here,
+    end: int  # to be fetched up to here
+    views: list[BatchView] = Factory(list)  # fetched, and waiting for what was leased before
 
 
 class Settling(Waitable):
@@ -113,10 +114,14 @@ class Worker(Intake):
         self._new_member = new_member
         self._member = new_member()
         self._watches: dict[str, Watch] = {}
-        self._fetching: dict[int, Fetching] = {}  # by request
-        self._to_fetch: list[Fetching] = []
+        self._leased: dict[str, deque[Fetching]] = {}  # by partition, in the order of the leases
+        self._fetching: dict[int, Fetching] = {}  # what is asked for, by request
+        self._to_fetch: list[Fetching] = []  # what waits for a leader
         self._last: dict[str, BatchView] = {}  # the batch fetched last, by partition
-        self._acquire: int = 0  # the request under way
+        self._acquire: int = 0  # the request that waits
+        self._acquires: dict[int, None] = {}  # those that may still bring leases
+        self._introduction = 0  # the request that tells where partitions begin and end
+        self._told: tuple[str, ...] = ()  # the partitions that the coordinator has heard of
         self._wanted = 0
         self._joining = 0
         self._beat = 0
@@ -124,29 +129,37 @@ class Worker(Intake):
         self._renew_at = NEVER
         self._retry_at = 0  # join, at first at once
         self._settle_at = NEVER
-        self._settling: dict[int, Settling] = {}
+        self._settling: dict[int, list[Settling]] = {}
+        self._held: list[Settling] = []  # commits that wait until we are a member again
 
     # --- the handle -----------------------------------------------------------------------------
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
         self._wanted = records
+        if self.topic in self._router.gone:
+            self._gone()
+            return
         self.settle()
         self._try_acquire(now, self._acquire == 0)
 
     def settle(self, *, wait: bool = False) -> Settling | None:
         """Send the acknowledgements that have gathered; the caller holds the driver."""
-        acks = [(p, span) for p, queue in self.acks.items() for span in _ranges(_drain(queue))]
-        nacks = tuple(_drain(self.nacks))
+        # Disarm first: what another thread adds from here on arms again, or is taken along.
         self._settle_at = NEVER
-        if not (acks or nacks or wait) or not self.is_joined:
+        queues = list(self.acks.items())  # at once: another thread may be adding one
+        acks = [(p, span) for p, queue in queues for span in _ranges(_drain(queue))]
+        nacks = tuple(_drain(self.nacks))
+        if not (acks or nacks or wait or self._held):
             return None
-        coordinator = self._router.coordinator(self.config.group)
+        done = Settling(wait)
+        coordinator = self._router.coordinator(self.config.group) if self.is_joined else None
         if coordinator is None:
             self._put_back(acks, nacks)
-            return None
-        request, done = self._request(), Settling(wait)
-        self._settling[request] = done
+            self._held += [done] if wait else []
+            return done
+        request = self._request()
+        self._settling[request], self._held = [*self._held, done], []
         settle = Settle(request, self.config.group, self._member, tuple(acks), nacks)
         self.out.send.append((coordinator, settle))
         return done
@@ -182,21 +195,54 @@ class Worker(Intake):
         super().close(unread)
         self.settle()
         coordinator = self._router.coordinator(self.config.group)
-        if coordinator is not None and self.is_joined:
+        if coordinator is not None and (self.is_joined or self._joining):
             unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks]
-            pending = [*self._fetching.values(), *self._to_fetch]
-            unread += [(f.lease.partition, (f.lease.start, f.lease.end)) for f in pending]
+            unread += self._coming()
             leave = Leave(self._request(), self.config.group, self._member, tuple(unread))
             self.out.send.append((coordinator, leave))
         self.chunks.clear()
+        self.dead.clear()
+        self._last.clear()
         self.is_joined = False
         self._is_closed = True
+        for done in self._held:
+            done.error = Closed("the consumer was closed before it could settle")
+            done.finish()
         self._beat_at = self._renew_at = self._settle_at = NEVER
+        self._retry_at = 0
+
+    def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
+        """Lease nothing more of some partitions and give back what was not handed out."""
+        self.paused.update(dict.fromkeys(partitions))
+        chunks, self.chunks = self.chunks, deque()
+        for chunk in chunks:
+            if chunk.partition in self.paused:
+                unread.append((chunk.partition, (chunk.base_offset, chunk.end_offset)))
+            else:
+                self.chunks.append(chunk)
+        self._give_back(unread)
+        if self._acquire:
+            self._try_acquire(now, True)  # The one that waits would bring records of them.
+
+    def resume(self, partitions: Iterable[str], now: int) -> None:
+        """Undo :meth:`pause`."""
+        for partition in partitions:
+            self.paused.pop(partition, None)
+        if self._acquire:
+            self._try_acquire(now, True)
+
+    def _give_back(self, unread: list[tuple[str, Range]]) -> None:
+        coordinator = self._router.coordinator(self.config.group)
+        if unread and coordinator is not None and self.is_joined:
+            settle = Settle(0, self.config.group, self._member, unread=tuple(unread))
+            self.out.send.append((coordinator, settle))
 
     # --- the machine ----------------------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
+        if self._is_closed:
+            return
         match message:
             case Fetched():
                 self._on_fetched(message, now)
@@ -211,6 +257,9 @@ class Worker(Intake):
 
     def tick(self, now: int) -> None:
         """Do what is due."""
+        if self.is_abandoned:
+            self.bury()
+            return
         if now >= self._settle_at:
             self.settle()
         if now >= self._beat_at:
@@ -231,12 +280,21 @@ class Worker(Intake):
     @property
     def deadline(self) -> int:
         """When something is due; the application arms settling at any time."""
+        if self.is_abandoned:
+            return 0
         return min(self._beat_at, self._renew_at, self._settle_at, self._retry_at or NEVER)
 
     def _go_on(self, now: int) -> None:
+        if self.topic in self._router.gone:
+            self._gone()
+            return
         if not self.is_joined:
             self._join(now)
             return
+        if self._held:
+            self.settle()
+        if not set(self._partitions()) <= set(self._told):
+            self._heartbeat(now)  # The topic has grown.
         for watch in self._watches.values():
             self._watch(watch, now)
         waiting, self._to_fetch = self._to_fetch, []
@@ -244,6 +302,12 @@ class Worker(Intake):
             self._fetch(fetching, now)
         if self._wanted and not self._acquire:
             self._try_acquire(now, True)
+
+    def _gone(self) -> None:
+        """The topic was deleted; should it be made again, it begins at its beginning."""
+        self._watches = {partition: Watch(partition) for partition in self._watches}
+        self._forget_leases()
+        self.fail(self._router.gone[self.topic])
 
     def _retry(self, now: int) -> None:
         if not self._retry_at:
@@ -253,16 +317,16 @@ class Worker(Intake):
 
     def _partitions(self) -> tuple[str, ...]:
         known = self._router.topics.get(self.topic)
-        return tuple(p.partition for p in known.partitions) if known else ()
+        return tuple(p.partition for p in known.partitions) if known else self._told
 
     def _join(self, now: int) -> None:
         if self._joining or self._retry_at > now:
             return
         coordinator = self._router.coordinator(self.config.group)
-        if self.topic in self._router.gone:
-            self.fail(self._router.gone[self.topic])
-            return
-        if coordinator is None:
+        self._told = self._partitions()
+        if not self._told:
+            self._router.refresh(self.topic)
+        if coordinator is None or not self._told:
             return
         c = self.config
         self._joining = self._request()
@@ -271,7 +335,7 @@ class Worker(Intake):
             c.group,
             self._member,
             self.topic,
-            self._partitions(),
+            self._told,
             c.assignor,
             SESSION_MS,
             c.ack_wait_ms,
@@ -302,8 +366,10 @@ class Worker(Intake):
         for partition in gained:
             self._watches[partition] = Watch(partition)
         self._has_news = True
+        if is_join:
+            self.settle()
         if not gained:
-            self.started.finish()
+            self._introduce()
         self._go_on(now)
 
     def _lost_group(self, error: PymqError, now: int) -> None:
@@ -316,10 +382,13 @@ class Worker(Intake):
         else:
             self._router.refresh("__consumer_offsets")
         self.is_joined = False
-        self._acquire = 0
+        self._acquire = self._introduction = 0
+        self._acquires.clear()
         self._beat_at = NEVER
-        self._fetching.clear()
-        self._to_fetch.clear()
+        # Without the leases these would be worked on here and by others.
+        self._forget_leases()
+        self.chunks.clear()
+        self.dead.clear()
         self._retry(now)
 
     def _heartbeat(self, now: int) -> None:
@@ -327,8 +396,8 @@ class Worker(Intake):
         coordinator = self._router.coordinator(self.config.group)
         if coordinator is None or not self.is_joined:
             return
-        self._beat = self._request()
-        beat = Heartbeat(self._beat, self.config.group, self._member, self._partitions())
+        self._beat, self._told = self._request(), self._partitions()
+        beat = Heartbeat(self._beat, self.config.group, self._member, self._told)
         self.out.send.append((coordinator, beat))
 
     # --- how far partitions reach ---------------------------------------------------------------
@@ -354,13 +423,17 @@ class Worker(Intake):
         if watch is None or watch.request != m.id:
             return
         watch.request = 0
+        if isinstance(m.error, OffsetOutOfRange) and watch.end >= 0:
+            watch.end = -1  # The topic was made anew.
+            self._watch(watch, now)
+            return
         if m.error is not None:
             self._refused(m.error, now)
             return
-        has_more = m.high_watermark > watch.end
+        is_new, has_more = watch.end < 0, m.high_watermark > watch.end
         watch.log_start, watch.end = m.log_start, m.high_watermark
-        if all(other.end >= 0 for other in self._watches.values()):
-            self.started.finish()
+        if is_new and all(other.end >= 0 for other in self._watches.values()):
+            self._introduce()
         self._watch(watch, now)
         if self._wanted and has_more:
             self._try_acquire(now, True)
@@ -374,42 +447,87 @@ class Worker(Intake):
 
     # --- leases ---------------------------------------------------------------------------------
 
+    def _introduce(self) -> None:
+        """Tell where the partitions begin and end, so that the group's offsets are from now on."""
+        coordinator = self._router.coordinator(self.config.group)
+        if coordinator is None or not self.is_joined:
+            return
+        self._introduction = self._request()
+        self._acquires[self._introduction] = None
+        acquire = Acquire(
+            self._introduction, self.config.group, self._member, self._known(()), 0, 0
+        )
+        self.out.send.append((coordinator, acquire))
+
+    def _known(self, but: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
+        return tuple(
+            (w.partition, w.log_start, w.end)
+            for w in self._watches.values()
+            if w.end >= 0 and w.partition not in but
+        )
+
     def _try_acquire(self, now: int, is_news: bool) -> None:
         """Ask for leases, unless a request is waiting that knows as much."""
-        if not (self.is_joined and is_news) or self._fetching or self._to_fetch:
+        if not (self.is_joined and is_news) or any(self._leased.values()):
             return
         coordinator = self._router.coordinator(self.config.group)
         if coordinator is None:
             return
-        known = tuple(
-            (w.partition, w.log_start, w.end)
-            for w in self._watches.values()
-            if w.end >= 0 and w.partition not in self.paused
-        )
-        if not known and self.assigned:
+        known = self._known(self.paused)
+        if not known and self.assigned and not self.paused:
             return  # The watches will tell.
         self._acquire = self._request()
+        self._acquires[self._acquire] = None
+        count = self._wanted or 1
         acquire = Acquire(
-            self._acquire, self.config.group, self._member, known, self._wanted, FETCH_WAIT_MS
+            self._acquire, self.config.group, self._member, known, count, FETCH_WAIT_MS
         )
         self.out.send.append((coordinator, acquire))
 
     def _on_acquired(self, m: Acquired, now: int) -> None:
-        if m.id != self._acquire:
-            return  # A later request has taken its place; it got nothing.
-        self._acquire = 0
+        if m.id not in self._acquires:
+            return  # As another member, we had it asked.
+        del self._acquires[m.id]
         if m.error is not None:
             self._lost_group(m.error, now)
             return
         if m.leases:
+            # Even if a later request has taken its place: both may have met on the way.
             self._wanted = 0
             self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 2)
-            for lease in m.leases:
-                self._fetch(Fetching(lease, lease.start), now)
+            self._take_leases(m.leases, now)
+        if m.id == self._introduction:
+            self.started.finish()
+        if m.id == self._acquire:
+            self._acquire = 0
         if m.generation != self.generation:
             self._heartbeat(now)
-        elif self._wanted:
+        elif self._wanted and not self._acquire:
             self._try_acquire(now, True)
+
+    def _take_leases(self, leases: Iterable[Lease], now: int) -> None:
+        for lease in leases:
+            if lease.partition in self.paused and not lease.dead:
+                self._give_back([(lease.partition, (lease.start, lease.end))])
+            else:
+                fetching = Fetching(lease, lease.start, lease.start, lease.end)
+                self._leased.setdefault(lease.partition, deque()).append(fetching)
+                self._fetch(fetching, now)
+
+    def _forget_leases(self) -> None:
+        self._leased.clear()
+        self._fetching.clear()
+        self._to_fetch.clear()
+
+    def _coming(self) -> list[tuple[str, Range]]:
+        """What is leased, and to be handed out once it is fetched."""
+        # Not what is to die: given back, it would count as one delivery less.
+        return [
+            (partition, (fetching.handed, fetching.end))
+            for partition, line in self._leased.items()
+            for fetching in line
+            if not fetching.lease.dead
+        ]
 
     def _fetch(self, fetching: Fetching, now: int) -> None:
         lease = fetching.lease
@@ -417,44 +535,68 @@ class Worker(Intake):
         if leader is None or leader.leader is None:
             self._to_fetch.append(fetching)
             return
-        fetching.request = self._request()
-        self._fetching[fetching.request] = fetching
-        fetch = Fetch(
-            fetching.request,
-            self.topic,
-            lease.partition,
-            fetching.position,
-            FETCH_BYTES,
-            0,
-            lease.end,
-        )
+        request = self._request()
+        self._fetching[request] = fetching
+        at, end = fetching.position, fetching.end
+        fetch = Fetch(request, self.topic, lease.partition, at, FETCH_BYTES, 0, end)
         self.out.send.append((leader.leader, fetch))
 
     def _on_data(self, fetching: Fetching, m: Fetched, now: int) -> None:
-        lease = fetching.lease
-        if m.error is not None:
-            if m.error.retriable:
-                self._to_fetch.append(fetching)
+        partition = fetching.lease.partition
+        if partition in self.paused and not fetching.lease.dead:
+            fetching.position = fetching.end  # It is going to be given back.
+        elif isinstance(m.error, OffsetOutOfRange) and m.log_start > fetching.position:
+            # Retention was faster. The coordinator lets go of it when it hears of the new start.
+            watch = self._watches.get(partition)
+            if watch is not None:
+                watch.log_start = max(watch.log_start, m.log_start)
+            fetching.position = min(m.log_start, fetching.end)
+        elif m.error is not None and m.error.retriable:
+            self._to_fetch.append(fetching)
             self._refused(m.error, now)
             return
-        target = self.dead if lease.dead else self.chunks
-        try:
-            for batch in split(m.data):
-                whole = self._whole(batch, lease.partition)
-                view = whole.part(fetching.position, lease.end, lease.delivery_count)
-                self._skip(view)
-                fetching.position = view.end_offset
-                if len(view) and not view.is_control:
-                    target.append(view)
-        except PymqError as error:
-            self.fail(located(error, self.topic, lease.partition))
-            return
-        if fetching.position < lease.end:
+        else:
+            try:
+                if m.error is not None:
+                    raise m.error
+                self._read(fetching, m.data)
+            except PymqError as error:
+                self.fail(located(error, self.topic, partition))
+                fetching.end = fetching.position  # The rest stays leased until that runs out.
+        if fetching.position < fetching.end:
             self._fetch(fetching, now)
-        elif not self._fetching and not self._to_fetch and not self.has_chunks:
+        self._line_up(partition)
+        if not any(self._leased.values()) and not self.has_chunks:
             self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
             self._try_acquire(now, True)
         self._arrived()
+
+    def _read(self, fetching: Fetching, data: bytes) -> None:
+        lease = fetching.lease
+        for batch in split(data):
+            whole = self._whole(batch, lease.partition)
+            view = whole.part(fetching.position, fetching.end, lease.delivery_count)
+            fetching.views.append(view)
+            fetching.position = view.end_offset
+
+    def _line_up(self, partition: str) -> None:
+        """Make ready what has come, in the order of the leases: records keep theirs."""
+        line = self._leased.get(partition)
+        while line:
+            first = line[0]
+            is_complete, is_dead = first.position >= first.end, first.lease.dead
+            if partition not in self.paused or is_dead:
+                for view in first.views:
+                    self._skip(view)
+                    if len(view) and not view.is_control:
+                        (self.dead if is_dead else self.chunks).append(view)
+                first.views.clear()
+                first.handed = first.position
+            elif is_complete:
+                self._give_back([(partition, (first.handed, first.end))])
+            if not is_complete:
+                return
+            line.popleft()
 
     def _whole(self, batch: RecordBatch, partition: str) -> BatchView:
         """The view of a fetched batch; leases are often parts of the batch fetched last."""
@@ -488,7 +630,9 @@ class Worker(Intake):
     def _renew(self, now: int) -> None:
         """What the application has not seen yet must not be taken for abandoned."""
         self._renew_at = NEVER
-        held = [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks] + self.unread()
+        held = self.unread() + self._coming()
+        # A copy: the application takes chunks away meanwhile.
+        held += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
         coordinator = self._router.coordinator(self.config.group)
         if held and coordinator is not None and self.is_joined:
             settle = Settle(0, self.config.group, self._member, renewals=tuple(held))
@@ -496,13 +640,13 @@ class Worker(Intake):
             self._renew_at = now + self.config.ack_wait_ms // 2
 
     def _on_settled(self, m: Settled, now: int) -> None:
-        done = self._settling.pop(m.id, None)
+        settled = self._settling.pop(m.id, [])
         self.refused += m.refused
         if isinstance(m.error, FencedMember):
             self._lost_group(m.error, now)
-        elif m.error is not None and not (done is not None and done.is_waited_for):
+        elif m.error is not None and not any(done.is_waited_for for done in settled):
             self._refused(m.error, now)
-        if done is not None:
+        for done in settled:
             done.error = m.error
             done.finish()
 

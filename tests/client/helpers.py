@@ -1,0 +1,66 @@
+"""What the tests of consumers share: producing, polling until, waiting until."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import pymq
+
+WAIT_S = 10.0  # how long anything may take on a busy machine
+
+
+def produce(
+    mq: pymq.Client,
+    topic: str,
+    values: Iterable[int | bytes],
+    *,
+    partition: str | int | None = None,
+    key: bytes | None = None,
+    timestamp_ms: int | None = None,
+) -> list[pymq.RecordMetadata]:
+    """Send *values* and wait until they are answered; a number stands for its digits."""
+    with mq.producer(linger_ms=0) as producer:
+        sent = [
+            producer.send(
+                topic,
+                b"%d" % value if isinstance(value, int) else value,
+                key=key,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+            )
+            for value in values
+        ]
+        return [delivery.result(WAIT_S) for delivery in sent]
+
+
+def polled(consumer: pymq.Consumer, count: int, timeout: float = WAIT_S) -> list[pymq.Record]:
+    """Poll until there are *count* records."""
+    return list(_polled(consumer, count, timeout))
+
+
+def _polled(consumer: pymq.Consumer, count: int, timeout: float) -> Iterator[pymq.Record]:
+    until = time.monotonic() + timeout
+    while count > 0:
+        records = consumer.poll(count, 0.1)
+        count -= len(records)
+        yield from records
+        assert records or time.monotonic() < until, f"{count} records are missing"
+
+
+def wait_until(what: Callable[[], object], timeout: float = WAIT_S) -> None:
+    """Wait for *what*, which another thread brings about."""
+    until = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def values(records: Iterable[pymq.Record]) -> list[int]:
+    """The numbers that were sent."""
+    return [int(record.value) for record in records]
+
+
+def places(records: Iterable[pymq.Record]) -> list[tuple[str, int]]:
+    """Partition and offset of each record."""
+    return [(record.partition, record.offset) for record in records]
