@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from pymq.client.intake import Intake, Reader
 from pymq.client.worker import Worker
-from pymq.core.message import BEGIN, END, FindOffset, GroupState, OffsetFound, Range
+from pymq.core.message import BEGIN, END, FindOffset, GroupOffset, GroupState, OffsetFound, Range
 from pymq.core.record import Record
 from pymq.core.values import value
 from pymq.core.view import BatchView
@@ -129,12 +129,14 @@ class Consumer:
 
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
-        # A group leases records, of which nobody knows the size: go by those that came before.
-        records = 1 << 20 if self._worker is None else max(1, max_bytes // self._record_bytes)
-        views = self._poll(records, timeout, max_bytes)
+        views = self._poll(self._records_in(max_bytes), timeout, max_bytes)
         if views:
             self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
         return views
+
+    def _records_in(self, size: int) -> int:
+        # A group leases records, of which nobody knows the size: go by those that came before.
+        return 1 << 20 if self._worker is None else max(1, size // self._record_bytes)
 
     def _poll(
         self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
@@ -142,6 +144,7 @@ class Consumer:
         if max_records < 1:
             raise ConfigError(f"max_records={max_records} must be at least 1")
         self._ack_last()
+        self._ack_previous()
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             views = self._take(max_records, max_bytes)
@@ -203,7 +206,6 @@ class Consumer:
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         if not self._buffer:
-            self._ack_previous()
             self._fill(CHUNK, timeout)
         while self._buffer:
             record = self._buffer.popleft()
@@ -550,7 +552,10 @@ class Consumer:
         if not behind:
             return "it has reached the end of all its partitions"
         if worker is not None:
-            offsets = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
+            state = self._group_state()
+            offsets = {o.partition: o for o in state.offsets if o.topic == self.topic}
+            if awaited := [p for p in behind if p in offsets and _is_awaited(offsets[p], state)]:
+                return f"other consumers still work on records of {', '.join(awaited)}"
             held = sum(offsets[p].in_flight for p in behind if p in offsets)
             later = sum(offsets[p].waiting for p in behind if p in offsets)
             fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
@@ -659,6 +664,16 @@ class Consumer:
     def _forgo(self) -> None:
         """What the application got last was not done: do not acknowledge it by itself."""
         self._last, self._previous = [], None
+
+
+def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
+    """Whether those who had a partition before have not settled yet what they hold of it."""
+    owners = {
+        member.member
+        for member in state.members
+        if member.topic == offset.topic and offset.partition in member.partitions
+    }
+    return not owners.issuperset(offset.holders)
 
 
 def parse_offset(offset: int | str) -> int:

@@ -396,6 +396,7 @@ class Worker(Intake):
         coordinator = self._router.coordinator(self.config.group)
         if coordinator is None or not self.is_joined:
             return
+        self._router.refresh(self.topic)  # Partitions may have been added.
         self._beat, self._told = self._request(), self._partitions()
         beat = Heartbeat(self._beat, self.config.group, self._member, self._told)
         self.out.send.append((coordinator, beat))

@@ -110,6 +110,7 @@ class Group:
     leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
     known: dict[tuple[str, str], tuple[int, int]] = Factory(dict)  # log start, high watermark
     topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
+    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came while it consumed
     turn: int = 0  # so that no partition is always asked first
 
     def owners(self, topic: str, partition: str) -> list[str]:
@@ -244,8 +245,7 @@ class GroupCoordinator:
             self._host.reply(source, Assigned(m.id, error=error), now)
             return
         group = self.groups.setdefault(m.group, Group(m.group))
-        known = group.topics.get(m.topic, ())
-        group.topics[m.topic] = known if len(known) > len(m.partitions) else m.partitions
+        self._grow(group, m.topic, m.partitions)
         before = group.members.get(m.member)
         if before is not None:
             self._answer_acquire(group, before, (), now)
@@ -272,10 +272,19 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        if len(m.partitions) > len(group.topics[member.topic]):
-            group.topics[member.topic] = m.partitions
+        if self._grow(group, member.topic, m.partitions):
             self._rebalance(group, now)
         self._tell(member, group, m.id, now)
+
+    def _grow(self, group: Group, topic: str, partitions: tuple[str, ...]) -> bool:
+        """Learn of partitions that a member has seen; those who know less say nothing new."""
+        known = group.topics.get(topic, ())
+        if len(partitions) <= len(known):
+            return False
+        group.topics[topic] = partitions
+        if known and group.members:
+            group.added.update(((topic, p), None) for p in partitions if p not in known)
+        return True
 
     def _tell(self, member: Member, group: Group, request: int, now: int) -> None:
         member.told = group.generation
@@ -358,8 +367,10 @@ class GroupCoordinator:
     def _begin(self, group: Group, name: tuple[str, str], start: int, end: int, reset: int) -> None:
         leases = group.leases.get(name)
         if leases is None:
-            group.leases[name] = Leases(start if reset == BEGIN else end)
-            if reset != BEGIN:
+            # What is added to a topic while the group consumes it is new from its first record.
+            from_start = reset == BEGIN or name in group.added
+            group.leases[name] = Leases(start if from_start else end)
+            if not from_start:
                 self._changed[group.name, *name] = None  # "The end" is this one for ever.
         else:
             leases.begin_at(start)
@@ -455,7 +466,13 @@ class GroupCoordinator:
         members = tuple(GroupMember(x.id, x.topic, x.partitions) for x in group.members.values())
         offsets = tuple(
             GroupOffset(
-                topic, partition, leases.committed, leases.next, leases.in_flight, leases.waiting
+                topic,
+                partition,
+                leases.committed,
+                leases.next,
+                leases.in_flight,
+                leases.waiting,
+                leases.holders,
             )
             for (topic, partition), leases in sorted(group.leases.items())
         )
@@ -470,6 +487,8 @@ class GroupCoordinator:
                 self._changed[group.name, *name] = None
             for name in [name for name in group.known if name[0] == topic]:
                 del group.known[name]
+            for name in [name for name in group.added if name[0] == topic]:
+                del group.added[name]
             if group.topics.get(topic):
                 group.topics[topic] = ()  # until a member tells of what was made anew
                 self._rebalance(group, now)

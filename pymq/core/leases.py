@@ -62,6 +62,11 @@ class Leases:
         return sum(span.end - span.start for span in self._spans if span.state == LEASED)
 
     @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds them."""
+        return tuple(dict.fromkeys(s.owner for s in self._spans if s.owner is not None))
+
+    @property
     def waiting(self) -> int:
         """Records that are to be delivered again."""
         return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)

@@ -264,6 +264,7 @@ class GroupOffset:
     delivered: int  # the offset after the last one that was ever leased
     in_flight: int  # records leased and not yet acknowledged
     waiting: int = 0  # records that were given back and are to be delivered again
+    holders: tuple[str, ...] = ()  # the members that hold those in flight
 
 
 @value

@@ -126,6 +126,16 @@ def test_auto_ack_does_not_count_what_an_exception_interrupted(t: pymq.Client) -
     assert t.describe_group("g").committed == {("t", "0"): 5}
 
 
+def test_auto_ack_of_an_iteration_that_ends_with_polls(t: pymq.Client) -> None:
+    with t.consumer("t", group="g", auto_ack=True) as consumer:
+        records = iter(consumer)
+        for _ in range(10):
+            next(records)
+        assert consumer.poll(timeout=0) == []
+        consumer.commit()
+        assert consumer.committed() == {"0": 10}
+
+
 def test_auto_ack_of_an_iteration_that_goes_on_with_polls(t: pymq.Client) -> None:
     with t.consumer("t", group="g", auto_ack=True) as consumer:
         assert next(iter(consumer)).offset == 0
@@ -520,15 +530,21 @@ def test_status_says_why_it_is_idle(mq: pymq.Client) -> None:
 
 
 def test_status_of_a_consumer_that_waits_for_another_one(mq: pymq.Client) -> None:
-    mq.create_topic("t")
-    produce(mq, "t", range(3))
+    mq.create_topic("t", partitions=2)
+    for partition in ("0", "1"):
+        produce(mq, "t", range(3), partition=partition)
     with mq.consumer("t", group="g") as one:
-        polled(one, 2)
-        produce(mq, "t", range(3))
+        records = polled(one, 6)
+        produce(mq, "t", range(3, 6), partition=0)
+        produce(mq, "t", range(3, 6), partition=1)
         with mq.consumer("t", group="g") as two:
+            (moved,) = two.assignment()
+            assert two.poll(timeout=0) == []
+            assert two.status().idle == f"other consumers still work on records of {moved}"
+            one.ack(records)
+            assert values(polled(two, 3)) == [3, 4, 5]
             two.poll(timeout=0)
-            owners = [c for c in (one, two) if c.assignment()]
-            assert all(c.assignment() == ("0",) for c in owners)
+            assert "3 records are leased" in str(two.status().idle)
 
 
 # --- pushing ------------------------------------------------------------------------------------
@@ -634,10 +650,13 @@ def test_a_poll_that_waits_hears_that_the_topic_is_gone(mode: str) -> None:
         assert len(caught) == 1
 
 
+@pytest.mark.parametrize("reset", ["begin", "end"])
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
-def test_a_new_partition_is_consumed_from_its_first_record(mq: pymq.Client, mode: str) -> None:
+def test_a_new_partition_is_consumed_from_its_first_record(
+    mq: pymq.Client, mode: str, reset: str
+) -> None:
     mq.create_topic("t")
-    with mq.consumer("t", mode=mode) as consumer:
+    with mq.consumer("t", mode=mode, auto_offset_reset=reset, offset=reset) as consumer:
         produce(mq, "t", range(3))
         assert values(polled(consumer, 3)) == [0, 1, 2]
         mq.create_partition("t", "new")

@@ -509,6 +509,18 @@ def test_the_end_is_remembered(host: Host) -> None:
     assert again.poll("m1", {"0": 9}) == [("0", 7, 9, 1)]
 
 
+@pytest.mark.parametrize("how", ["beat", "join"])
+def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: str) -> None:
+    """Though the group began at the end: that was the end of what there was then."""
+    host.join("m1", ("0",), reset=END)
+    host.poll("m1", {"0": 7}, 0)
+    if how == "beat":
+        host.beat("m1", ("0", "1"))
+    else:
+        host.join("m1", ("0", "1"), reset=END)
+    assert host.poll("m1", {"0": 7, "1": 3}) == [("1", 0, 3, 1)]
+
+
 def test_what_retention_took_is_not_waited_for(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 10}, 4)
