@@ -22,6 +22,7 @@ import asyncio
 import inspect
 import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import (
@@ -261,6 +262,8 @@ class AsyncClient(Handle):
         self._client = client
         self._bridge = _Bridge(client)
         self._handles: dict[AsyncProducer | AsyncConsumer, None] = {}
+        # A consumer that nobody holds any more is given up, so it must not be held here.
+        self._pulling: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
     @property
     def name(self) -> str:
@@ -437,9 +440,10 @@ class AsyncClient(Handle):
                 raise ConfigError("on_record goes with delivery='push', and the other way round")
             made = await _in_thread(make, _close_late)
             consumer = AsyncConsumer(self, self._bridge, made, changes)
-            self._handles[consumer] = None
+            self._pulling.add(consumer)
             await consumer._tell_changes()
             if on_record is not None:
+                self._handles[consumer] = None
                 consumer._start_push(on_record, credit)
             return consumer
 
@@ -448,13 +452,24 @@ class AsyncClient(Handle):
     def _forget(self, handle: AsyncProducer | AsyncConsumer) -> None:
         self._handles.pop(handle, None)
 
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            for consumer in self._pulling:
+                consumer._consumer._forgo()
+        await super().__aexit__(kind, error, trace)
+
     async def close(self) -> None:
         """Close all producers and consumers, flush, and let go; closing twice is allowed."""
         await asyncio.shield(self._close())  # a close that is cancelled goes on by itself
 
     async def _close(self) -> None:
         first: Exception | None = None
-        for handle in list(self._handles):
+        for handle in list(dict.fromkeys([*self._pulling, *self._handles])):
             try:
                 await handle.close()
             except Exception as error:  # the others are to be closed all the same
@@ -958,10 +973,11 @@ class AsyncConsumer(Handle):
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[BatchView]:
         """Return record batches with their columns; the way to read in bulk."""
-        self._consumer._ack_last()
-        if not await self._arrive(1 << 20, timeout):
+        consumer = self._consumer
+        consumer._ack_last()
+        if not await self._arrive(consumer._records_in(max_bytes), timeout):
             return []
-        return self._consumer.poll_batches(max_bytes, 0)
+        return consumer.poll_batches(max_bytes, 0)
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
         """Wait until a poll would not have to wait; takes nothing, so it may be cancelled."""
@@ -1134,20 +1150,52 @@ class AsyncConsumer(Handle):
         self._pump = self._bridge.loop.create_task(self._push(on_record, credit), name="pymq-push")
 
     async def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
-        while not self._is_closing:
-            self._pump_is_idle = True
-            try:
-                records = await self.poll(credit, None)
-            except Closed:
-                return
-            finally:
-                self._pump_is_idle = False
-            for record in records:
-                if self._has_left():
-                    return
-                await _called(on_record, record)
+        consumer = self._consumer
+        try:
+            while not self._is_closing:
+                self._pump_is_idle = True
+                try:
+                    await self._arrive(credit, None)
+                finally:
+                    self._pump_is_idle = False
+                if not consumer._buffer:
+                    consumer._fill(credit, 0)
+                while consumer._buffer and not self._has_left():
+                    record = consumer._buffer.popleft()
+                    consumer._position(record)
+                    await self._hand_over(record, on_record)
+        except Closed:
+            return
+
+    async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
+        """Call the application; in a group, a record that it fails on is delivered again."""
+        consumer = self._consumer
+        if consumer._worker is None:
+            await _called(on_record, record)
+            return
+        try:
+            await _called(on_record, record)
+            if consumer._auto_ack:
+                consumer.ack(record)
+        except Closed:
+            raise
+        except Exception:
+            import logging  # only now: it takes long to load
+
+            logging.getLogger("pymq").exception("on_record failed; the record is given back")
+            consumer.nack(record)
 
     # --- leaving --------------------------------------------------------------------------------
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._consumer._forgo()
+        await super().__aexit__(kind, error, trace)
 
     def _has_left(self) -> bool:
         # Another task may close it during any await, which a type checker cannot know.
@@ -1156,7 +1204,7 @@ class AsyncConsumer(Handle):
     async def close(self) -> None:
         """Settle what was acknowledged, give back what was not handed out, and leave.
 
-        An ``on_record`` that runs is waited for; what it has raised is raised here.
+        An ``on_record`` that runs is waited for; what it has raised without a group is raised here.
         """
         if self._closing is None:
             self._is_closing = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -493,6 +495,71 @@ def test_auto_ack() -> None:
     play(script)
 
 
+def test_auto_ack_does_not_count_what_an_exception_interrupted() -> None:
+    async def script(mq: AsyncClient) -> None:
+        await fill(mq, 10)
+
+        async def iterate() -> None:
+            async with mq.consumer("t", group="g", auto_ack=True) as consumer:
+                async for record in consumer:
+                    if record.value == b"5":
+                        raise ArithmeticError
+
+        async def poll() -> None:
+            async with mq.consumer("t", group="g", auto_ack=True) as consumer:
+                assert (await consumer.poll())[0].value == b"5"
+                raise ArithmeticError
+
+        for fail in (iterate, poll):
+            with pytest.raises(ArithmeticError):
+                await fail()
+            assert (await mq.describe_group("g")).committed == {("t", "0"): 5}
+
+    play(script)
+
+
+def test_a_client_that_an_exception_ends_acknowledges_nothing_by_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pymq.aio.open(tmp_path) as mq:
+            await mq.create_topic("t")
+            await fill(mq, 10)
+            consumer = await mq.consumer("t", group="g", auto_ack=True)
+            assert (await consumer.poll())[0].value == b"0"
+            raise ArithmeticError
+
+    async def look(mq: AsyncClient) -> None:
+        assert await mq.groups() == []  # it has never committed anything
+
+    with pytest.raises(ArithmeticError):
+        asyncio.run(main())
+    play(look, str(tmp_path))
+
+
+def test_an_abandoned_consumer_does_not_keep_its_partitions() -> None:
+    async def script(mq: AsyncClient) -> None:
+        await fill(mq, 10)
+        consumer = await mq.consumer("t", group="g")
+        assert len(await consumer.poll(10)) == 10
+        del consumer
+        gc.collect()
+        async with mq.consumer("t", group="g") as other:
+            assert len(await other.poll(10, 30)) == 10
+            assert len((await mq.describe_group("g")).members) == 1
+
+    play(script)
+
+
+def test_batches_of_a_group_are_leased_as_far_as_was_asked() -> None:
+    async def script(mq: AsyncClient) -> None:
+        await fill(mq, 5000)
+        async with mq.consumer("t", group="g") as consumer:
+            views = await consumer.poll_batches(max_bytes=100_000)
+            assert 0 < sum(map(len, views)) < 1000
+            assert (await mq.describe_group("g")).in_flight["t", "0"] < 1000
+
+    play(script)
+
+
 def test_positions() -> None:
     async def script(mq: AsyncClient) -> None:
         async with mq.producer() as producer:
@@ -564,7 +631,67 @@ def test_push(is_async: bool) -> None:
     play(script)
 
 
-def test_what_a_push_raises_is_raised_by_close() -> None:
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_push_that_fails_gets_the_record_again_and_then_it_dies(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a thread: what a handler fails on is given back to the group, and the rest goes on."""
+
+    async def script(mq: AsyncClient) -> None:
+        await fill(mq, 10)
+        seen: list[tuple[bytes, int]] = []
+
+        def plain(record: Record) -> None:
+            seen.append((record.value, record.delivery_count))
+            if record.value == b"4":
+                raise ValueError("four")
+
+        async def waiting(record: Record) -> None:
+            await asyncio.sleep(0)
+            plain(record)
+
+        async with mq.consumer(
+            "t",
+            group="g",
+            delivery="push",
+            on_record=waiting if is_async else plain,
+            auto_ack=True,
+            max_deliver=3,
+        ) as consumer:
+            while await consumer.committed() != {"0": 10}:
+                await asyncio.sleep(0)
+        assert [count for value, count in seen if value == b"4"] == [1, 2, 3]
+        assert sorted({value for value, _ in seen}) == [b"%d" % n for n in range(10)]
+        assert len(seen) == 12
+        assert await values(mq, "t.dlq") == [b"4"]
+
+    with caplog.at_level(logging.ERROR, "pymq"):
+        play(script)
+    assert len([r for r in caplog.records if r.exc_info and "four" in str(r.exc_info[1])]) == 3
+
+
+def test_a_push_can_be_closed_by_its_own_handler() -> None:
+    async def script(mq: AsyncClient) -> None:
+        await fill(mq, 10)
+        closed = asyncio.Event()
+
+        async def handle(record: Record) -> None:
+            await consumer.close()
+            closed.set()
+
+        consumer = await mq.consumer(
+            "t", group="g", delivery="push", on_record=handle, credit=5, auto_ack=True
+        )
+        await closed.wait()
+        # It got five and was shown one; the rest was never delivered.
+        async with mq.consumer("t", group="g") as again:
+            counts = [record.delivery_count async for record in again.until_end()]
+        assert counts == [2] + [1] * 9
+
+    play(script)
+
+
+def test_what_a_push_without_a_group_raises_is_raised_by_close() -> None:
     async def script(mq: AsyncClient) -> None:
         await fill(mq, 1)
         called = asyncio.Event()
@@ -573,7 +700,7 @@ def test_what_a_push_raises_is_raised_by_close() -> None:
             called.set()
             raise LookupError("the application's own")
 
-        consumer = await mq.consumer("t", delivery="push", on_record=on_record)
+        consumer = await mq.consumer("t", mode="psb", delivery="push", on_record=on_record)
         await called.wait()
         with pytest.raises(LookupError):
             await consumer.close()
