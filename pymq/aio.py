@@ -1063,7 +1063,7 @@ class AsyncConsumer(Handle):
     # --- settling (PTP) -------------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """The records are done. Sent soon; :meth:`commit` waits until it is durable."""
+        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
         self._consumer.ack(records)
 
     def nack(self, records: Records, delay: float = 0.0) -> None:
@@ -1071,7 +1071,7 @@ class AsyncConsumer(Handle):
         self._consumer.nack(records, delay)
 
     async def commit(self, timeout: float | None = REQUEST_S) -> None:
-        """Wait until everything acknowledged so far is durable.
+        """Wait until everything acknowledged so far is on the disk; see :class:`pymq.Consumer`.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
@@ -1082,7 +1082,7 @@ class AsyncConsumer(Handle):
         settling: list[Settling | None] = []
 
         def settle(loop: Loop) -> Waitable | None:
-            done = worker.settle(wait=True)
+            done = worker.settle(wait=True, durable=True)
             settling.append(done)
             loop.touch(worker.name)
             return done

@@ -266,7 +266,7 @@ class Consumer:
             return all(cursors[p].handed >= end for p, end in active.items())
         if self._buffer or self._intake.chunks:
             return False
-        self.commit()
+        self._settle(REQUEST_S, durable=False)
         found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
@@ -279,7 +279,7 @@ class Consumer:
     # --- settling (PTP) -------------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """The records are done. Sent soon; :meth:`commit` waits until it is durable."""
+        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
         worker = self._member()
         if type(records) is Record:
             queue = worker.acks.get(records.partition)
@@ -320,16 +320,22 @@ class Consumer:
             worker.arm_settling(self._driver.loop.clock())
 
     def commit(self, timeout: float | None = REQUEST_S) -> None:
-        """Wait until everything acknowledged so far is durable.
+        """Wait until everything acknowledged so far is on the disk: a power cut does not undo it.
+
+        It costs a sync, which those who commit at the same time share. Without it acknowledgements
+        are sent after some milliseconds and synced within a second.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
             FencedMember: the group had given this consumer up; its records go to others.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
+        self._settle(timeout, durable=True)
+
+    def _settle(self, timeout: float | None, *, durable: bool) -> None:
         worker = self._member()
         with self._driver as loop:
-            done = worker.settle(wait=True)
+            done = worker.settle(wait=True, durable=durable)
             loop.touch(worker.name)
         if done is not None and not self._driver.wait(done, timeout):
             raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")

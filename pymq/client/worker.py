@@ -79,11 +79,12 @@ class Fetching:
 class Settling(Waitable):
     """Acknowledgements on their way."""
 
-    __slots__ = ("error", "is_waited_for")
+    __slots__ = ("error", "is_durable", "is_waited_for")
 
-    def __init__(self, is_waited_for: bool) -> None:
+    def __init__(self, is_waited_for: bool, is_durable: bool) -> None:
         super().__init__()
         self.is_waited_for = is_waited_for
+        self.is_durable = is_durable
         self.error: PymqError | None = None
 
 
@@ -143,8 +144,11 @@ class Worker(Intake):
         self.settle()
         self._try_acquire(now, self._acquire == 0)
 
-    def settle(self, *, wait: bool = False) -> Settling | None:
-        """Send the acknowledgements that have gathered; the caller holds the driver."""
+    def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
+        """Send the acknowledgements that have gathered; the caller holds the driver.
+
+        What is returned is done once they are written, or *durable*.
+        """
         # Disarm first: what another thread adds from here on arms again, or is taken along.
         self._settle_at = NEVER
         queues = list(self.acks.items())  # at once: another thread may be adding one
@@ -152,7 +156,7 @@ class Worker(Intake):
         nacks = tuple(_drain(self.nacks))
         if not (acks or nacks or wait or self._held):
             return None
-        done = Settling(wait)
+        done = Settling(wait, durable)
         coordinator = self._router.coordinator(self.config.group) if self.is_joined else None
         if coordinator is None:
             self._put_back(acks, nacks)
@@ -160,7 +164,14 @@ class Worker(Intake):
             return done
         request = self._request()
         self._settling[request], self._held = [*self._held, done], []
-        settle = Settle(request, self.config.group, self._member, tuple(acks), nacks)
+        settle = Settle(
+            request,
+            self.config.group,
+            self._member,
+            tuple(acks),
+            nacks,
+            durable=any(waits.is_durable for waits in self._settling[request]),
+        )
         self.out.send.append((coordinator, settle))
         return done
 

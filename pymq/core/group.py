@@ -134,6 +134,9 @@ class GroupCoordinator:
         self._unanswered: list[tuple[str, Settled]] = []
         self._writing: list[tuple[str, Settled]] | None = None
         self._written: dict[tuple[str, str, str], None] = {}
+        self._must_sync = False  # somebody waits until what was acknowledged is durable
+        self._is_syncing = False
+        self._loose: tuple[str, str, str] | None = None  # what was written last, without a sync
         self._requests = 0
         self._retry_at = NEVER
         self._load(BEGIN, now)
@@ -443,6 +446,7 @@ class GroupCoordinator:
                     self._changed[group.name, *name] = None
         if m.id:
             self._unanswered.append((source, Settled(m.id, refused)))
+            self._must_sync = self._must_sync or m.durable
         self._serve_all(group, now)
 
     def _commit(self, source: str, m: CommitOffset, now: int) -> None:
@@ -456,6 +460,7 @@ class GroupCoordinator:
         group.leases[m.topic, m.partition] = Leases(m.offset)
         self._changed[m.group, m.topic, m.partition] = None
         self._unanswered.append((source, Settled(m.id)))
+        self._must_sync = True
 
     def _describe(self, source: str, m: GetGroup, now: int) -> None:
         group = self.groups.get(m.group)
@@ -504,7 +509,13 @@ class GroupCoordinator:
         return bool(self._changed or self._unanswered)
 
     def flush(self, now: int) -> None:
-        """Write every offset that changed since the last time, in one batch."""
+        """Write every offset that changed since the last time, in one batch.
+
+        It is synced if somebody waits for that; else that is up to the topic's ``fsync``.
+        """
+        self._is_syncing, self._must_sync = self._must_sync, False
+        if self._is_syncing and self._loose is not None:
+            self._changed[self._loose] = None  # Syncing this syncs all that was written before.
         if not self._changed:
             for source, answer in self._unanswered:
                 self._host.reply(source, answer, now)
@@ -525,7 +536,14 @@ class GroupCoordinator:
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )
         self._requests += 1
-        produce = Produce(self._requests, OFFSETS_TOPIC, str(self.index), AckMode.LEADER, batch)
+        produce = Produce(
+            self._requests,
+            OFFSETS_TOPIC,
+            str(self.index),
+            AckMode.LEADER,
+            batch,
+            self._is_syncing,
+        )
         self._host.offsets_step(self.index, produce, now)
 
     def _stored(self, m: Produced, now: int) -> None:
@@ -538,6 +556,8 @@ class GroupCoordinator:
             # They are tried again after a while; until then a crash would deliver again.
             self._changed = {**self._written, **self._changed}
             self._retry_at = now + RETRY_MS
+        else:
+            self._loose = None if self._is_syncing else next(reversed(self._written))
         self._written = {}
 
     # --- time -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class Produce:
     partition: str
     acks: AckMode
     batch: RecordBatch
+    sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
 
 
 @value
@@ -217,11 +218,12 @@ class Settle:
     nacks: tuple[tuple[str, Range, int], ...] = ()  # with the delay in ms before the next delivery
     renewals: tuple[tuple[str, Range], ...] = ()  # still being worked on: the time begins anew
     unread: tuple[tuple[str, Range], ...] = ()  # given back, as if never delivered
+    durable: bool = False  # answered once this, and all that came before, would survive a power cut
 
 
 @value
 class Settled:
-    """The acknowledgements are durable; *refused* records had been leased to somebody else."""
+    """The acknowledgements are written; *refused* records had been leased to somebody else."""
 
     id: int
     refused: int = 0

@@ -116,6 +116,7 @@ class Partition:
         "_in_flight",
         "_make_replicator",
         "_max_timestamp",
+        "_must_sync",
         "_opened_ms",
         "_parked",
         "_producers",
@@ -170,6 +171,7 @@ class Partition:
         self._checkpointed = 0  # how large the block was at its last checkpoint
         self._max_timestamp = -1
         self._opened_ms = 0
+        self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
         self._sync_at = self._roll_at = NEVER
         self._roll_asked_at = -ROLL_RETRY_MS
         self._retention_at = now
@@ -323,6 +325,7 @@ class Partition:
         header = batch.header
         self._producers.propose(header)
         self._unwritten.append(batch)
+        self._must_sync = self._must_sync or m.sync
         self._await(header.end_offset, source, m, Produced(m.id, self.end, epoch))
         self.end = header.end_offset
         self._size += header.length
@@ -401,12 +404,14 @@ class Partition:
         self._durable_then = self._durable_soon
         if self._unwritten:
             policy = self.state.config.sync_policy(self.state.acks)
-            if policy == "always":
+            is_synced, self._must_sync = self._must_sync or policy == "always", False
+            if is_synced:
                 self._durable_then = self.end
-            ready.write.append(Append(block, self._unwritten, policy == "always"))
+                self._sync_at = NEVER
+            ready.write.append(Append(block, self._unwritten, is_synced))
             self._unwritten = []
             self._producers.write()
-            if policy == "interval" and self._sync_at == NEVER:
+            if policy == "interval" and not is_synced and self._sync_at == NEVER:
                 self._sync_at = now + self.state.config.fsync_interval_ms
                 self.deadline = min(self.deadline, self._sync_at)
         else:

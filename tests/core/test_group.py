@@ -550,6 +550,42 @@ def test_a_settlement_is_answered_once_it_is_durable(host: Host) -> None:
     assert host.take("m1") == [Settled(5)]
 
 
+def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
+    host.join("m1")
+    host.poll("m1", {"0": 9})
+
+    def synced(request: int, durable: bool, *acks: tuple[str, Range]) -> list[bool]:
+        host.send("m1", Settle(request, "g", "m1", acks, durable=durable))
+        host.flush()
+        found = [produce.sync for produce in host.produces]
+        if found:
+            assert host.take("m1") == []
+            host.written()
+        assert host.take("m1") == [Settled(request)]
+        return found
+
+    assert synced(1, False, ("0", (0, 1))) == [False]
+    assert synced(2, True, ("0", (1, 2))) == [True]
+    assert synced(3, True) == []  # There is nothing that is not durable.
+    assert synced(4, False, ("0", (2, 3))) == [False]
+    assert synced(5, True) == [True]  # What was acknowledged before it is meant, too.
+    assert synced(6, True) == []
+
+
+def test_a_commit_that_comes_amid_a_write_is_synced_by_the_next(host: Host) -> None:
+    host.join("m1")
+    host.poll("m1", {"0": 9})
+    host.send("m1", Settle(1, "g", "m1", (("0", (0, 1)),)))
+    host.flush()
+    host.send("m1", Settle(2, "g", "m1", durable=True))
+    host.written()
+    assert host.take("m1") == [Settled(1)]
+    assert host.flush() == 1
+    assert [produce.sync for produce in host.produces] == [True]
+    host.written()
+    assert host.take("m1") == [Settled(2)]
+
+
 def test_all_of_a_turn_is_one_batch(host: Host) -> None:
     names = ("0", "1", "2")
     host.join("m1", names)

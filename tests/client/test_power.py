@@ -1,0 +1,67 @@
+"""What an application was told is still so after a power cut; the disk is simulated."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+
+import pymq
+from pymq.coord.memory import MemoryCoordinator, MemoryTree
+from pymq.embedded import _assemble
+from pymq.store.file import FileStore
+from tests.client.helpers import polled, produce, values
+from tests.store.helpers import SimDisk
+
+
+class Machine:
+    """A queue on a disk that loses what was not synced when its power is cut."""
+
+    def __init__(self, seed: int) -> None:
+        self.disk, self.tree = SimDisk(random.Random(seed)), MemoryTree()
+        self.mq = self.open()
+
+    def open(self) -> pymq.Client:
+        return _assemble(FileStore("/data", files=self.disk), MemoryCoordinator(self.tree))
+
+    def cut(self) -> None:
+        """Cut the power now, and start again."""
+        with self.mq.driver:
+            image = copy.deepcopy(self.disk)
+        self.mq.close()  # on the disk that is not used any more
+        self.disk = image
+        self.disk.crash()
+        self.mq = self.open()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_commit_survives_a_power_cut(seed: int, in_background: bool) -> None:
+    """Also if what it commits had been sent before."""
+    machine = Machine(seed)
+    machine.mq.create_topic("t", fsync="always")
+    produce(machine.mq, "t", range(10))
+    consumer = machine.mq.consumer("t", group="g")
+    for done in (3, 7):
+        consumer.ack(polled(consumer, done if done == 3 else 4))
+        if in_background:
+            consumer._settle(10, durable=False)
+        consumer.commit()
+        machine.cut()
+        assert machine.mq.describe_group("g").committed == {("t", "0"): done}
+        consumer = machine.mq.consumer("t", group="g")
+    assert values(polled(consumer, 3)) == [7, 8, 9]
+    machine.mq.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_group_that_was_reset_is_so_after_a_power_cut(seed: int) -> None:
+    machine = Machine(seed)
+    machine.mq.create_topic("t", fsync="always")
+    produce(machine.mq, "t", range(10))
+    machine.mq.reset_group("g", "t", 6)
+    machine.cut()
+    with machine.mq.consumer("t", group="g") as consumer:
+        assert values(polled(consumer, 4)) == [6, 7, 8, 9]
+    machine.mq.close()
