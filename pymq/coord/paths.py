@@ -8,7 +8,7 @@
 ``/pymq/topics/<topic>/partitions/<partition>``       a partition
 ``…/<partition>/Block_<number>``                      a block, open or sealed
 ``…/Block_<number>/<broker>``                         its replica on that broker
-``/pymq/topics/<topic>/subscriptions/<name>``         a subscription
+``/pymq/topics/<topic>/subscriptions/<name>``         a subscription; a reader's is ephemeral
 ====================================================  ============================================
 
 Each function that builds a path raises :class:`~pymq.errors.InvalidName` for a name that would not

@@ -402,7 +402,7 @@ class GetMetadata:
 
 @value
 class Subscribe:
-    """Record a subscription; consuming is refused without."""
+    """Record who consumes a topic: a group for good, a reader for as long as it lives."""
 
     id: int
     name: str

@@ -386,7 +386,10 @@ def offsets_topic(id: int, partitions: int, replicas: int) -> CreateTopic:  # a 
 
 
 def subscribe(draft: Draft, m: Subscribe) -> None:
-    """Record a subscription; one that is there already is replaced.
+    """Record a subscription; one that is there already is left as it is, or replaced.
+
+    A group's is kept: it says who consumes the topic, now or later. A reader's goes with its reader
+    or its zkserver, so recording it writes nothing to a disk, which may be full.
 
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.
@@ -399,7 +402,7 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
     node = SubscriptionNode(m.name, m.topic, m.mode, m.group, m.partition)
     path = paths.subscription(m.topic, m.name)
     if m.name not in topic.subscriptions:
-        draft.create(path, node)
+        draft.create(path, node, ephemeral=m.group is None)
     elif topic.subscriptions[m.name] != node:
         draft.put(path, node)
 

@@ -677,6 +677,31 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_mount
+def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
+    """A reader asks nothing of the disk, and neither does a group that is known."""
+    with pymq.open(disk / "here") as mq:
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(10)])
+        with mq.consumer("t", group="known") as consumer:
+            assert len(list(consumer.until_end())) == 10
+        filler = fill(disk)
+
+        def subscribe() -> None:
+            for number in range(1000):
+                mq.consumer("t", group=f"g{number}").close()
+
+        with pytest.raises(StoreFull):
+            subscribe()
+        assert values(mq, "t") == [b"%d" % number for number in range(10)]
+        with mq.consumer("t", group="known") as consumer:
+            assert len(list(consumer.until_end())) == 10
+        filler.unlink()
+        with mq.consumer("t", group="new") as consumer:
+            assert len(list(consumer.until_end())) == 10
+
+
+@needs_mount
 def test_commits_on_a_full_disk(disk: Path) -> None:
     """What could not be committed is not, and is delivered again; then the group goes on."""
     size = 4_000
