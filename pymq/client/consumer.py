@@ -7,11 +7,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pymq.client.intake import Intake, Reader
-from pymq.client.worker import Worker
+from pymq.client.worker import Worker, ranges
 from pymq.core.message import BEGIN, END, FindOffset, GroupOffset, GroupState, OffsetFound, Range
 from pymq.core.record import Record
 from pymq.core.values import value
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 CHUNK = 500  # records that an iteration takes at a time
 REQUEST_S = 10.0
 
+_PARTITION, _OFFSET = attrgetter("partition"), attrgetter("offset")
+
 Names = Sequence[str]
-Records = Record | BatchView | Iterable[Record]
+Records = Record | BatchView | Iterable[Record | BatchView]
 
 
 @value
@@ -286,15 +290,9 @@ class Consumer:
             if queue is None:
                 queue = worker.acks.setdefault(records.partition, deque())
             queue.append(records.offset)
-        elif isinstance(records, BatchView):
-            queue = worker.acks.setdefault(records.partition, deque())
-            queue.append((records.base_offset, records.end_offset))
         else:
-            for record in records:
-                if not isinstance(record, (Record, BatchView)):
-                    raise TypeError(f"ack takes records, not {type(record).__name__}")
-                self.ack(record)
-            return
+            for partition, span in _spans(records):
+                worker.acks.setdefault(partition, deque()).append(span)
         if not worker.is_armed:
             worker.arm_settling(self._driver.loop.clock())
 
@@ -303,18 +301,13 @@ class Consumer:
         worker = self._member()
         if not 0 <= delay < 1e9:
             raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
-        delay_ms = round(delay * 1000)
-        if isinstance(records, Record):
-            span = (records.offset, records.offset + 1)
-            worker.nacks.append((records.partition, span, delay_ms))
-        elif isinstance(records, BatchView):
-            span = (records.base_offset, records.end_offset)
-            worker.nacks.append((records.partition, span, delay_ms))
-        else:
-            for record in records:
-                self.nack(record, delay)
-            return
-        if self._previous is not None and self._previous == records:
+        spans = _spans(records)
+        worker.nacks.extend((partition, span, round(delay * 1000)) for partition, span in spans)
+        previous = self._previous
+        if previous is not None and any(
+            partition == previous.partition and start <= previous.offset < end
+            for partition, (start, end) in spans
+        ):
             self._previous = None  # It is not to be acknowledged by going on.
         if not worker.is_armed:
             worker.arm_settling(self._driver.loop.clock())
@@ -670,6 +663,25 @@ class Consumer:
     def _forgo(self) -> None:
         """What the application got last was not done: do not acknowledge it by itself."""
         self._last, self._previous = [], None
+
+
+def _spans(records: Records) -> list[tuple[str, Range]]:
+    """The partitions and offsets of records, in ranges as long as their order allows."""
+    if isinstance(records, Record):
+        return [(records.partition, (records.offset, records.offset + 1))]
+    if isinstance(records, BatchView):
+        return [(records.partition, (records.base_offset, records.end_offset))]
+    rows: list[Record | BatchView] = list(records)
+    if {Record}.issuperset(map(type, rows)):
+        return [
+            (partition, span)
+            for partition, run in groupby(rows, _PARTITION)
+            for span in ranges(list(map(_OFFSET, run)))
+        ]
+    for row in rows:
+        if not isinstance(row, (Record, BatchView)):
+            raise TypeError(f"only records can be settled, not {type(row).__name__}")
+    return [found for row in rows for found in _spans(row)]
 
 
 def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:

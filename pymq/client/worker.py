@@ -8,7 +8,7 @@ records, it leases some from the group coordinator and fetches just those.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pymq.client.base import NEVER, Driver, Waitable
@@ -152,7 +152,7 @@ class Worker(Intake):
         # Disarm first: what another thread adds from here on arms again, or is taken along.
         self._settle_at = NEVER
         queues = list(self.acks.items())  # at once: another thread may be adding one
-        acks = [(p, span) for p, queue in queues for span in _ranges(_drain(queue))]
+        acks = [(p, span) for p, queue in queues for span in ranges(_drain(queue))]
         nacks = tuple(_drain(self.nacks))
         if not (acks or nacks or wait or self._held):
             return None
@@ -667,7 +667,7 @@ def _drain(queue: deque[T]) -> list[T]:
     return [queue.popleft() for _ in range(len(queue))]
 
 
-def _ranges(items: list[int | Range]) -> list[Range]:
+def ranges(items: Sequence[int | Range]) -> list[Range]:
     """Join offsets and ranges into as few ranges as possible."""
     if not items:
         return []

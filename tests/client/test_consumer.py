@@ -59,6 +59,30 @@ def test_what_is_acknowledged_is_done(t: pymq.Client, how: str) -> None:
         assert consumer.poll(timeout=0) == []
 
 
+def test_a_list_may_have_gaps_and_partitions_and_batches(mq: pymq.Client) -> None:
+    mq.create_topic("t", partitions=2)
+    for number in range(20):
+        produce(mq, "t", [number], partition=number % 2)  # each is a batch of its own
+    with mq.consumer("t", group="g") as consumer:
+        views = consumer.poll_batches()
+        while sum(map(len, views)) < 20:
+            views += consumer.poll_batches()
+        records = [record for view in views for record in view.records()]
+        by_place = {(record.partition, record.offset): record for record in records}
+        consumer.ack([])
+        consumer.ack(by_place["01"[n % 2], n] for n in (0, 1, 2, 3, 4, 9))
+        consumer.ack([by_place["0", 3], by_place["0", 1], by_place["1", 0], by_place["1", 2]])
+        consumer.ack([view for view in views if view.base_offset == 5] + [by_place["0", 7]])
+        consumer.commit()
+        assert consumer.committed() == {"0": 6, "1": 4}
+        assert consumer.status().unacknowledged_refused == 0
+    with mq.consumer("t", group="g") as consumer:
+        rest = polled(consumer, 7)
+        assert sorted(places(rest)) == [("0", 6), ("0", 8), ("0", 9)] + [
+            ("1", offset) for offset in (4, 6, 7, 8)
+        ]
+
+
 def test_the_offset_moves_after_processing_and_never_before(t: pymq.Client) -> None:
     with t.consumer("t", group="g") as consumer:
         records = polled(consumer, 10)
@@ -194,6 +218,18 @@ def test_what_is_leased_in_pieces_comes_in_order(mq: pymq.Client) -> None:
     with mq.consumer("t", group="g") as consumer:
         again = polled(consumer, 19)
         assert [record.offset for record in again] == [*range(6), *range(7, 20)]
+
+
+def test_a_list_that_was_given_back_comes_again_as_one(mq: pymq.Client) -> None:
+    """The cost of giving back is by run of offsets, not by record."""
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send_many("t", [b"%d" % number for number in range(500)]).wait()
+    with mq.consumer("t", group="g") as consumer:
+        consumer.nack(polled(consumer, 500))
+        consumer.commit()
+        again = consumer.poll(500, 10)
+        assert [(r.offset, r.delivery_count) for r in again] == [(n, 2) for n in range(500)]
 
 
 def test_a_delay_is_waited_for(t: pymq.Client) -> None:
