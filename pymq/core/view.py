@@ -108,7 +108,8 @@ class BatchView:
             repeat(self.delivery_count),
             strict=False,
         )
-        return list(map(Record._make, rows))
+        # As Record._make does, but without a call of Python code for each: 250 -> 170 ns.
+        return list(map(tuple.__new__, repeat(Record), rows))
 
     def part(self, start: int, end: int, delivery_count: int) -> BatchView:
         """The records of this view whose offsets lie in a range."""
