@@ -122,7 +122,8 @@ def complaints(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         inside = path.relative_to(package)
         where = f"pymq/{inside.as_posix()}"
-        unit = inside.parts[0] if len(inside.parts) > 1 else MODULES.get(inside.stem, inside.stem)
+        top = inside.parts[0].removesuffix(".py")
+        unit = MODULES.get(top, top)
         if unit not in DEPTH:
             yield f"{where} belongs to no layer; give it a place in LAYERS"
             continue
@@ -352,6 +353,7 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     plant(
         tmp_path / "aio.py", "import asyncio\nfrom pymq.embedded import x\nfrom pymq import errors"
     )
+    plant(tmp_path / "aio/x.py", "import pymq\nfrom pymq.aio.y import x\nfrom ..client import x")
     plant(tmp_path / "core/codec.py", "import cbor2\nfrom io import BytesIO\nfrom .values import x")
     plant(tmp_path / "core/x.py", "def f():\n import lz4.frame, pyarrow\n for x in sorted({1}): x")
     plant(tmp_path / "core/y.py", "if TYPE_CHECKING:\n import pyarrow\nimport collections.abc")

@@ -10,6 +10,7 @@ import pytest
 
 import pymq
 from pymq.aio import AsyncClient, AsyncConsumer, AsyncDeliveries, AsyncDelivery, AsyncProducer
+from pymq.aio.producer import Feed
 from pymq.client.client import Client
 from pymq.client.consumer import Consumer
 from pymq.client.delivery import Deliveries, Delivery
@@ -79,6 +80,4 @@ def test_aio_is_found_in_the_package() -> None:
 
 def test_the_feed_overrides_what_there_is() -> None:
     """A rename in the producer must not make its twin wait in the event loop."""
-    from pymq.aio import _Feed
-
-    assert {"_fill"} <= set(vars(_Feed)) & set(vars(Producer))
+    assert {"_fill"} <= set(vars(Feed)) & set(vars(Producer))

@@ -1,0 +1,271 @@
+"""The client that :func:`pymq.aio.open` opens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import pymq
+from pymq.aio.bridge import Bridge, Handle, Opening, called, close_late, in_thread
+from pymq.aio.consumer import AsyncConsumer
+from pymq.aio.producer import AsyncProducer
+from pymq.client.base import Loop
+from pymq.client.client import Client, GroupDescription
+from pymq.client.consumer import Consumer
+from pymq.client.producer import Producer
+from pymq.core.metadata import ClusterDescription, TopicDescription
+from pymq.core.producers import REMEMBERED
+from pymq.core.record import Record
+from pymq.core.types import AckMode
+from pymq.errors import ConfigError
+
+
+def open(url: str | os.PathLike[str]) -> Opening[AsyncClient]:
+    """Open pymq as :func:`pymq.open` does; ``async with`` or ``await`` what is returned.
+
+    Raises, when awaited, what :func:`pymq.open` raises.
+    """
+    return Opening(lambda: _open(url))
+
+
+async def _open(url: str | os.PathLike[str]) -> AsyncClient:
+    def make() -> Client:
+        client = pymq.open(url)
+        client.driver.soon(_nothing)  # starts its thread, which waits for a lock
+        return client
+
+    return AsyncClient(await in_thread(make, close_late))
+
+
+def _nothing(loop: Loop) -> None:
+    """An errand for those who only want the loop to turn."""
+
+
+class AsyncClient(Handle):
+    """What :func:`pymq.aio.open` returns: :class:`pymq.Client`, for one event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._bridge = Bridge(client)
+        self._handles: dict[AsyncProducer | AsyncConsumer, None] = {}
+        # A consumer that nobody holds any more is given up, so it must not be held here.
+        self._pulling: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
+
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self._client.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._client.closed
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | Iterable[str] = 1,
+        replicas: int = 1,
+        acks: AckMode | int | str = "leader",
+        *,
+        exist_ok: bool = False,
+        **config: Any,
+    ) -> None:
+        """See :meth:`pymq.Client.create_topic`."""
+        make = self._client.create_topic
+        await self._bridge.call(make, name, partitions, replicas, acks, exist_ok=exist_ok, **config)
+
+    async def create_partition(self, topic: str, partition: str) -> None:
+        """See :meth:`pymq.Client.create_partition`."""
+        await self._bridge.call(self._client.create_partition, topic, partition)
+
+    async def delete_topic(self, topic: str) -> None:
+        """See :meth:`pymq.Client.delete_topic`."""
+        await self._bridge.call(self._client.delete_topic, topic)
+
+    async def alter_topic(self, topic: str, **config: Any) -> None:
+        """See :meth:`pymq.Client.alter_topic`."""
+        await self._bridge.call(self._client.alter_topic, topic, **config)
+
+    async def set_partition_state(
+        self,
+        topic: str,
+        partition: str | int,
+        acks: AckMode | int | str,
+        replicas: int | None = None,
+    ) -> bool:
+        """See :meth:`pymq.Client.set_partition_state`."""
+        change = self._client.set_partition_state
+        return await self._bridge.call(change, topic, partition, acks, replicas)
+
+    async def topics(self) -> list[str]:
+        """See :meth:`pymq.Client.topics`."""
+        return await self._bridge.call(self._client.topics)
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """See :meth:`pymq.Client.describe_topic`."""
+        return await self._bridge.call(self._client.describe_topic, topic)
+
+    async def groups(self) -> list[str]:
+        """See :meth:`pymq.Client.groups`."""
+        return await self._bridge.call(self._client.groups)
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """See :meth:`pymq.Client.describe_group`."""
+        return await self._bridge.call(self._client.describe_group, group)
+
+    async def reset_group(self, group: str, topic: str, offset: int | str = "begin") -> None:
+        """See :meth:`pymq.Client.reset_group`."""
+        await self._bridge.call(self._client.reset_group, group, topic, offset)
+
+    async def reassign(self, topic: str, partition: str | int, replicas: Sequence[str]) -> bool:
+        """See :meth:`pymq.Client.reassign`."""
+        return await self._bridge.call(self._client.reassign, topic, partition, replicas)
+
+    async def decommission(self, broker: str) -> int:
+        """See :meth:`pymq.Client.decommission`."""
+        return await self._bridge.call(self._client.decommission, broker)
+
+    async def cluster(self) -> ClusterDescription:
+        """See :meth:`pymq.Client.cluster`."""
+        return await self._bridge.call(self._client.cluster)
+
+    def producer(
+        self,
+        acks: AckMode | int | str | None = None,
+        linger_ms: int = 5,
+        batch_bytes: int = 1 << 18,
+        buffer_bytes: int = 64 << 20,
+        compression: str | None = None,
+        idempotent: bool = True,
+        producer_id: str | int | None = None,
+        delivery_timeout_s: float = 120.0,
+        max_in_flight: int = REMEMBERED,
+        **unknown: object,
+    ) -> Opening[AsyncProducer]:
+        """Make a producer: ``async with`` or ``await`` it; see :meth:`pymq.Client.producer`."""
+
+        def make() -> Producer:
+            return self._client.producer(
+                acks,
+                linger_ms,
+                batch_bytes,
+                buffer_bytes,
+                compression,
+                idempotent,
+                producer_id,
+                delivery_timeout_s,
+                max_in_flight,
+                **unknown,
+            )
+
+        async def opened() -> AsyncProducer:
+            producer = AsyncProducer(self, self._bridge, await in_thread(make, close_late))
+            self._handles[producer] = None
+            return producer
+
+        return Opening(opened)
+
+    def consumer(
+        self,
+        topic: str,
+        group: str | None = None,
+        mode: str = "ptp",
+        partition: str | int | None = None,
+        offset: int | str = "begin",
+        delivery: str = "pull",
+        on_record: Callable[[Record], object] | None = None,
+        credit: int = 1000,
+        auto_ack: bool = False,
+        ack_wait_s: float = 30.0,
+        max_deliver: int = 5,
+        dead_letter: str | None = None,
+        auto_offset_reset: str = "begin",
+        assignor: str = "sticky",
+        on_assigned: Callable[[tuple[str, ...]], object] | None = None,
+        on_revoked: Callable[[tuple[str, ...]], object] | None = None,
+        **unknown: object,
+    ) -> Opening[AsyncConsumer]:
+        """Make a consumer: ``async with`` or ``await`` it; see :meth:`pymq.Client.consumer`.
+
+        ``on_record``, ``on_assigned`` and ``on_revoked`` may be coroutine functions. With
+        ``delivery="push"`` a task of this event loop calls ``on_record``, one record after another.
+        """
+        changes: deque[Callable[[], Awaitable[object]]] = deque()
+
+        def noted(callback: Callable[[tuple[str, ...]], object]) -> Callable[..., None]:
+            # Changes are found in whatever thread; their callbacks run in the event loop.
+            def note(partitions: tuple[str, ...]) -> None:
+                changes.append(partial(called, callback, partitions))
+
+            return note
+
+        def make() -> Consumer:
+            return self._client.consumer(
+                topic,
+                group,
+                mode,
+                partition,
+                offset,
+                "pull" if delivery == "push" else delivery,
+                None,
+                credit,
+                auto_ack,
+                ack_wait_s,
+                max_deliver,
+                dead_letter,
+                auto_offset_reset,
+                assignor,
+                noted(on_assigned) if on_assigned is not None else None,
+                noted(on_revoked) if on_revoked is not None else None,
+                **unknown,
+            )
+
+        async def opened() -> AsyncConsumer:
+            if (delivery == "push") != (on_record is not None):
+                raise ConfigError("on_record goes with delivery='push', and the other way round")
+            made = await in_thread(make, close_late)
+            consumer = AsyncConsumer(self, self._bridge, made, changes)
+            self._pulling.add(consumer)
+            await consumer._tell_changes()
+            if on_record is not None:
+                self._handles[consumer] = None
+                consumer._start_push(on_record, credit)
+            return consumer
+
+        return Opening(opened)
+
+    def _forget(self, handle: AsyncProducer | AsyncConsumer) -> None:
+        self._handles.pop(handle, None)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            for consumer in self._pulling:
+                consumer._consumer._forgo()
+        await super().__aexit__(kind, error, trace)
+
+    async def close(self) -> None:
+        """Close all producers and consumers, flush, and let go; closing twice is allowed."""
+        await asyncio.shield(self._close())  # a close that is cancelled goes on by itself
+
+    async def _close(self) -> None:
+        first: Exception | None = None
+        for handle in list(dict.fromkeys([*self._pulling, *self._handles])):
+            try:
+                await handle.close()
+            except Exception as error:  # the others are to be closed all the same
+                first = first or error
+        await self._bridge.call(self._client.close)
+        if first is not None:
+            raise first

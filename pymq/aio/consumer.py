@@ -1,0 +1,331 @@
+"""The consumer that coroutines hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pymq.aio.bridge import Bridge, Handle, called
+from pymq.client.base import Loop, Waitable
+from pymq.client.consumer import CHUNK, REQUEST_S, Consumer, ConsumerStatus, Records
+from pymq.client.worker import Settling
+from pymq.core.record import Record
+from pymq.core.view import BatchView
+from pymq.errors import Closed, RequestTimeout
+
+if TYPE_CHECKING:
+    from pymq.aio.client import AsyncClient
+
+UNTIL_END_S = 0.05  # how often ``until_end`` looks whether others of the group have finished
+
+
+class AsyncConsumer(Handle):
+    """Gets records; made by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
+
+    One task at a time may poll it. A poll that is cancelled has taken nothing.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        bridge: Bridge,
+        consumer: Consumer,
+        changes: deque[Callable[[], Awaitable[object]]],
+    ) -> None:
+        self.topic = consumer.topic
+        self.group = consumer.group
+        self._client = client
+        self._bridge = bridge
+        self._consumer = consumer
+        self._intake = consumer._intake
+        self._changes = changes  # callbacks that are to be called, in their order
+        self._burial: asyncio.Future[None] | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._pump_is_idle = False
+        self._is_closing = False
+        self._closing: asyncio.Future[None] | None = None
+
+    # --- getting records ------------------------------------------------------------------------
+
+    async def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
+        """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
+
+        Errors are those of :meth:`pymq.Consumer.poll`.
+        """
+        consumer = self._consumer
+        if max_records >= 1 and not consumer._buffer:
+            consumer._ack_last()
+            if not await self._arrive(max_records, timeout):
+                return []
+        return consumer.poll(max_records, 0)
+
+    async def poll_batches(
+        self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
+    ) -> list[BatchView]:
+        """Return record batches with their columns; the way to read in bulk."""
+        consumer = self._consumer
+        consumer._ack_last()
+        if not await self._arrive(consumer._records_in(max_bytes), timeout):
+            return []
+        return consumer.poll_batches(max_bytes, 0)
+
+    async def _arrive(self, records: int, timeout: float | None) -> bool:
+        """Wait until a poll would not have to wait; takes nothing, so it may be cancelled."""
+        intake, loop = self._intake, self._bridge.loop
+        until = None if timeout is None else loop.time() + timeout
+
+        def ask(turning: Loop) -> Waitable:
+            if self._consumer._is_closed:
+                raise Closed("the consumer was closed")
+            intake.want(records, turning.clock())
+            turning.touch(intake.name)
+            return intake.arrival()
+
+        await asyncio.sleep(0)  # Others may run, even if there is always something at hand.
+        is_last = False
+        while True:
+            await self._tell_changes()
+            await self._bury_dead()
+            if intake.chunks or intake.problem is not None or self._consumer._is_closed:
+                return True
+            if is_last:
+                return False
+            left = None if until is None else until - loop.time()
+            if left is not None and left <= 0:
+                # Who does not wait gets at least what there was when the call was made.
+                await self._bridge.turn(partial(_quietly, ask))
+                is_last = True
+            elif not await self._bridge.wait(ask, left):
+                is_last = True
+
+    async def _bury_dead(self) -> None:
+        worker = self._consumer._worker
+        if worker is None or not worker.dead:
+            return
+        if self._burial is None or self._burial.done():
+            bury = self._consumer._bury_dead
+            self._burial = self._bridge.loop.run_in_executor(None, bury)
+        await asyncio.shield(self._burial)
+
+    async def _tell_changes(self) -> None:
+        self._consumer._tell_changes()
+        while self._changes:
+            await self._changes.popleft()()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Iterate over records for ever, or until the consumer is closed."""
+        consumer = self._consumer
+        while not self._is_closing:
+            try:
+                if not consumer._buffer:
+                    consumer._ack_previous()
+                    await self._arrive(CHUNK, None)
+                for record in consumer._chunk(0):
+                    yield record
+            except Closed:
+                if not self._has_left():
+                    raise
+
+    async def until_end(self) -> AsyncIterator[Record]:
+        """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
+        consumer = self._consumer
+        ends = await self._bridge.call(consumer.end_offsets)
+        try:
+            while not await self._is_at_end(ends):
+                if not consumer._buffer:
+                    consumer._ack_previous()
+                    if not await self._arrive(CHUNK, UNTIL_END_S):
+                        continue
+                for record in consumer._before(ends, consumer._chunk(0)):
+                    yield record
+            consumer._ack_previous()
+        finally:
+            consumer._bring_back()
+
+    async def _is_at_end(self, ends: dict[str, int]) -> bool:
+        consumer = self._consumer
+        if consumer._reader is None and (consumer._buffer or self._intake.chunks):
+            return False
+        if consumer._reader is not None:
+            return consumer._is_at_end(ends)
+        return await self._bridge.call(consumer._is_at_end, ends)
+
+    # --- settling (PTP) -------------------------------------------------------------------------
+
+    def ack(self, records: Records) -> None:
+        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
+        self._consumer.ack(records)
+
+    def nack(self, records: Records, delay: float = 0.0) -> None:
+        """The records could not be done: deliver them again, after *delay* seconds."""
+        self._consumer.nack(records, delay)
+
+    async def commit(self, timeout: float | None = REQUEST_S) -> None:
+        """Wait until everything acknowledged so far is on the disk; see :class:`pymq.Consumer`.
+
+        Raises:
+            RequestTimeout: the group coordinator did not answer in time.
+            FencedMember: the group had given this consumer up; its records go to others.
+            StoreFull, StoreError: the offsets could not be written; they are tried again.
+        """
+        worker = self._consumer._member()
+        settling: list[Settling | None] = []
+
+        def settle(loop: Loop) -> Waitable | None:
+            done = worker.settle(wait=True, durable=True)
+            settling.append(done)
+            loop.touch(worker.name)
+            return done
+
+        if not await self._bridge.wait(settle, timeout):
+            raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+        if settling[0] is not None and settling[0].error is not None:
+            raise settling[0].error
+
+    # --- positions ------------------------------------------------------------------------------
+
+    async def seek(self, partition: str, offset: int | str) -> None:
+        """See :meth:`pymq.Consumer.seek`."""
+        await self._bridge.call(self._consumer.seek, partition, offset)
+
+    async def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
+        """See :meth:`pymq.Consumer.seek_to_time`."""
+        await self._bridge.call(self._consumer.seek_to_time, partition, timestamp_ms)
+
+    async def position(self, partition: str) -> int:
+        """See :meth:`pymq.Consumer.position`."""
+        return await self._bridge.call(self._consumer.position, partition)
+
+    async def end_offsets(self) -> dict[str, int]:
+        """See :meth:`pymq.Consumer.end_offsets`."""
+        return await self._bridge.call(self._consumer.end_offsets)
+
+    async def begin_offsets(self) -> dict[str, int]:
+        """See :meth:`pymq.Consumer.begin_offsets`."""
+        return await self._bridge.call(self._consumer.begin_offsets)
+
+    async def offset_at(self, partition: str, timestamp_ms: int) -> int:
+        """See :meth:`pymq.Consumer.offset_at`."""
+        return await self._bridge.call(self._consumer.offset_at, partition, timestamp_ms)
+
+    def assignment(self) -> tuple[str, ...]:
+        """The partitions that this consumer reads."""
+        return self._consumer.assignment()
+
+    async def committed(self) -> dict[str, int]:
+        """See :meth:`pymq.Consumer.committed`."""
+        return await self._bridge.call(self._consumer.committed)
+
+    async def lag(self) -> dict[str, int]:
+        """See :meth:`pymq.Consumer.lag`."""
+        return await self._bridge.call(self._consumer.lag)
+
+    # --- steering -------------------------------------------------------------------------------
+
+    async def pause(self, *partitions: str) -> None:
+        """See :meth:`pymq.Consumer.pause`."""
+        await self._bridge.call(self._consumer.pause, *partitions)
+
+    async def resume(self, *partitions: str) -> None:
+        """See :meth:`pymq.Consumer.resume`."""
+        await self._bridge.call(self._consumer.resume, *partitions)
+
+    async def status(self) -> ConsumerStatus:
+        """See :meth:`pymq.Consumer.status`."""
+        return await self._bridge.call(self._consumer.status)
+
+    # --- pushing --------------------------------------------------------------------------------
+
+    def _start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
+        self._pump = self._bridge.loop.create_task(self._push(on_record, credit), name="pymq-push")
+
+    async def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
+        consumer = self._consumer
+        try:
+            while not self._is_closing:
+                self._pump_is_idle = True
+                try:
+                    await self._arrive(credit, None)
+                finally:
+                    self._pump_is_idle = False
+                if not consumer._buffer:
+                    consumer._fill(credit, 0)
+                while consumer._buffer and not self._has_left():
+                    record = consumer._buffer.popleft()
+                    consumer._position(record)
+                    await self._hand_over(record, on_record)
+        except Closed:
+            return
+
+    async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
+        """Call the application; in a group, a record that it fails on is delivered again."""
+        consumer = self._consumer
+        if consumer._worker is None:
+            await called(on_record, record)
+            return
+        try:
+            await called(on_record, record)
+            if consumer._auto_ack:
+                consumer.ack(record)
+        except Closed:
+            raise
+        except Exception:
+            import logging  # only now: it takes long to load
+
+            logging.getLogger("pymq").exception("on_record failed; the record is given back")
+            consumer.nack(record)
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._consumer._forgo()
+        await super().__aexit__(kind, error, trace)
+
+    def _has_left(self) -> bool:
+        # Another task may close it during any await, which a type checker cannot know.
+        return self._is_closing
+
+    async def close(self) -> None:
+        """Settle what was acknowledged, give back what was not handed out, and leave.
+
+        An ``on_record`` that runs is waited for; what it has raised without a group is raised here.
+        """
+        if self._closing is None:
+            self._is_closing = True
+            self._client._forget(self)
+            self._closing = asyncio.ensure_future(self._close(asyncio.current_task()))
+        elif self._closing.done():
+            return
+        await asyncio.shield(self._closing)  # a close that is cancelled goes on by itself
+
+    async def _close(self, caller: asyncio.Task[Any] | None) -> None:
+        pump = self._pump
+        if pump is not None and pump is not caller:
+            if self._pump_is_idle:
+                pump.cancel()
+            await asyncio.wait([pump])
+        while self._changes:
+            await self._changes.popleft()()
+        await self._bridge.call(self._consumer.close)
+        if pump is not None and pump is not caller and not pump.cancelled():
+            problem = pump.exception()
+            if problem is not None:
+                raise problem
+
+
+def _quietly(ask: Callable[[Loop], object], loop: Loop) -> None:
+    """Do an errand whose outcome is seen elsewhere."""
+    try:
+        ask(loop)
+    except Closed:
+        pass  # The next look finds it closed.
