@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # Last, not first: examples and benchmarks come from here, but pymq from wherever it is installed,
 # which under tox is the wheel.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+# How long an example takes is decided by who else uses the machine.
+settings.register_profile("pymq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pymq")
 
 GRACE_S = 2.0  # a thread that was told to stop may need a moment to do so
 

@@ -446,9 +446,13 @@ class Client:
     def _add(self, handle: Producer | Consumer, machine: Sender | Intake) -> None:
         with self.driver as loop:
             loop.add(machine.name, machine)
-            for buried in [i for i in self._intakes.values() if i.is_buried]:
-                loop.remove(buried.name)
-                del self._intakes[buried.name]
+            buried = [intake for intake in self._intakes.values() if intake.is_buried]
+            for intake in buried:
+                loop.remove(intake.name)
+                del self._intakes[intake.name]
+        for intake in buried:
+            if intake.group is None:
+                self._unsubscribe(intake.topic, intake.name)
         if isinstance(handle, Producer):
             self._producers[handle] = None
         elif isinstance(machine, Intake):
