@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pymq
+from pymq.core.message import Settle
 from pymq.errors import Closed, ConfigError, InvalidRequest, UnknownTopic
 from tests.client.helpers import places, polled, produce, values, wait_until
 
@@ -235,21 +236,25 @@ def test_a_list_that_was_given_back_comes_again_as_one(mq: pymq.Client) -> None:
 def test_a_delay_is_waited_for(t: pymq.Client) -> None:
     with t.consumer("t", group="g") as consumer:
         records = polled(consumer, 10)
-        consumer.ack(records[1:])
-        consumer.nack(records[0], delay=0.3)
+        consumer.ack(records[2:])
+        consumer.nack(records[0], delay=600)
+        consumer.nack(records[1], delay=0.05)
+        again = polled(consumer, 1)
+        assert [(record.offset, record.delivery_count) for record in again] == [(1, 2)]
+        consumer.ack(again)
         assert consumer.poll(timeout=0.1) == []
         idle = consumer.status().idle
         assert idle is not None
         assert "1 are to be delivered again later" in idle
-        assert polled(consumer, 1)[0].delivery_count == 2
 
 
 def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
-    with t.consumer("t", group="g", ack_wait_s=0.15) as consumer:
-        records = polled(consumer, 10)
-        consumer.ack(records[:5])
-        again = polled(consumer, 5)
-        assert places(again) == places(records[5:])
+    with t.consumer("t", group="g", ack_wait_s=0.05) as consumer:
+        first = polled(consumer, 10)
+        wait_until(lambda: t.describe_group("g").in_flight["t", "0"] == 0)
+    with t.consumer("t", group="g") as consumer:
+        again = polled(consumer, 10)
+        assert places(again) == places(first)
         assert {record.delivery_count for record in again} == {2}
         consumer.ack(again)
         consumer.commit()
@@ -258,17 +263,17 @@ def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
 
 def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Client) -> None:
     """Its buffer is no sign of being abandoned, however long a single record takes."""
-    produce(t, "t", range(10, 300))
-    pause = threading.Event()
-    seen = []
-    with t.consumer("t", group="g", ack_wait_s=0.06, max_deliver=0) as consumer:
-        for record in consumer.until_end():
-            seen.append((record.offset, record.delivery_count))
-            consumer.ack(record)
-            if record.offset % 50 == 0:
-                pause.wait(0.05)
-        assert consumer.status().unacknowledged_refused == 0
-    assert seen == [(offset, 1) for offset in range(300)]
+    with t.consumer("t", group="g", ack_wait_s=600) as consumer:
+        records = iter(consumer)
+        assert [next(records).offset for _ in range(3)] == [0, 1, 2]
+        worker = consumer._worker
+        assert worker is not None
+        with t.driver as loop:
+            worker.tick(loop.clock() + 300_000)  # when half of the time is over
+            ready = worker.ready(loop.clock())
+        assert ready is not None
+        found = [m.renewals for _, m in ready.send if isinstance(m, Settle) and m.renewals]
+        assert found == [tuple(("0", (offset, offset + 1)) for offset in range(3, 10))]
 
 
 def test_a_late_acknowledgement_is_counted_and_changes_nothing(t: pymq.Client) -> None:
@@ -284,12 +289,13 @@ def test_a_late_acknowledgement_is_counted_and_changes_nothing(t: pymq.Client) -
 
 def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -> None:
     with t.consumer("t", group="g", max_deliver=3, ack_wait_s=60) as consumer:
-        counts = []
-        while records := consumer.poll(timeout=0.2):
-            counts.append(records[0].delivery_count)
+        for count in (1, 2, 3):
+            records = polled(consumer, 10 if count == 1 else 1)
+            assert {record.delivery_count for record in records} == {count}
             consumer.nack(records[0])
             consumer.ack(records[1:])
-        assert counts == [1, 2, 3]
+        while "t.dlq" not in t.topics():
+            assert consumer.poll(timeout=0.05) == []  # it is moved by a poll
         consumer.commit()
         assert consumer.committed() == {"0": 10}
     with t.consumer("t.dlq", mode="psb") as letters:
