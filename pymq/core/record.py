@@ -19,7 +19,7 @@ moves its body by reference and reads its header only. The header is fixed, litt
   38     2  attributes       bits 0-2 compression, 3 control, 4 compacted                 both
   40     8  producer id      -1: none                                                     both
   48     8  base sequence    the producer's number of the first record; -1: none          both
-  56     4  producer epoch                                                                both
+  56     4  epoch low        of the producer epoch, the lower half: what it raised itself  both
   60     4  count            records in the body                                          both
   64     4  span             offsets that the batch covers; more than count once          both
                              compaction has taken records out
@@ -28,7 +28,7 @@ moves its body by reference and reads its header only. The header is fixed, litt
   72     8  first timestamp  milliseconds since 1970                                      both
   80     8  max timestamp                                                                 both
   88     4  raw length       bytes of the body before compression                         both
-  92     4                   zero                                                         both
+  92     4  epoch high       the upper half: how often its name was opened before it      both
 ====  ====  ===============  ===========================================================  ==========
 
 The two CRCs divide the work. The batch CRC is the producer's and is never computed again: leader
@@ -78,6 +78,8 @@ SIGNED = 32  # where the part begins that the batch CRC covers
 BATCH_BYTES_MAX = 64 << 20
 COUNT_MAX = 1 << 24
 NO_PRODUCER = -1
+EPOCH_HALF = 32  # bits: below them a producer raises its epoch by itself, above them its name does
+_LOW = (1 << EPOCH_HALF) - 1
 
 
 class Record(NamedTuple):
@@ -117,7 +119,7 @@ class Header(NamedTuple):
     attributes: int
     producer_id: int
     base_sequence: int
-    producer_epoch: int
+    epoch_low: int
     count: int  # type: ignore[assignment] # hides tuple.count, which nobody asks of a header
     span: int
     columns: int
@@ -125,7 +127,12 @@ class Header(NamedTuple):
     first_timestamp: int
     max_timestamp: int
     raw_length: int
-    zero2: int
+    epoch_high: int
+
+    @property
+    def producer_epoch(self) -> int:
+        """What tells a producer from those that had its id before; a higher one fences a lower."""
+        return self.epoch_high << EPOCH_HALF | self.epoch_low
 
     @property
     def end_offset(self) -> int:
@@ -171,7 +178,6 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
         or header.attributes & ~_ATTRIBUTES
         or header.columns & ~columns.ALL
         or header.zero
-        or header.zero2
     ):
         raise CorruptBatch("a field of the header is out of its range")
     return header
@@ -248,7 +254,7 @@ class RecordBatch:
                 attributes | codec,
                 producer_id,
                 base_sequence,
-                producer_epoch,
+                producer_epoch & _LOW,
                 len(values),
                 len(values),
                 present,
@@ -256,7 +262,7 @@ class RecordBatch:
                 first,
                 last,
                 len(raw),
-                0,
+                producer_epoch >> EPOCH_HALF,
             ),
             body,
         )
@@ -325,7 +331,11 @@ class RecordBatch:
 
     def numbered(self, producer_epoch: int, base_sequence: int) -> RecordBatch:
         """Return this batch under other numbers of its producer; only the producer calls this."""
-        header = self.header._replace(producer_epoch=producer_epoch, base_sequence=base_sequence)
+        header = self.header._replace(
+            epoch_low=producer_epoch & _LOW,
+            epoch_high=producer_epoch >> EPOCH_HALF,
+            base_sequence=base_sequence,
+        )
         return RecordBatch._seal(header, bytes(self.body))
 
     def keep(self, chosen: Sequence[int]) -> RecordBatch:
