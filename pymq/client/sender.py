@@ -143,7 +143,7 @@ class Sender(Outbox):
         self._sent: dict[int, tuple[Batch, int]] = {}  # by request: what, and until when
         self._asked: dict[int, Queue] = {}
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
-        self._space: list[Waitable] = []
+        self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
         self._is_closed = False
         router.listen(name, self._on_metadata)
 
@@ -225,14 +225,21 @@ class Sender(Outbox):
             self.failed.pop(id(delivery), None)
 
     def wait_for_space(self, timeout: float) -> bool:
-        """Wait until the buffer has room; returns whether it has."""
+        """Wait until the buffer has room; returns whether it has.
+
+        It does not wait for the right to turn the loop: whoever has it may be at a disk that hangs.
+        """
         space = Waitable()
-        with self._driver as loop:
-            self._seal_due(loop.clock(), everything=True)
-            loop.touch(self.name)
-            self._space.append(space)
-        self._offer_space()
-        return self._driver.wait(space, timeout)
+        self._space.append(space)
+        self._offer_space()  # Whoever made room just now may not have seen it.
+        self._driver.push(self.name)
+        if self._driver.wait(space, timeout):
+            return True
+        try:
+            self._space.remove(space)
+        except ValueError:
+            return True  # It came just now.
+        return False
 
     def flush(self) -> list[Batch]:
         """Seal everything and return what is not answered yet."""
@@ -357,6 +364,8 @@ class Sender(Outbox):
         """Seal what is due and send what may be sent."""
         if self.full or (self.armed and self.armed[0][0] <= now):
             self._seal_due(now)
+        if self._space:
+            self._seal_due(now, everything=True)  # What lingers would keep the buffer full.
         if self._live:
             for queue in list(self._live):
                 self._send(queue, now)
@@ -609,10 +618,12 @@ class Sender(Outbox):
         self._finish(batch)
 
     def _offer_space(self) -> None:
-        if self._space and self.buffered < self.config.buffer_bytes:
-            space, self._space = self._space, []
-            for waiting in space:
-                waiting.finish()
+        while self._space and self.buffered < self.config.buffer_bytes:
+            try:
+                space = self._space.popleft()
+            except IndexError:
+                return  # Another thread took it.
+            space.finish()
 
     def _on_metadata(self) -> None:
         self._driver.loop.touch(self.name)

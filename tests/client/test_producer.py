@@ -486,6 +486,53 @@ def test_a_buffer_that_stays_full(mq: pymq.Client) -> None:
         producer.close()
 
 
+@contextlib.contextmanager
+def stalled(producer: pymq.Producer) -> Iterator[None]:
+    """A loop that stands still, as it does while a disk hangs: a callback does not return."""
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def hang(delivery: Delivery) -> None:
+        stands.set()
+        goes_on.wait(60)
+
+    def send() -> None:
+        delivery = producer.send("one", b"stalls")
+        delivery.add_done_callback(hang)
+        delivery.result()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert stands.wait(10)
+        yield
+    finally:
+        goes_on.set()
+        thread.join()
+
+
+def send_all(producer: pymq.Producer, taken: list[int]) -> None:
+    for number in range(20):
+        producer.send("one", b"%0100d" % number)
+        taken.append(number)
+
+
+def test_what_a_full_buffer_refuses_is_not_sent(mq: pymq.Client) -> None:
+    """Neither then nor later; and what was taken before is sent once the loop goes on."""
+    with mq.producer(buffer_bytes=1_000, delivery_timeout_s=1) as producer:
+        with stalled(producer):
+            taken: list[int] = []
+            with pytest.raises(BufferFull, match="this record was not sent") as caught:
+                send_all(producer, taken)
+            assert (caught.value.code, caught.value.retriable) == ("BUFFER_FULL", True)
+            assert 0 < len(taken) < 10
+            with pytest.raises(BufferFull):
+                producer.send_many("one", [b"never"] * 3)
+        producer.flush()
+        producer.send("one", b"%0100d" % len(taken))
+    sent = [int(value) for value in values(mq, "one")[1:]]
+    assert sent == [*taken, len(taken)]
+
+
 def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
     """Many partitions with a little each are much together."""
     mq.create_topic("wide", partitions=200)
