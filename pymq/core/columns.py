@@ -6,9 +6,10 @@ other in the order of their bits, each as ``u32 length`` (little-endian) and one
 ==========  =====================================================================================
 values      array of byte strings, one a record
 keys        array of byte strings or null
-timestamps  byte string of packed little-endian i32 or i64: milliseconds after the first timestamp
+timestamps  byte string of packed little-endian i32, or i64 when one of them needs it:
+            milliseconds after the first timestamp; negative for what is older than the first record
 headers     array; per record null or an array of alternating name (text) and value (byte string)
-offsets     byte string of packed u32: offsets after the base offset; only compaction writes it
+offsets     the same of offsets: those after the base offset, rising; only compaction writes it
 ==========  =====================================================================================
 
 An absent column costs nothing: no key, no headers, one timestamp for all, dense offsets. Measured
