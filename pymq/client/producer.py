@@ -17,7 +17,8 @@ from pymq.client.delivery import (
     Part,
     header_bytes,
 )
-from pymq.client.sender import Queue, Sender, SenderConfig
+from pymq.client.queue import Queue
+from pymq.client.sender import Sender, SenderConfig
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
 from pymq.core.types import AckMode
@@ -273,7 +274,7 @@ class Producer:
         if sender.buffered >= self._buffer_bytes:
             self._wait_for_space()
         for queue, part in parts:
-            queue.has_keys = queue.has_keys or part.columns.keys is not None
+            queue.has_parts = True
             queue.items.append(part)
             sender.buffered += part.columns.size
             sender.full.append(queue)

@@ -51,6 +51,8 @@ _RUN = (
 
 def pack(columns: Sequence[bytes]) -> bytes:
     """Join encoded columns, each behind its length."""
+    if len(columns) == 1:
+        return _LENGTH.pack(len(columns[0])) + columns[0]
     return b"".join([part for column in columns for part in (_LENGTH.pack(len(column)), column)])
 
 
@@ -79,6 +81,7 @@ def unpack(body: Buffer, present: int) -> dict[int, memoryview]:
 # --- byte strings -------------------------------------------------------------------------------
 
 
+@lru_cache(1024)
 def _head(major: int, number: int) -> bytes:
     """The initial bytes of a CBOR item (RFC 8949, section 3)."""
     if number < 24:
