@@ -58,22 +58,44 @@ class Driver:
     def __enter__(self) -> Loop:
         """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
         self._check()
-        # A lock is not fair: without this, a thread that turns again and again keeps it for ever.
-        self._queueing.append(None)
+        is_taken = False
         try:
-            self._lock.acquire()
-        finally:
-            self._queueing.pop()
-        if self._is_closed:
-            self._lock.release()
-            raise Closed("the client was closed")
+            try:
+                # A lock is not fair: without this, a thread that turns again and again keeps it.
+                self._queueing.append(None)
+                is_taken = self._take(blocking=True)
+            finally:
+                self._queueing.pop()
+            if self._is_closed:
+                raise Closed("the client was closed")
+        except BaseException:
+            if is_taken:
+                self._lock.release()
+            raise
         return self.loop
 
     def __exit__(self, *_: object) -> None:
         try:
             self._run(None)
         finally:
-            self._release()
+            self._lock.release()
+            self._look_again()
+
+    def _take(self, *, blocking: bool) -> bool:
+        """Take the lock; returns whether it has. Ctrl-C may come at any time and leaves it free.
+
+        Python raises it before a function of ours begins, in the middle of a C function that waits,
+        or right after one. So taking the lock and noting that it is taken is one C function here,
+        and whoever calls this begins his ``try`` before he calls anything else.
+        """
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._lock.acquire, (blocking,)))
+        except BaseException:
+            if True in taken:
+                self._lock.release()
+            raise
+        return taken[0]
 
     def wait(self, what: Waitable, timeout: float | None) -> bool:
         """Wait until *what* is done, turning the loop if nobody else does.
@@ -83,11 +105,12 @@ class Driver:
         if _is_done(what):
             return True
         self._check()
-        if not self._queueing and self._lock.acquire(blocking=False):
+        if not self._queueing and self._take(blocking=False):
             try:
                 self._run(lambda: what.is_done)
             finally:
-                self._release()
+                self._lock.release()
+                self._look_again()
             if _is_done(what):
                 return True
         waiter = threading.Lock()
@@ -123,7 +146,7 @@ class Driver:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
         if self.problem is not None or self._pid != os.getpid():
             self._check()
-        if self._queueing or not self._lock.acquire(blocking=False):
+        if self._queueing or not self._take(blocking=False):
             return False
         try:
             if self._is_closed:
@@ -131,7 +154,8 @@ class Driver:
             self.loop.touch(name)
             self._run(None)
         finally:
-            self._release()
+            self._lock.release()
+            self._look_again()
         return True
 
     def poke(self, name: str) -> None:
@@ -221,8 +245,7 @@ class Driver:
             if self._sleepers.pop(waiter, waiter) is None and waiter.locked():
                 waiter.release()
 
-    def _release(self) -> None:
-        self._lock.release()
+    def _look_again(self) -> None:
         # What came in while we turned was left by somebody who relies on us to look once more.
         loop = self.loop
         if (
