@@ -79,11 +79,24 @@ class SqliteTree(MemoryTree):
         return self._file.path
 
     def close(self) -> None:
-        """End all sessions and let go of the file. Closing twice is allowed."""
+        """End all sessions and let go of the file. Closing twice is allowed.
+
+        In a forked child this does nothing: the tree may be a copy in the middle of a change.
+        """
+        if self._file.is_inherited:
+            return
         with self._lock:
             for client in list(self._clients.values()):
                 client.close()
             self._file.close()
+
+    def _join(self, client: MemoryCoordinator, session: str | None) -> str:
+        self._file.check_process()
+        return super()._join(client, session)
+
+    def _end(self, session: str) -> None:
+        if not self._file.is_inherited:
+            super()._end(session)
 
     def _carry_out(self, client: MemoryCoordinator, request: CoordRequest) -> None:
         self._file.check()
@@ -227,10 +240,19 @@ class _File:
             self._failure = error
             raise
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child of the process that opened the file."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise in a child of the process that opened the file."""
+        if self.is_inherited:
+            raise ForkedError(f"{self.path} was opened by process {self._pid}; open it again here")
+
     def check(self) -> None:
         """Raise if the file cannot be used any more: forked, closed, or failed before."""
-        if os.getpid() != self._pid:
-            raise ForkedError(f"{self.path} was opened by process {self._pid}; open it again here")
+        self.check_process()
         if self._failure is not None:
             raise StoreError(f"{self.path} failed before and must be opened again: {self._failure}")
         if self._db is None:
@@ -238,7 +260,7 @@ class _File:
 
     def close(self) -> None:
         """Let go of the file. A forked child leaves it alone."""
-        if self._db is None or os.getpid() != self._pid:
+        if self._db is None or self.is_inherited:
             return
         self._db.close()
         self._db = None
