@@ -12,8 +12,11 @@ So each row carries a checksum, and one row the number of nodes and the sum of t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +34,7 @@ from pymq.errors import (
     StoreLocked,
 )
 
-__all__ = ["SqliteCoordinator", "SqliteTree"]
+__all__ = ["SqliteCoordinator", "SqliteTree", "read_entries"]
 
 SCHEMA_VERSION = 1
 
@@ -131,6 +134,36 @@ class SqliteCoordinator(MemoryCoordinator):
         super().close()
         if self._own is not None:
             self._own.close()
+
+
+def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
+    """What is in the file at *path*, which nobody may have open; it is not changed in any way.
+
+    SQLite cannot read a file that a crash has left without tidying up first. So this opens a copy.
+
+    Raises:
+        CorruptMetadata: it is damaged or not pymq's.
+        StoreError: it cannot be read.
+    """
+    source = os.fspath(path)
+    with tempfile.TemporaryDirectory(prefix="pymq-") as folder:
+        copy = os.path.join(folder, os.path.basename(source))
+        try:
+            shutil.copyfile(source, copy)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(source + "-wal", copy + "-wal")
+        except OSError as error:
+            raise StoreError(f"{source} cannot be read: {error.strerror}", file=source) from error
+        try:
+            tree = SqliteTree(copy)
+        except StoreError as error:
+            error.message = error.message.replace(copy, source)
+            error.details["file"] = source
+            raise
+        try:
+            return tree.entries()
+        finally:
+            tree.close()
 
 
 def _checksum(entry: Entry) -> int:
