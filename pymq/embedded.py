@@ -30,6 +30,9 @@ METADATA = "metadata.db"
 def open_folder(path: str | os.PathLike[str]) -> Client:
     """Open a folder, which is made when absent, for this process alone.
 
+    Nothing is removed but what a commit says is gone, and that when it is made: blocks that a crash
+    has left of a deleted topic stay, until ``pymq verify --remove-unknown`` finds them.
+
     Raises:
         StoreLocked: another process has it open.
         StoreError: it cannot be read or written.

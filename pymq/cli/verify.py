@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from pymq.cli.show import Show
+from pymq.coord.known import known_blocks
+from pymq.coord.sqlite import SqliteTree, read_entries
+from pymq.core.ready import RemoveBlock
+from pymq.core.types import BlockId
+from pymq.embedded import METADATA
 from pymq.errors import StoreError
-from pymq.store.verify import BlockResult, Problem, Report, verify
+from pymq.store.file import FileStore
+from pymq.store.verify import BlockResult, Problem, Report, Unknown, verify
 
 HELP = "check every block of a folder, changing nothing"
 
@@ -16,18 +23,69 @@ HELP = "check every block of a folder, changing nothing"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("dir", metavar="DIR", help="the folder that pymq.open() or a broker uses")
+    parser.add_argument(
+        "--remove-unknown",
+        action="store_true",
+        help="tell which files of blocks that the metadata do not know would be removed",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --remove-unknown: remove them")
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
     """Check a folder; 1 when anything is damaged."""
-    if not os.path.isdir(args.dir):
-        raise StoreError(f"there is no folder {args.dir}; name the one that pymq.open() was given")
-    report = verify(args.dir)
+    folder = args.dir
+    if not os.path.isdir(folder):
+        raise StoreError(f"there is no folder {folder}; name the one that pymq.open() was given")
+    metadata = os.path.join(folder, METADATA)
+    # The folder of a broker that is not alone has no metadata: those of the cluster are elsewhere.
+    is_whole = os.path.exists(metadata)
+    if args.remove_unknown and not is_whole:
+        raise StoreError(f"{metadata} is missing, so nobody can say which blocks are unknown")
+    report = verify(folder, known=(lambda: _known(metadata)) if is_whole else None)
+    may_remove = args.remove_unknown and report.is_locked and report.is_ok
+    removed = _remove(folder, report.unknown) if may_remove and args.yes else []
     if show.is_json:
-        show.result(_as_json(report))
+        show.result(_as_json(report) | {"removed": [file for u in removed for file in u.files]})
     else:
         _tell(report, show)
+        if args.remove_unknown:
+            _tell_unknown(report, removed, may_remove, show)
     return 0 if report.is_ok else 1
+
+
+def _known(metadata: str) -> frozenset[BlockId]:
+    return known_blocks(read_entries(metadata))
+
+
+def _remove(folder: str, unknown: Sequence[Unknown]) -> list[Unknown]:
+    """Remove blocks durably, unless the metadata have come to know them; return which."""
+    store = FileStore(folder)
+    try:
+        tree = SqliteTree(os.path.join(folder, METADATA))
+        try:
+            known = known_blocks(tree.entries())
+        finally:
+            tree.close()
+        removed = [found for found in unknown if found.block not in known]
+        for failure in store.write([RemoveBlock(found.block) for found in removed]):
+            raise failure.error
+    finally:
+        store.close()
+    return removed
+
+
+def _tell_unknown(report: Report, removed: Sequence[Unknown], may_remove: bool, show: Show) -> None:
+    if not may_remove:
+        show.say("nothing was removed: the folder is in use or damaged", style="bold")
+        return
+    for found in removed or report.unknown:
+        for file in found.files:
+            show.say(f"{'removed' if removed else 'to be removed'}: {file}")
+    if not report.unknown:
+        show.say("nothing to remove: the metadata know all blocks")
+    elif not removed:
+        size = sum(found.bytes for found in report.unknown)
+        show.say(f"nothing was removed yet; with --yes it is, {size:,} bytes", style="bold")
 
 
 def _tell(report: Report, show: Show) -> None:
@@ -107,6 +165,7 @@ def _as_json(report: Report) -> dict[str, Any]:
             }
             for (topic, partition), blocks in sorted(_by_partition(report).items())
         ],
+        "unknown": [file for found in report.unknown for file in found.files],
         "problems": [
             {
                 "file": problem.file,

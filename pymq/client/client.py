@@ -24,7 +24,7 @@ from pymq.core.config import TopicConfig, check_options
 from pymq.core.message import BEGIN, END, Fetch, Fetched, GroupState, Message
 from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.producers import REMEMBERED
-from pymq.core.record import NO_PRODUCER, Record
+from pymq.core.record import EPOCH_HALF, NO_PRODUCER, Record
 from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC, AckMode, check_name
 from pymq.core.values import value
 from pymq.errors import (
@@ -331,7 +331,7 @@ class Client:
             config.producer_id = _number(name)
             # The low half is for epochs that the producer raises by itself.
             init = partial(msg.InitProducer, name=name)
-            config.producer_epoch = int(self._ask(init)) << 16
+            config.producer_epoch = int(self._ask(init)) << EPOCH_HALF
         elif idempotent:
             config.producer_id = int.from_bytes(os.urandom(8), "big") >> 1
         sender = Sender(self._next("p"), self._router, self.driver, config, self._wall_ms)

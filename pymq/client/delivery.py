@@ -17,7 +17,7 @@ from pymq.core.record import RecordBatch, RecordMetadata
 from pymq.errors import DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:
-    from pymq.client.sender import Queue
+    from pymq.client.queue import Queue
 
 
 RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
@@ -94,7 +94,15 @@ class Batch(Waitable):
         "until",
     )
 
-    def __init__(self, queue: Queue, columns: Columns, size: int, wall_ms: int, until: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        columns: Columns,
+        size: int,
+        wall_ms: int,
+        until: int,
+        deliveries: list[Delivery] | None = None,
+    ) -> None:
         super().__init__()
         self.queue = queue
         self.columns: Columns | None = columns  # until it is encoded
@@ -103,12 +111,16 @@ class Batch(Waitable):
         self.timestamp_ms = wall_ms  # of its records that have no time of their own
         self.timestamps = columns.timestamps
         self.until = until  # when its delivery has taken too long
-        self.deliveries: list[Delivery] | None = None  # None: it was part of a bulk send
+        self.deliveries = deliveries  # None: it was part of a bulk send
         self.encoded: RecordBatch | None = None
         self.sequence = -1
         self.request = 0  # 0: not under way
         self.base_offset = -1
         self.error: PymqError | None = None
+        if deliveries is not None:
+            for index, delivery in enumerate(deliveries):
+                delivery.owner = self
+                delivery.index = index
 
     def metadata(self, index: int) -> RecordMetadata:
         """Where record number *index* of the batch was written."""

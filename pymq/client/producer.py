@@ -17,7 +17,8 @@ from pymq.client.delivery import (
     Part,
     header_bytes,
 )
-from pymq.client.sender import Queue, Sender, SenderConfig
+from pymq.client.queue import Queue
+from pymq.client.sender import Sender, SenderConfig
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
 from pymq.core.types import AckMode
@@ -26,6 +27,7 @@ from pymq.errors import (
     Closed,
     DeliveryFailed,
     DeliveryTimeout,
+    InvalidRequest,
     PartitionUnset,
     PymqError,
     RecordTooLarge,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from pymq.client.client import Client
 
 HeaderPairs = Iterable[tuple[str, bytes]]
-FEW = 64  # records of a bulk send that are rather batched with others than sent on their own
+TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 
 
 class Topic:
@@ -104,9 +106,12 @@ class Producer:
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
-            UnknownTopic, UnknownPartition, RecordTooLarge: as they say; nothing was sent.
+            InvalidRequest: *timestamp_ms* is negative or out of all bounds.
+            UnknownTopic, UnknownPartition, RecordTooLarge: as they say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
+
+        Whatever it raises, the record was not sent and will not be.
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")
@@ -134,17 +139,17 @@ class Producer:
             delivery = Delivery(queue, value, key)
         else:
             delivery, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
+        sender = self._sender
+        if sender.buffered >= self._buffer_bytes:
+            self._wait_for_space()
         queue.items.append(delivery)
         size += RECORD_BYTES
         queue.bytes += size
-        sender = self._sender
         sender.buffered += size
         if not queue.is_armed:
             self._arm(queue)
         if queue.bytes >= self._batch_bytes:
             self._fill(found, queue)
-        if sender.buffered >= self._buffer_bytes:
-            self._wait_for_space()
         return delivery
 
     def _full(
@@ -158,10 +163,12 @@ class Producer:
         topic: Topic,
     ) -> tuple[FullDelivery, int]:
         pairs = _headers(headers)
-        if timestamp_ms is not None and (
-            type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 62
-        ):
-            raise TypeError(f"timestamp_ms must be milliseconds since 1970, not {timestamp_ms!r}")
+        if timestamp_ms is not None:
+            wrong = f"timestamp_ms must be milliseconds since 1970, not {timestamp_ms!r}"
+            if type(timestamp_ms) is not int:
+                raise TypeError(wrong)
+            if not 0 <= timestamp_ms < TIME_MAX:
+                raise InvalidRequest(wrong)
         size += header_bytes(pairs)
         if size > topic.limit:
             raise _too_large(topic.metadata.topic, size, topic.limit)
@@ -176,7 +183,7 @@ class Producer:
         self._driver.arm(due)
 
     def _fill(self, topic: Topic, queue: Queue) -> None:
-        """The batch is full: send it, and wait if the buffer is full too."""
+        """The batch is full: send it."""
         if queue is topic.sticky:
             topic.rotate()
         queue.bytes = 0  # Whoever seals it may be busy; the next to be told is a batch later.
@@ -187,12 +194,15 @@ class Producer:
             raise Closed("the producer was closed")
 
     def _wait_for_space(self) -> None:
+        """Before a record is taken: what raises must not be sent all the same."""
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._sender.wait_for_space(timeout):
             raise BufferFull(
                 f"{self._sender.buffered} bytes wait to be answered, and none was for "
-                f"{timeout:g} s; what was sent is kept, but slow down or look at the broker"
+                f"{timeout:g} s; this record was not sent: slow down or look at the broker"
             )
+        if self._is_closed:
+            raise Closed("the producer was closed")
 
     def _chosen(self, topic: Topic, partition: str | int) -> Queue:
         if isinstance(partition, str) and partition in topic.by_name:
@@ -261,14 +271,14 @@ class Producer:
         else:
             parts = self._by_key(found, columns)
         sender = self._sender
+        if sender.buffered >= self._buffer_bytes:
+            self._wait_for_space()
         for queue, part in parts:
-            queue.has_keys = queue.has_keys or part.columns.keys is not None
+            queue.has_parts = True
             queue.items.append(part)
             sender.buffered += part.columns.size
             sender.full.append(queue)
         sender.push()
-        if sender.buffered >= self._buffer_bytes:
-            self._wait_for_space()
         return Deliveries(self._driver, [part for _, part in parts], sender.seal)
 
     def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:

@@ -1,14 +1,10 @@
-"""The machine behind a producer: seals batches, sends them in order, resends what was not answered.
+"""The machine behind a producer: has queues sealed, sends their batches, resends the unanswered.
 
-``send`` runs in the user's threads and takes no lock: it appends to the queue of a partition, which
-only this machine empties, under the driver's lock. What makes that safe is the order of two steps
-on each side. The sender appends, then looks whether the queue is armed; the machine disarms it,
-then empties it. So a record is either taken, or its sender arms the queue again.
-
-Batches of a partition are sent in the order of their sequence numbers, several at a time. If one is
-refused for a reason that passes, nothing more is sent until all in flight are answered; then the
-rest goes again from the first. If one is refused for good, those after it are given the numbers
-that follow the last written one.
+Records come in through the queues (:mod:`pymq.client.queue`), without a lock. The batches of a
+partition are sent in the order of their sequence numbers, several at a time. If one is refused for
+a reason that passes, nothing more is sent until all in flight are answered; then the rest goes
+again from the first. If one is refused for good, those after it are given the numbers that follow
+the last written one.
 """
 
 from __future__ import annotations
@@ -16,22 +12,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
-from pymq.client.delivery import (
-    RECORD_BYTES,
-    Batch,
-    Columns,
-    Delivery,
-    FullDelivery,
-    Part,
-)
+from pymq.client.delivery import Batch, Delivery
+from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
 from pymq.core.ready import Ready
-from pymq.core.record import NO_PRODUCER, RecordBatch
 from pymq.core.types import AckMode
 from pymq.core.values import define
 from pymq.errors import (
@@ -43,10 +32,11 @@ from pymq.errors import (
     UnknownPartition,
 )
 
+__all__ = ["Queue", "Sender", "SenderConfig"]
+
 RETRY_MS = 20
 RETRY_MAX_MS = 1_000
 REQUEST_MS = 10_000  # a request that is not answered in this time is sent again
-COUNT_MAX = 100_000  # records a batch
 
 
 @define
@@ -63,59 +53,6 @@ class SenderConfig:
     delivery_timeout_ms: int
     max_in_flight: int
     is_named: bool = False  # its sequences go on where an earlier producer of this name stopped
-
-
-class Queue:
-    """One partition's records on their way."""
-
-    __slots__ = (
-        "bytes",
-        "callbacks",
-        "epoch",
-        "has_extras",
-        "has_keys",
-        "in_flight",
-        "is_armed",
-        "is_asking",
-        "is_due",
-        "is_renumbering",
-        "items",
-        "known",
-        "must_ask",
-        "must_resend",
-        "next_sequence",
-        "partition",
-        "retry_at",
-        "sealed",
-        "sender",
-        "topic",
-        "topic_id",
-        "tries",
-        "waiters",
-    )
-
-    def __init__(self, sender: Sender, topic: str, partition: str) -> None:
-        self.sender = sender
-        self.topic = topic
-        self.partition = partition
-        self.topic_id = ""  # of the topic that the numbers below are for
-        self.items: deque[Delivery | Part] = deque()  # appended to by any thread
-        self.bytes = 0  # about what is in ``items``
-        self.has_keys = self.has_extras = False
-        self.is_armed = False
-        self.is_due = False  # somebody waits, and has seen to it that it is sealed
-        self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
-        self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
-        # Below is the machine's alone.
-        self.sealed: deque[Batch] = deque()  # not sent yet
-        self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
-        self.epoch = sender.config.producer_epoch  # rises when a batch is lost for good
-        self.next_sequence = -1 if sender.config.is_named else 0  # -1: to be asked for
-        self.is_asking = False
-        self.known = Waitable()  # done once the next sequence is known
-        self.must_resend = self.must_ask = self.is_renumbering = False
-        self.retry_at = 0
-        self.tries = 0
 
 
 class Sender(Outbox):
@@ -143,7 +80,7 @@ class Sender(Outbox):
         self._sent: dict[int, tuple[Batch, int]] = {}  # by request: what, and until when
         self._asked: dict[int, Queue] = {}
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
-        self._space: list[Waitable] = []
+        self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
         self._is_closed = False
         router.listen(name, self._on_metadata)
 
@@ -225,14 +162,21 @@ class Sender(Outbox):
             self.failed.pop(id(delivery), None)
 
     def wait_for_space(self, timeout: float) -> bool:
-        """Wait until the buffer has room; returns whether it has."""
+        """Wait until the buffer has room; returns whether it has.
+
+        It does not wait for the right to turn the loop: whoever has it may be at a disk that hangs.
+        """
         space = Waitable()
-        with self._driver as loop:
-            self._seal_due(loop.clock(), everything=True)
-            loop.touch(self.name)
-            self._space.append(space)
-        self._offer_space()
-        return self._driver.wait(space, timeout)
+        self._space.append(space)
+        self._offer_space()  # Whoever made room just now may not have seen it.
+        self._driver.push(self.name)
+        if self._driver.wait(space, timeout):
+            return True
+        try:
+            self._space.remove(space)
+        except ValueError:
+            return True  # It came just now.
+        return False
 
     def flush(self) -> list[Batch]:
         """Seal everything and return what is not answered yet."""
@@ -268,99 +212,28 @@ class Sender(Outbox):
                 self._seal(queue, now)
 
     def _seal(self, queue: Queue, now: int) -> None:
-        """Make batches of everything in a queue."""
-        queue.is_armed = queue.is_due = False  # First this, then empty it: see the module's top.
-        popleft = queue.items.popleft
-        taken = [popleft() for _ in range(len(queue.items))]
-        queue.bytes = 0
-        if not {Delivery, FullDelivery}.issuperset(map(type, taken)):
-            run: list[Delivery] = []
-            for item in taken:
-                if isinstance(item, Part):
-                    self._seal_run(queue, run, now)
-                    self._seal_part(queue, item, now)
-                    run = []
-                else:
-                    run.append(item)
-            self._seal_run(queue, run, now)
-        else:
-            self._seal_run(queue, taken, now)  # type: ignore[arg-type] # no parts among them
+        queue.seal(now, self._wall_ms())
         if queue.sealed:
             self._live[queue] = None
-            while queue.waiters:
-                queue.sealed[-1].wake(queue.waiters.popleft())
-            while queue.callbacks:
-                self._attach(*queue.callbacks.popleft())
-
-    def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        if isinstance(delivery.owner, Batch):
-            delivery.owner.then(callback)
-        else:
-            delivery.owner.callbacks.append(
-                (delivery, callback)
-            )  # Its record came after this seal.
-
-    def _seal_run(self, queue: Queue, run: list[Delivery], now: int) -> None:
-        """Make batches of deliveries that follow each other; as a rule it is one."""
-        if not run:
-            return
-        wall_ms = self._wall_ms()
-        columns = Columns([delivery.value for delivery in run])
-        if queue.has_keys:
-            columns.keys = [delivery.key for delivery in run]
-        if queue.has_extras:
-            columns.headers = [delivery.headers for delivery in run]
-            times = [delivery.timestamp_ms for delivery in run]
-            if any(time is not None for time in times):
-                columns.timestamps = [wall_ms if time is None else time for time in times]
-        limit, size = self.config.batch_bytes, columns.size
-        if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
-            self._seal_one(queue, run, columns, size, wall_ms, now)
-            return
-        start = 0
-        for end in _cuts(columns, limit):
-            part = columns.cut(start, end)
-            self._seal_one(queue, run[start:end], part, part.size, wall_ms, now)
-            start = end
-
-    def _seal_one(
-        self,
-        queue: Queue,
-        run: list[Delivery],
-        columns: Columns,
-        size: int,
-        wall_ms: int,
-        now: int,
-    ) -> None:
-        until = now + self.config.delivery_timeout_ms
-        batch = Batch(queue, columns, size, wall_ms, until)
-        batch.deliveries = run
-        for index, delivery in enumerate(run):
-            delivery.owner = batch
-            delivery.index = index
-        queue.sealed.append(batch)
-
-    def _seal_part(self, queue: Queue, part: Part, now: int) -> None:
-        """Cut a bulk send into batches."""
-        until, wall_ms = now + self.config.delivery_timeout_ms, self._wall_ms()
-        start = 0
-        for end in _cuts(part.columns, self.config.batch_bytes):
-            columns = part.columns.cut(start, end)
-            batch = Batch(queue, columns, columns.size, wall_ms, until)
-            part.batches.append(batch)
-            queue.sealed.append(batch)
-            start = end
+            self.due = min(self.due, queue.sealed[0].until)
 
     # --- the four verbs -------------------------------------------------------------------------
 
     def ready(self, now: int) -> Ready | None:
         """Seal what is due and send what may be sent."""
-        if self.full or (self.armed and self.armed[0][0] <= now):
-            self._seal_due(now)
+        armed = self.armed
+        if self.full or self._space or (armed and armed[0][0] <= now):
+            self._seal_due(now, everything=bool(self._space))  # What lingers keeps a buffer full.
         if self._live:
             for queue in list(self._live):
-                self._send(queue, now)
-        self._rearm()
+                if queue.sealed:
+                    self._send(queue, now)
+                elif queue.next_sequence < 0:
+                    self._ask(queue)
+                elif not queue.in_flight:
+                    del self._live[queue]
+        while armed and not armed[0][1].is_armed:
+            armed.popleft()  # It was sealed because it was full, or somebody waited for it.
         if not self.out.send:
             return None
         out, self.out = self.out, Ready()
@@ -374,7 +247,16 @@ class Sender(Outbox):
             self._retry(batch.queue, now)
         for queue in list(self._live):
             self._expire(queue, now)
-            self._resume(queue, now)
+            self._resume(queue)
+        self.due = NEVER
+        for queue in self._live:
+            waiting = queue.in_flight or queue.sealed
+            if waiting:
+                self.due = min(self.due, waiting[0].until)
+                if queue.retry_at > now and not queue.must_resend:
+                    self.due = min(self.due, queue.retry_at)
+        if self._sent:
+            self.due = min(self.due, next(iter(self._sent.values()))[1])
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
@@ -385,23 +267,12 @@ class Sender(Outbox):
             if sent is not None:
                 self._answered(sent[0], message, now)
 
-    def _rearm(self) -> None:
-        while self.armed and not self.armed[0][1].is_armed:
-            self.armed.popleft()  # It was sealed because it was full, or somebody waited for it.
-        due = NEVER
-        for queue in self._live:
-            waiting = queue.in_flight or queue.sealed
-            if waiting:
-                due = min(due, waiting[0].until)
-                if queue.retry_at and not queue.must_resend:
-                    due = min(due, queue.retry_at)
-        if self._sent:
-            due = min(due, next(iter(self._sent.values()))[1])
-        self.due = due
-
     @property
     def deadline(self) -> int:
-        """When something is due; senders arm queues at any time, so it is looked up when asked."""
+        """When something may be due; senders arm queues at any time, so it is looked up when asked.
+
+        An answer does not put it off, which would cost more than a tick in vain now and then.
+        """
         try:
             return min(self.due, self.armed[0][0])
         except IndexError:
@@ -410,12 +281,6 @@ class Sender(Outbox):
     # --- sending --------------------------------------------------------------------------------
 
     def _send(self, queue: Queue, now: int) -> None:
-        if not queue.sealed:
-            if not queue.in_flight and queue.next_sequence >= 0:
-                del self._live[queue]
-            elif queue.next_sequence < 0:
-                self._ask(queue)
-            return
         if queue.must_resend or now < queue.retry_at or self._is_closed:
             return
         leader = self._router.leader(queue.topic, queue.partition)
@@ -424,27 +289,27 @@ class Sender(Outbox):
             self._give_up_if_gone(queue)
             self._router.refresh(queue.topic)  # It tells when it has found one.
             return
-        self._meet(queue, known.topic_id)
+        queue.meet(known.topic_id)
         if queue.next_sequence < 0:
             self._ask(queue)
             return
         queue.retry_at = 0
         acks = self.config.acks if self.config.acks is not None else leader.acks
-        unanswered = 0
+        unanswered, until = 0, now + REQUEST_MS
         while queue.sealed and len(queue.in_flight) + unanswered < self.config.max_in_flight:
             batch = queue.sealed.popleft()
-            self._number(queue, batch, acks)
             self._requests += 1
-            assert batch.encoded is not None
-            produce = Produce(self._requests, queue.topic, queue.partition, acks, batch.encoded)
+            request, encoded = self._requests, queue.number(batch, acks)
+            produce = Produce(request, queue.topic, queue.partition, acks, encoded)
             self.out.send.append((leader.leader, produce))
             if acks is AckMode.NONE:
                 self._finish(batch)
                 unanswered += 1
                 continue
-            batch.request = self._requests
+            batch.request = request
             queue.in_flight.append(batch)
-            self._sent[self._requests] = (batch, now + REQUEST_MS)
+            self._sent[request] = (batch, until)
+        self.due = min(self.due, until)
         if unanswered and queue.sealed:
             # Nobody answers, so the rest waits for the next turn: else the broker has no say.
             self._driver.loop.touch(self.name)
@@ -457,45 +322,6 @@ class Sender(Outbox):
         if error is not None:
             while queue.sealed:
                 self._fail(queue.sealed.popleft(), error)
-
-    def _meet(self, queue: Queue, topic_id: str) -> None:
-        """A topic that was deleted and made anew knows nothing of the numbers of the old one."""
-        if queue.topic_id and queue.topic_id != topic_id:
-            queue.next_sequence = -1 if self.config.is_named else 0
-            for batch in queue.sealed:
-                batch.sequence = -1
-        queue.topic_id = topic_id
-
-    def _number(self, queue: Queue, batch: Batch, acks: AckMode) -> None:
-        """Encode a batch with the numbers that it has in its partition.
-
-        What is not answered has none: its loss could not be told from its repetition.
-        """
-        config = self.config
-        named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
-        columns = batch.columns
-        if columns is not None:
-            batch.sequence = queue.next_sequence if named else -1
-            batch.encoded = RecordBatch.encode(
-                columns.values,
-                timestamp_ms=batch.timestamp_ms,
-                keys=columns.keys,
-                headers=columns.headers,
-                timestamps=columns.timestamps,
-                producer_id=config.producer_id if named else NO_PRODUCER,
-                producer_epoch=queue.epoch,
-                base_sequence=batch.sequence,
-                codec=config.codec,
-            )
-            batch.columns = None
-        elif named and 0 <= batch.sequence < queue.next_sequence:
-            return  # It is written, as the broker has told, and is asked for its offset again.
-        elif named and batch.sequence != queue.next_sequence:
-            assert batch.encoded is not None
-            batch.sequence = queue.next_sequence
-            batch.encoded = batch.encoded.numbered(queue.epoch, batch.sequence)
-        if named:
-            queue.next_sequence += batch.count
 
     def _ask(self, queue: Queue) -> None:
         leader = self._router.leader(queue.topic, queue.partition)
@@ -540,8 +366,8 @@ class Sender(Outbox):
             queue.in_flight.remove(batch)
             self._fail(batch, error)
             sequence = expected if isinstance(expected, int) else batch.sequence
-            self._renumber(queue, batch, sequence, now)
-        self._resume(queue, now)
+            queue.renumber(batch, sequence, now)
+        self._resume(queue)
 
     def _retry(self, queue: Queue, now: int) -> None:
         """Send nothing more until everything in flight is answered; then begin again."""
@@ -550,33 +376,10 @@ class Sender(Outbox):
             queue.retry_at = now + min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
             queue.tries += 1
 
-    def _renumber(self, queue: Queue, batch: Batch, sequence: int, now: int) -> None:
-        """A batch is lost for good: those after it take its place, under a new epoch.
-
-        The new epoch fences the lost batch, should it turn up at the broker after all.
-        """
-        if batch.sequence < 0:
-            return
-        if not queue.is_renumbering:
-            queue.is_renumbering = True
-            queue.epoch += 1
-        queue.next_sequence = min(queue.next_sequence, sequence)
-        queue.must_resend = True
-        queue.retry_at = now
-
-    def _resume(self, queue: Queue, now: int) -> None:
-        if not queue.must_resend or any(batch.request for batch in queue.in_flight):
-            return
-        queue.must_resend = queue.is_renumbering = False
-        if queue.must_ask:
-            queue.must_ask = False
-            queue.next_sequence = -1  # only the broker knows what became of what was given up
-        elif queue.in_flight and queue.in_flight[0].sequence >= 0:
-            # They keep their numbers, unless one before them was lost for good.
-            queue.next_sequence = min(queue.next_sequence, queue.in_flight[0].sequence)
-        queue.sealed.extendleft(reversed(queue.in_flight))
-        queue.in_flight.clear()
-        self._live[queue] = None
+    def _resume(self, queue: Queue) -> None:
+        if queue.must_resend and queue.resume():
+            self._live[queue] = None
+            self.due = min(self.due, queue.retry_at)
 
     def _expire(self, queue: Queue, now: int) -> None:
         for waiting in (queue.in_flight, queue.sealed):
@@ -592,7 +395,7 @@ class Sender(Outbox):
                     ),
                 )
                 if batch.sequence >= 0:
-                    self._renumber(queue, batch, batch.sequence, now)
+                    queue.renumber(batch, batch.sequence, now)
                     queue.must_ask = True
 
     def _finish(self, batch: Batch) -> None:
@@ -609,10 +412,12 @@ class Sender(Outbox):
         self._finish(batch)
 
     def _offer_space(self) -> None:
-        if self._space and self.buffered < self.config.buffer_bytes:
-            space, self._space = self._space, []
-            for waiting in space:
-                waiting.finish()
+        while self._space and self.buffered < self.config.buffer_bytes:
+            try:
+                space = self._space.popleft()
+            except IndexError:
+                return  # Another thread took it.
+            space.finish()
 
     def _on_metadata(self) -> None:
         self._driver.loop.touch(self.name)
@@ -634,22 +439,3 @@ def _deliveries(batch: Batch) -> list[Delivery]:
 def _timeout(timeout: float | None) -> DeliveryTimeout:
     within = "in time" if timeout is None else f"within {timeout:g} s"
     return DeliveryTimeout(f"no answer {within}; the record is still being sent")
-
-
-def _cuts(columns: Columns, limit: int) -> Sequence[int]:
-    """Where to cut records so that each batch has about *limit* bytes: the end of each."""
-    count = len(columns)
-    sizes = set(map(len, columns.values))
-    if columns.keys is None and columns.headers is None and len(sizes) == 1:
-        step = min(max(1, limit // (sizes.pop() + RECORD_BYTES)), COUNT_MAX)
-        return [*range(step, count, step), count]
-    ends: list[int] = []
-    total = 0
-    for index, size in enumerate(columns.sizes()):
-        total += size
-        if total >= limit or index + 1 - (ends[-1] if ends else 0) >= COUNT_MAX:
-            ends.append(index + 1)
-            total = 0
-    if not ends or ends[-1] != count:
-        ends.append(count)
-    return ends

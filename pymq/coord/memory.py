@@ -7,9 +7,11 @@ with :meth:`~MemoryCoordinator.resume` and ends a session with :meth:`MemoryTree
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from threading import RLock
+from weakref import WeakSet
 
 from pymq.coord.tree import Plan, Tree, Watches, validate
 from pymq.core.coordination import (
@@ -46,6 +48,7 @@ class MemoryTree:
         self._clients: dict[str, MemoryCoordinator] = {}
         self._named = 0  # sessions that were named here; a name is never given twice
         self._lock = RLock()
+        _trees.add(self)
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -214,3 +217,15 @@ class MemoryCoordinator:
     def _renew(self) -> None:
         self._session = self._hub._join(self, None)
         self._events.append(SessionExpired(self._session))
+
+
+_trees: WeakSet[MemoryTree] = WeakSet()
+
+
+def _unlock() -> None:
+    """Free the trees of a forked child of locks that threads of its parent were holding."""
+    for tree in list(_trees):
+        tree._lock = RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)

@@ -12,8 +12,11 @@ So each row carries a checksum, and one row the number of nodes and the sum of t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +34,7 @@ from pymq.errors import (
     StoreLocked,
 )
 
-__all__ = ["SqliteCoordinator", "SqliteTree"]
+__all__ = ["SqliteCoordinator", "SqliteTree", "read_entries"]
 
 SCHEMA_VERSION = 1
 
@@ -79,11 +82,24 @@ class SqliteTree(MemoryTree):
         return self._file.path
 
     def close(self) -> None:
-        """End all sessions and let go of the file. Closing twice is allowed."""
+        """End all sessions and let go of the file. Closing twice is allowed.
+
+        In a forked child this does nothing: the tree may be a copy in the middle of a change.
+        """
+        if self._file.is_inherited:
+            return
         with self._lock:
             for client in list(self._clients.values()):
                 client.close()
             self._file.close()
+
+    def _join(self, client: MemoryCoordinator, session: str | None) -> str:
+        self._file.check_process()
+        return super()._join(client, session)
+
+    def _end(self, session: str) -> None:
+        if not self._file.is_inherited:
+            super()._end(session)
 
     def _carry_out(self, client: MemoryCoordinator, request: CoordRequest) -> None:
         self._file.check()
@@ -118,6 +134,36 @@ class SqliteCoordinator(MemoryCoordinator):
         super().close()
         if self._own is not None:
             self._own.close()
+
+
+def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
+    """What is in the file at *path*, which nobody may have open; it is not changed in any way.
+
+    SQLite cannot read a file that a crash has left without tidying up first. So this opens a copy.
+
+    Raises:
+        CorruptMetadata: it is damaged or not pymq's.
+        StoreError: it cannot be read.
+    """
+    source = os.fspath(path)
+    with tempfile.TemporaryDirectory(prefix="pymq-") as folder:
+        copy = os.path.join(folder, os.path.basename(source))
+        try:
+            shutil.copyfile(source, copy)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(source + "-wal", copy + "-wal")
+        except OSError as error:
+            raise StoreError(f"{source} cannot be read: {error.strerror}", file=source) from error
+        try:
+            tree = SqliteTree(copy)
+        except StoreError as error:
+            error.message = error.message.replace(copy, source)
+            error.details["file"] = source
+            raise
+        try:
+            return tree.entries()
+        finally:
+            tree.close()
 
 
 def _checksum(entry: Entry) -> int:
@@ -227,10 +273,19 @@ class _File:
             self._failure = error
             raise
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child of the process that opened the file."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise in a child of the process that opened the file."""
+        if self.is_inherited:
+            raise ForkedError(f"{self.path} was opened by process {self._pid}; open it again here")
+
     def check(self) -> None:
         """Raise if the file cannot be used any more: forked, closed, or failed before."""
-        if os.getpid() != self._pid:
-            raise ForkedError(f"{self.path} was opened by process {self._pid}; open it again here")
+        self.check_process()
         if self._failure is not None:
             raise StoreError(f"{self.path} failed before and must be opened again: {self._failure}")
         if self._db is None:
@@ -238,7 +293,7 @@ class _File:
 
     def close(self) -> None:
         """Let go of the file. A forked child leaves it alone."""
-        if self._db is None or os.getpid() != self._pid:
+        if self._db is None or self.is_inherited:
             return
         self._db.close()
         self._db = None

@@ -6,9 +6,10 @@ other in the order of their bits, each as ``u32 length`` (little-endian) and one
 ==========  =====================================================================================
 values      array of byte strings, one a record
 keys        array of byte strings or null
-timestamps  byte string of packed little-endian i32 or i64: milliseconds after the first timestamp
+timestamps  byte string of packed little-endian i32, or i64 when one of them needs it:
+            milliseconds after the first timestamp; negative for what is older than the first record
 headers     array; per record null or an array of alternating name (text) and value (byte string)
-offsets     byte string of packed u32: offsets after the base offset; only compaction writes it
+offsets     the same of offsets: those after the base offset, rising; only compaction writes it
 ==========  =====================================================================================
 
 An absent column costs nothing: no key, no headers, one timestamp for all, dense offsets. Measured
@@ -50,6 +51,8 @@ _RUN = (
 
 def pack(columns: Sequence[bytes]) -> bytes:
     """Join encoded columns, each behind its length."""
+    if len(columns) == 1:
+        return _LENGTH.pack(len(columns[0])) + columns[0]
     return b"".join([part for column in columns for part in (_LENGTH.pack(len(column)), column)])
 
 
@@ -78,6 +81,7 @@ def unpack(body: Buffer, present: int) -> dict[int, memoryview]:
 # --- byte strings -------------------------------------------------------------------------------
 
 
+@lru_cache(1024)
 def _head(major: int, number: int) -> bytes:
     """The initial bytes of a CBOR item (RFC 8949, section 3)."""
     if number < 24:

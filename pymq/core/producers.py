@@ -12,11 +12,10 @@ travels with checkpoints.
 
 from __future__ import annotations
 
-from collections import deque
+from typing import NamedTuple
 
 from pymq.core import codec
 from pymq.core.record import NO_PRODUCER, Header
-from pymq.core.values import Factory, define
 from pymq.errors import (
     CorruptMetadata,
     DuplicateSequence,
@@ -29,15 +28,12 @@ REMEMBERED = 5  # batches a producer, as many as it may have in flight
 PRODUCERS_MAX = 10_000  # a partition; beyond it the one that was silent longest is forgotten
 
 
-@define
-class Producer:
-    """One producer's state in one partition."""
+class Producer(NamedTuple):
+    """One producer's state in one partition; a named tuple, since each batch makes a new one."""
 
     epoch: int
     next_sequence: int
-    batches: deque[tuple[int, int, int, int]] = Factory(  # (epoch, sequence, count, offset)
-        lambda: deque(maxlen=REMEMBERED)
-    )
+    batches: tuple[tuple[int, int, int, int], ...]  # the last: (epoch, sequence, count, offset)
 
 
 class ProducerTable:
@@ -66,20 +62,19 @@ class ProducerTable:
                 f"but its batch begins at {header.base_sequence}",
                 expected=0,
             )
-        if header.producer_epoch < known.epoch:
-            return ProducerFenced(
-                f"producer epoch {header.producer_epoch} was replaced by {known.epoch}"
-            )
+        producer_epoch = header.producer_epoch
+        if producer_epoch < known.epoch:
+            return ProducerFenced(f"producer epoch {producer_epoch} was replaced by {known.epoch}")
         if header.base_sequence == known.next_sequence:
             return None
         # Under another epoch the same number is another batch: the producer gave up the first.
-        wanted = (header.producer_epoch, header.base_sequence, header.count)
+        wanted = (producer_epoch, header.base_sequence, header.count)
         for epoch, sequence, count, offset in known.batches:
             if (epoch, sequence, count) == wanted:
                 return offset
-        if header.producer_epoch > known.epoch:
+        if producer_epoch > known.epoch:
             return OutOfOrderSequence(
-                f"epoch {header.producer_epoch} must go on at sequence {known.next_sequence}, "
+                f"epoch {producer_epoch} must go on at sequence {known.next_sequence}, "
                 f"not at {header.base_sequence}",
                 expected=known.next_sequence,
             )
@@ -104,17 +99,11 @@ class ProducerTable:
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             return
-        producer = self._proposed.get(producer_id)
-        if producer is None:
-            known = self._latest(producer_id)
-            producer = self._proposed[producer_id] = Producer(header.producer_epoch, 0)
-            if known is not None:
-                producer.batches.extend(known.batches)
-        producer.epoch = header.producer_epoch
-        producer.next_sequence = header.base_sequence + header.count
-        producer.batches.append(
-            (header.producer_epoch, header.base_sequence, header.count, header.base_offset)
-        )
+        known = self._latest(producer_id)
+        epoch, sequence, count = header.producer_epoch, header.base_sequence, header.count
+        batch = (epoch, sequence, count, header.base_offset)
+        batches = (*known.batches[-REMEMBERED + 1 :], batch) if known is not None else (batch,)
+        self._proposed[producer_id] = Producer(epoch, sequence + count, batches)
 
     def write(self) -> None:
         """What was proposed is being written."""
@@ -167,9 +156,10 @@ class ProducerTable:
         table = cls()
         try:
             for producer_id, epoch, next_sequence, batches in codec.loads(snapshot):
-                producer = Producer(int(epoch), int(next_sequence))
-                producer.batches.extend((int(a), int(b), int(c), int(d)) for a, b, c, d in batches)
-                table._producers[int(producer_id)] = producer
+                last = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in batches)
+                table._producers[int(producer_id)] = Producer(
+                    int(epoch), int(next_sequence), last[-REMEMBERED:]
+                )
         except (PymqError, TypeError, ValueError) as error:
             raise CorruptMetadata(f"not a snapshot of producers: {error}") from None
         return table

@@ -48,6 +48,7 @@ class Driver:
         self._queueing: deque[None] = deque()  # one for each thread that waits for the lock
         self._sleepers: dict[threading.Lock, None] = {}
         self._asleep_until = 0  # of the background thread, in the loop's milliseconds
+        self._is_hot = False  # it sleeps, but not for long: what is due can wait for it
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._pid = os.getpid()
@@ -57,22 +58,44 @@ class Driver:
     def __enter__(self) -> Loop:
         """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
         self._check()
-        # A lock is not fair: without this, a thread that turns again and again keeps it for ever.
-        self._queueing.append(None)
+        is_taken = False
         try:
-            self._lock.acquire()
-        finally:
-            self._queueing.pop()
-        if self._is_closed:
-            self._lock.release()
-            raise Closed("the client was closed")
+            try:
+                # A lock is not fair: without this, a thread that turns again and again keeps it.
+                self._queueing.append(None)
+                is_taken = self._take(blocking=True)
+            finally:
+                self._queueing.pop()
+            if self._is_closed:
+                raise Closed("the client was closed")
+        except BaseException:
+            if is_taken:
+                self._lock.release()
+            raise
         return self.loop
 
     def __exit__(self, *_: object) -> None:
         try:
             self._run(None)
         finally:
-            self._release()
+            self._lock.release()
+            self._look_again()
+
+    def _take(self, *, blocking: bool) -> bool:
+        """Take the lock; returns whether it has. Ctrl-C may come at any time and leaves it free.
+
+        Python raises it before a function of ours begins, in the middle of a C function that waits,
+        or right after one. So taking the lock and noting that it is taken is one C function here,
+        and whoever calls this begins his ``try`` before he calls anything else.
+        """
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._lock.acquire, (blocking,)))
+        except BaseException:
+            if True in taken:
+                self._lock.release()
+            raise
+        return taken[0]
 
     def wait(self, what: Waitable, timeout: float | None) -> bool:
         """Wait until *what* is done, turning the loop if nobody else does.
@@ -82,11 +105,12 @@ class Driver:
         if _is_done(what):
             return True
         self._check()
-        if not self._queueing and self._lock.acquire(blocking=False):
+        if not self._queueing and self._take(blocking=False):
             try:
                 self._run(lambda: what.is_done)
             finally:
-                self._release()
+                self._lock.release()
+                self._look_again()
             if _is_done(what):
                 return True
         waiter = threading.Lock()
@@ -120,8 +144,9 @@ class Driver:
 
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
-        self._check()
-        if self._queueing or not self._lock.acquire(blocking=False):
+        if self.problem is not None or self._pid != os.getpid():
+            self._check()
+        if self._queueing or not self._take(blocking=False):
             return False
         try:
             if self._is_closed:
@@ -129,7 +154,8 @@ class Driver:
             self.loop.touch(name)
             self._run(None)
         finally:
-            self._release()
+            self._lock.release()
+            self._look_again()
         return True
 
     def poke(self, name: str) -> None:
@@ -200,8 +226,9 @@ class Driver:
 
     def _run(self, is_enough: Callable[[], bool] | None) -> None:
         try:
-            for _ in range(len(self._errands)):  # What these leave is done after the turns below.
-                self._errands.popleft()(self.loop)
+            if self._errands:
+                for _ in range(len(self._errands)):  # What these leave comes after the turns below.
+                    self._errands.popleft()(self.loop)
             self.loop.run(is_enough or self._has_queue)
         except BaseException as error:
             # A machine broke one of its own rules, or was interrupted in the middle of a step:
@@ -218,11 +245,16 @@ class Driver:
             if self._sleepers.pop(waiter, waiter) is None and waiter.locked():
                 waiter.release()
 
-    def _release(self) -> None:
-        self._lock.release()
+    def _look_again(self) -> None:
         # What came in while we turned was left by somebody who relies on us to look once more.
         loop = self.loop
-        if loop.has_work or loop.jobs or loop.deadline < self._asleep_until:
+        if (
+            loop.has_work
+            or loop.jobs
+            # While there is traffic the thread wakes soon anyway, and asking every machine for its
+            # deadline after each request costs more than a deadline that is met 5 ms late.
+            or (not self._is_hot and loop.deadline < self._asleep_until)
+        ):
             if self._thread is None:
                 self._start()
             self._wake.set()
@@ -253,12 +285,15 @@ class Driver:
                 had_work = True
             idle = 0 if had_work else idle + 1
             now = loop.clock()
-            until = loop.deadline if idle > COOL_TURNS else min(loop.deadline, now + HOT_MS)
+            is_hot = idle <= COOL_TURNS
+            until = min(loop.deadline, now + HOT_MS) if is_hot else loop.deadline
+            self._is_hot = is_hot
             self._asleep_until = until
             # What was armed before that line has not waked us: look once more.
             if not loop.has_work and loop.deadline >= until:
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
+            self._is_hot = False
 
     def _closed(self) -> bool:
         return self._is_closed

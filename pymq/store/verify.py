@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Collection
 from functools import partial
 
 from pymq.core.index import Index
@@ -33,6 +34,7 @@ from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, check_format, explained
 
 _FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index|\.cut\d*)(\.tmp)?")
 _RESTORE = "restore the file from another replica or a backup"
+_REMOVE = "`pymq verify DIR --remove-unknown` removes them"
 _REBUILT = "delete the file; opening the store does without it or makes it again"
 
 
@@ -69,6 +71,15 @@ class BlockResult:
     is_ok: bool = True
 
 
+@value
+class Unknown:
+    """Files of a block that the metadata do not know: left by a crash, and nobody asks for them."""
+
+    block: BlockId
+    files: tuple[str, ...]
+    bytes: int
+
+
 @define
 class Report:
     """What :func:`verify` found; ``print(report)`` tells it to people."""
@@ -77,6 +88,7 @@ class Report:
     is_locked: bool = False  # whether nobody else could have the store open meanwhile
     blocks: list[BlockResult] = Factory(list)
     problems: list[Problem] = Factory(list)
+    unknown: list[Unknown] = Factory(list)  # empty when the metadata were not looked at
 
     @property
     def is_ok(self) -> bool:
@@ -108,17 +120,26 @@ class Report:
         return "\n".join([totals, *map(str, self.problems)])
 
 
-def verify(path: str, *, files: Files | None = None) -> Report:
+def verify(
+    path: str,
+    *,
+    files: Files | None = None,
+    known: Callable[[], Collection[BlockId]] | None = None,
+) -> Report:
     """Read every byte of the store in the folder *path* and report what is wrong.
 
-    Nothing is changed or made, but for the process id in the lock file. What a broker keeps beside
-    the blocks, its metadata for example, is not looked at. While another process has the store
-    open the last batches may look torn, since they are just being written; the report says so.
+    Nothing is changed or made, but for the process id in the lock file. While another process has
+    the store open the last batches may look torn, since they are just being written; the report
+    says so.
+
+    What a broker keeps beside the blocks, its metadata for example, is not looked at. *known* does
+    that: it tells which blocks there are, or raises a :class:`StoreError` that is reported as
+    damage. It is called while nobody else can have the store open, and only then.
 
     Raises:
         StoreError: *path* is not a store of a known version, or cannot be read at all.
     """
-    return _Verifier(path, files or OsFiles()).run()
+    return _Verifier(path, files or OsFiles(), known).run()
 
 
 @value
@@ -130,9 +151,13 @@ class _Damage:
 
 
 class _Verifier:
-    def __init__(self, path: str, files: Files) -> None:
+    def __init__(
+        self, path: str, files: Files, known: Callable[[], Collection[BlockId]] | None
+    ) -> None:
         self.files = files
         self.report = Report(path)
+        self._ask_known = known
+        self._found: list[tuple[BlockId, list[str]]] = []  # all blocks, with all of their files
 
     def run(self) -> Report:
         path = self.report.path
@@ -146,6 +171,8 @@ class _Verifier:
         try:
             if "blocks" in names:
                 self._topics(os.path.join(path, "blocks"))
+            if self._ask_known is not None and self.report.is_locked:
+                self._compare(self._ask_known)
         finally:
             if lock is not None:
                 self.files.close(lock)
@@ -193,6 +220,33 @@ class _Verifier:
             finally:
                 self.files.close(handle)
 
+    # --- what the metadata say ------------------------------------------------------------------
+
+    def _compare(self, known: Callable[[], Collection[BlockId]]) -> None:
+        """Report the blocks that are not among the known ones."""
+        try:
+            blocks = known()
+        except StoreError as error:
+            file = str(error.details.get("file", self.report.path))
+            self._problem(file, None, None, error.message, _RESTORE)
+            return
+        for id, files in self._found:
+            if id in blocks:
+                continue
+            size = sum(map(self._size, files))
+            self.report.unknown.append(Unknown(id, tuple(files), size))
+            what = f"{size} bytes in {len(files)} files of a block that the metadata do not know: "
+            what += "a crash came before they were removed with their topic, or when their time was"
+            self._problem(files[0], None, None, what, _REMOVE, is_note=True)
+
+    def _size(self, path: str) -> int:
+        with explained("read", path):
+            handle = self.files.open_readonly(path)
+            try:
+                return self.files.size(handle)
+            finally:
+                self.files.close(handle)
+
     # --- folders --------------------------------------------------------------------------------
 
     def _topics(self, root: str) -> None:
@@ -216,17 +270,21 @@ class _Verifier:
 
     def _partition(self, folder: str, topic_id: str, partition: int) -> None:
         found: dict[int, set[str]] = {}
+        files: dict[int, list[str]] = {}
         for name in self._list(folder):
             path = os.path.join(folder, name)
             if not (match := _FILE.fullmatch(name)):
                 self._foreign(path)
-            elif match[3]:
+                continue
+            files.setdefault(int(match[1]), []).append(path)
+            if match[3]:
                 advice = "opening the store removes it"
                 self._problem(path, None, None, "was left by a crash", advice, is_note=True)
             elif match[2].startswith(CUT):
                 self._cut(path)
             else:
                 found.setdefault(int(match[1]), set()).add(match[2])
+        self._found += [(BlockId(topic_id, partition, n), files[n]) for n in sorted(files)]
         numbers = sorted(number for number, suffixes in found.items() if BLOCK in suffixes)
         before: BlockResult | None = None
         for number in sorted(found):

@@ -103,13 +103,26 @@ def test_a_header_name_must_be_text() -> None:
             producer.send("t", b"", headers=[("\ud800", b"")])
 
 
-@pytest.mark.parametrize("timestamp_ms", [-1, 1.5, "now", 1 << 63, True])
-def test_a_timestamp_must_be_milliseconds(mq: pymq.Client, timestamp_ms: Wrong) -> None:
-    with (
-        mq.producer() as producer,
-        pytest.raises((TypeError, ValueError), match="timestamp_ms must be milliseconds"),
-    ):
-        producer.send("t", b"", timestamp_ms=timestamp_ms)
+@pytest.mark.parametrize(
+    ("timestamp_ms", "error"),
+    [
+        (-1, InvalidRequest),
+        (1 << 62, InvalidRequest),
+        (1.5, TypeError),
+        ("now", TypeError),
+        (True, TypeError),
+    ],
+)
+def test_a_timestamp_must_be_milliseconds(
+    mq: pymq.Client, timestamp_ms: Wrong, error: type[Exception]
+) -> None:
+    """Another type is a TypeError; a number that is no time is a ValueError with a code."""
+    assert issubclass(InvalidRequest, ValueError)
+    with mq.producer() as producer:
+        with pytest.raises(error, match="timestamp_ms must be milliseconds"):
+            producer.send("t", b"", timestamp_ms=timestamp_ms)
+        producer.send("t", b"last", timestamp_ms=(1 << 62) - 1)
+        producer.send("t", b"first", timestamp_ms=0)
 
 
 @pytest.mark.parametrize("partition", ["x", 2, -1, 1.5, b"0", ["0"], "0 "])

@@ -9,6 +9,7 @@ import pytest
 
 import pymq
 from pymq.cli import main
+from tests.acceptance.helpers import python
 
 
 @pytest.fixture
@@ -99,3 +100,111 @@ def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert err.startswith("error: ")
         assert err.endswith(" (STORE_ERROR)\n")
         assert err.count("\n") == 1
+
+
+# --- what a crash has left ------------------------------------------------------------------------
+
+DIES = """
+import os, signal, sys, pymq
+from pymq.core.ready import RemoveBlock
+mq = pymq.open(sys.argv[1])
+mq.create_topic("gone", partitions=2)
+with mq.producer() as producer:
+    producer.send("gone", b"x", partition=0).result()
+store = mq.driver.loop._store[2]
+write = store.write
+def die_before_removing(writes):
+    if any(isinstance(item, RemoveBlock) for item in writes):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(writes)
+store.write = die_before_removing
+mq.delete_topic("gone")
+"""
+
+
+def blocks(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in (folder / "blocks").rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def left(folder: Path) -> list[Path]:
+    """The process dies when delete_topic is committed and before a file is removed."""
+    before = blocks(folder)
+    assert python(DIES, folder).returncode == -9
+    with pymq.open(folder) as mq:  # Opening removes nothing that nobody has told it to.
+        assert mq.topics() == ["orders"]
+    return sorted(set(blocks(folder)) - set(before))
+
+
+def test_files_of_a_deleted_topic_are_a_note(
+    folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = blocks(folder)
+    assert [path.suffix for path in left if path.suffix == ".block"] == [".block"]
+    assert main(["verify", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("note: ") == len({path.parent for path in left})
+    assert f"note: {left[0]}: " in out
+    assert "--remove-unknown" in out
+    assert main(["verify", "--remove-unknown", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("to be removed: ")] == [
+        f"to be removed: {path}" for path in left
+    ]
+    assert "with --yes" in out
+    assert blocks(folder) == before
+
+
+def test_files_of_a_deleted_topic_are_removed(
+    folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only they, only with --yes, and only while nobody has the folder open."""
+    before = blocks(folder)
+    with pymq.open(folder):
+        assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 0
+    assert "nothing was removed" in capsys.readouterr().out
+    before = blocks(folder)
+    assert main(["verify", "--json", "--remove-unknown", "--yes", str(folder)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(name) for name in found["removed"]] == left
+    assert found["unknown"] == found["removed"]
+    assert blocks(folder) == {p: data for p, data in before.items() if p not in left}
+    assert not any(path.parent.parent.exists() for path in left)
+    assert main(["verify", "--remove-unknown", str(folder)]) == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    with pymq.open(folder) as mq, mq.consumer("orders", mode="psb") as consumer:
+        assert sum(consumer.end_offsets().values()) == 200
+
+
+def test_a_block_beyond_its_retention(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a topic that there is, a block that there is no more."""
+    (first, *_) = sorted(p for p in blocks(folder) if p.suffix == ".block")
+    stray = first.with_name("00000007.ckpt")
+    stray.write_bytes(b"whatever it holds")
+    assert main(["verify", "--json", str(folder)]) == 1  # it is damaged as well
+    assert json.loads(capsys.readouterr().out)["unknown"] == [str(stray)]
+
+
+def test_nothing_is_removed_from_a_damaged_folder(
+    folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    before = blocks(folder)
+    assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 1
+    assert "nothing was removed: the folder is in use or damaged" in capsys.readouterr().out
+    assert blocks(folder) == before
+
+
+def test_metadata_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are damage; without any, nobody can say which blocks are unknown."""
+    metadata = folder / "metadata.db"
+    data = bytearray(metadata.read_bytes())
+    data[100:4000] = bytes(3900)
+    metadata.write_bytes(data)
+    assert main(["verify", str(folder)]) == 1
+    assert f"damaged: {metadata}" in capsys.readouterr().out
+    assert metadata.read_bytes() == data
+    metadata.unlink()
+    assert main(["verify", str(folder)]) == 0
+    assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 1
+    assert "metadata.db is missing" in capsys.readouterr().err

@@ -16,7 +16,10 @@ import pytest
 
 import pymq
 from pymq.client.delivery import Deliveries, Delivery
+from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
+from pymq.core.coordination import Commit, Put
 from pymq.core.message import Message, Produce, Produced
+from pymq.core.metadata import ProducerNode, encode_node
 from pymq.core.ready import Ready
 from pymq.core.record import RecordBatch
 from pymq.errors import (
@@ -30,6 +33,7 @@ from pymq.errors import (
     RecordTooLarge,
     UnknownTopic,
 )
+from pymq.node.image import PRODUCERS
 from tests.acceptance.helpers import contents, values
 
 LONG_MS = 600_000  # lingers until somebody wants it
@@ -482,6 +486,53 @@ def test_a_buffer_that_stays_full(mq: pymq.Client) -> None:
         producer.close()
 
 
+@contextlib.contextmanager
+def stalled(producer: pymq.Producer) -> Iterator[None]:
+    """A loop that stands still, as it does while a disk hangs: a callback does not return."""
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def hang(delivery: Delivery) -> None:
+        stands.set()
+        goes_on.wait(60)
+
+    def send() -> None:
+        delivery = producer.send("one", b"stalls")
+        delivery.add_done_callback(hang)
+        delivery.result()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert stands.wait(10)
+        yield
+    finally:
+        goes_on.set()
+        thread.join()
+
+
+def send_all(producer: pymq.Producer, taken: list[int]) -> None:
+    for number in range(20):
+        producer.send("one", b"%0100d" % number)
+        taken.append(number)
+
+
+def test_what_a_full_buffer_refuses_is_not_sent(mq: pymq.Client) -> None:
+    """Neither then nor later; and what was taken before is sent once the loop goes on."""
+    with mq.producer(buffer_bytes=1_000, delivery_timeout_s=1) as producer:
+        with stalled(producer):
+            taken: list[int] = []
+            with pytest.raises(BufferFull, match="this record was not sent") as caught:
+                send_all(producer, taken)
+            assert (caught.value.code, caught.value.retriable) == ("BUFFER_FULL", True)
+            assert 0 < len(taken) < 10
+            with pytest.raises(BufferFull):
+                producer.send_many("one", [b"never"] * 3)
+        producer.flush()
+        producer.send("one", b"%0100d" % len(taken))
+    sent = [int(value) for value in values(mq, "one")[1:]]
+    assert sent == [*taken, len(taken)]
+
+
 def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
     """Many partitions with a little each are much together."""
     mq.create_topic("wide", partitions=200)
@@ -693,6 +744,47 @@ def test_a_newer_instance_fences_the_older(mq: pymq.Client) -> None:
     newer.send("one", b"5").result()
     newer.close()
     assert values(mq, "one") == [b"1", b"2", b"4", b"5"]
+
+
+@pytest.mark.parametrize("opened", [65_535, 65_536, (1 << 32) - 2])
+def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
+    """However often a name was opened: the next producer goes on, and fences the one before."""
+    with pymq.open(tmp_path) as mq:
+        mq.create_topic("one")
+        with mq.producer(producer_id="me") as first:
+            first.send("one", b"0").result()
+    tree = SqliteTree(tmp_path / "metadata.db")
+    (entry,) = tree.entries(f"{PRODUCERS}/me")
+    node = encode_node(ProducerNode("me", opened - 1))
+    SqliteCoordinator(tree).submit(Commit(1, (Put(entry.path, node, entry.version),)))
+    tree.close()
+    with pymq.open(tmp_path) as mq:
+        older = mq.producer(producer_id="me", linger_ms=0)
+        assert older.next_sequence("one", 0) == 1
+        older.send("one", b"1").result(timeout=10)
+        newer = mq.producer(producer_id="me", linger_ms=0)
+        newer.send("one", b"2").result(timeout=10)
+        with pytest.raises(ProducerFenced):
+            older.send("one", b"never").result(timeout=10)
+        newer.send("one", b"3").result(timeout=10)
+        newer.close()
+        older.close()
+        assert values(mq, "one") == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
+    """Each batch that is given up raises its producer's own epoch, never into the next one's."""
+    older = mq.producer(producer_id="me", linger_ms=0)
+    older.send("one", b"1").result()
+    older._topics["one"].queues[0].epoch += 100_000  # as if so many batches had been given up
+    older.send("one", b"2").result()
+    newer = mq.producer(producer_id="me", linger_ms=0)
+    newer.send("one", b"3").result(timeout=10)
+    with pytest.raises(ProducerFenced):
+        older.send("one", b"never").result(timeout=10)
+    newer.close()
+    older.close()
+    assert values(mq, "one") == [b"1", b"2", b"3"]
 
 
 def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:

@@ -368,6 +368,45 @@ def test_fork(tmp_path: Path) -> None:
     assert [entry.path for entry in read(tmp_path / "db")] == ["/after", "/before"]
 
 
+def test_fork_in_the_middle_of_a_commit(tmp_path: Path) -> None:
+    """A child that inherits the lock of a thread it does not have can close everything and end."""
+    body = """
+        import threading, warnings
+        warnings.simplefilter("ignore")
+        from pymq.errors import ForkedError
+        tree = SqliteTree(sys.argv[1])
+        one, writer = SqliteCoordinator(tree), SqliteCoordinator(tree)
+        writer.submit(Commit(1, (Create("/a", b""),)))
+        is_over = threading.Event()
+        def write():
+            version = 0
+            while not is_over.is_set():
+                writer.submit(Commit(1, (Put("/a", bytes(1000), version),)))
+                version += 1
+        thread = threading.Thread(target=write)
+        thread.start()
+        ends = []
+        for number in range(20):
+            if (child := os.fork()) == 0:
+                signal.alarm(10)
+                one.close()
+                tree.close()
+                try:
+                    SqliteCoordinator(tree)
+                except ForkedError:
+                    os._exit(7)
+                os._exit(1)
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        is_over.set()
+        thread.join()
+        one.submit(Commit(1, (Create("/after", b""),)))
+        tree.close()
+        sys.exit(set(ends) != {7})
+    """
+    assert subprocess.run(script(body, tmp_path / "db"), check=False).returncode == 0
+    assert [entry.path for entry in read(tmp_path / "db")] == ["/a", "/after"]
+
+
 # --- disks ----------------------------------------------------------------------------------------
 
 

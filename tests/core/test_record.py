@@ -38,7 +38,8 @@ GOLDEN_BATCHES: list[dict[str, object]] = [
         "leader_epoch": 7,
         "attributes": 0,
         "producer_id": 42,
-        "producer_epoch": 3,
+        "epoch_low": 3,
+        "epoch_high": 0,
         "base_sequence": 500,
         "count": 3,
         "span": 3,
@@ -121,6 +122,16 @@ def raw(batch: RecordBatch) -> bytes:
 def test_the_format_on_disk_does_not_change() -> None:
     """Files that users have must stay readable. If this fails, the format needs a new version."""
     assert b"".join(map(raw, golden())) == GOLDEN.read_bytes()
+
+
+@pytest.mark.parametrize("epoch", [0, (1 << 32) - 1, 1 << 32, (1 << 64) - 1])
+def test_a_producer_epoch_has_64_bits(epoch: int) -> None:
+    """As it is made, as it is given another, and as it is read."""
+    made = RecordBatch.encode([b""], timestamp_ms=0, producer_id=1, producer_epoch=epoch)
+    for batch in (made, golden()[0].numbered(epoch, 0)):
+        assert batch.header.producer_epoch == epoch
+        read = RecordBatch.parse(raw(batch.stamp(5, 1, 0))).verify()
+        assert read.header.producer_epoch == epoch
 
 
 def test_the_golden_file_reads_as_expected() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -289,3 +295,83 @@ def test_one_busy_thread_does_not_keep_others_out() -> None:
         stop.set()
         busy.join()
     close(driver)
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt in the driver's code, the *after*-th time that Python could do so.
+
+    That is when a function of Python begins, and after a call of one of C (as of Python 3.11).
+    """
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.came = False
+        self._calls: dict[FrameType, bool] = {}  # by frame: whether a call of C has just ended
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "call" and frame.f_back in self._calls:
+            self._calls[frame.f_back] = False  # it was one of Python
+        if not frame.f_code.co_filename.endswith("pymq/node/driver.py"):
+            return None
+        if event == "call":
+            frame.f_trace_opcodes = True
+            if frame.f_code.co_name != "__exit__":  # there it can be caught by nobody
+                self.count()
+        elif event == "opcode":
+            if self._calls.get(frame):
+                self.count()
+            op = frame.f_code.co_code[frame.f_lasti]
+            self._calls[frame] = dis.opname[op].startswith("CALL")
+        return self.trace
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.came = True
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *_: object) -> bool:
+        sys.settrace(self._before)
+        return self.came
+
+
+def enter(driver: Driver) -> None:
+    with driver:
+        pass
+
+
+def wait(driver: Driver) -> None:
+    driver.wait(Done(), 0)
+
+
+@pytest.mark.parametrize("use", [enter, wait, lambda driver: driver.turn("machine")])
+def test_ctrl_c_leaves_nothing_taken(use: Callable[[Driver], None]) -> None:
+    """Wherever it comes: other threads go on, or are told that the driver has stopped."""
+    is_interrupted, after = True, 0
+    while is_interrupted:
+        after += 1
+        driver, loop, _ = make()
+        loop.touch("machine")
+        with Interrupt(after) as interrupt:
+            use(driver)
+        is_interrupted = interrupt.came
+        assert not driver._queueing
+
+        def go_on(driver: Driver = driver) -> None:
+            with contextlib.suppress(PymqError):
+                enter(driver)
+
+        thread = threading.Thread(target=go_on, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), f"the lock was kept after interrupt {after}"
+        close(driver)
+    assert after > 5

@@ -1,0 +1,237 @@
+"""One partition's records on their way through a producer: sent, sealed into batches, numbered.
+
+``send`` runs in the user's threads and takes no lock: it appends to the items of a queue, which
+only the producer's machine empties, under the driver's lock. What makes that safe is the order of
+two steps on each side. The sender appends, then looks whether the queue is armed; the machine
+disarms it, then empties it. So a record is either taken, or its sender arms the queue again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pymq.client.base import Waitable
+from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part
+from pymq.core.record import NO_PRODUCER, RecordBatch
+from pymq.core.types import AckMode
+
+if TYPE_CHECKING:
+    from pymq.client.sender import Sender
+
+COUNT_MAX = 100_000  # records a batch
+_SINGLE = frozenset({Delivery, FullDelivery})
+
+
+class Queue:
+    """One partition's records on their way."""
+
+    __slots__ = (
+        "bytes",
+        "callbacks",
+        "config",
+        "epoch",
+        "has_extras",
+        "has_keys",
+        "has_parts",
+        "in_flight",
+        "is_armed",
+        "is_asking",
+        "is_due",
+        "is_renumbering",
+        "items",
+        "known",
+        "must_ask",
+        "must_resend",
+        "next_sequence",
+        "partition",
+        "retry_at",
+        "sealed",
+        "sender",
+        "topic",
+        "topic_id",
+        "tries",
+        "waiters",
+    )
+
+    def __init__(self, sender: Sender, topic: str, partition: str) -> None:
+        self.sender = sender
+        self.config = sender.config
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = ""  # of the topic that the numbers below are for
+        self.items: deque[Delivery | Part] = deque()  # appended to by any thread
+        self.bytes = 0  # about what is in ``items``
+        self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
+        self.is_armed = False
+        self.is_due = False  # somebody waits, and has seen to it that it is sealed
+        self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
+        self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
+        # Below is the machine's alone.
+        self.sealed: deque[Batch] = deque()  # not sent yet
+        self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
+        self.epoch = self.config.producer_epoch  # rises when a batch is lost for good
+        self.next_sequence = -1 if self.config.is_named else 0  # -1: to be asked for
+        self.is_asking = False
+        self.known = Waitable()  # done once the next sequence is known
+        self.must_resend = self.must_ask = self.is_renumbering = False
+        self.retry_at = 0
+        self.tries = 0
+
+    # --- sealing --------------------------------------------------------------------------------
+
+    def seal(self, now: int, wall_ms: int) -> None:
+        """Make batches of everything that was sent so far."""
+        self.is_armed = self.is_due = False  # First this, then empty it: see the module's top.
+        popleft = self.items.popleft
+        taken = [popleft() for _ in range(len(self.items))]
+        self.bytes = 0
+        until = now + self.config.delivery_timeout_ms
+        if self.has_parts and not _SINGLE.issuperset(map(type, taken)):
+            run: list[Delivery] = []
+            for item in taken:
+                if isinstance(item, Part):
+                    self._seal_run(run, wall_ms, until)
+                    self._seal_part(item, wall_ms, until)
+                    run = []
+                else:
+                    run.append(item)
+            self._seal_run(run, wall_ms, until)
+        else:
+            self._seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
+        if self.sealed:
+            while self.waiters:
+                self.sealed[-1].wake(self.waiters.popleft())
+            while self.callbacks:
+                self._attach(*self.callbacks.popleft())
+
+    def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
+        if isinstance(delivery.owner, Batch):
+            delivery.owner.then(callback)
+        else:
+            delivery.owner.callbacks.append(
+                (delivery, callback)
+            )  # Its record came after this seal.
+
+    def _seal_run(self, run: list[Delivery], wall_ms: int, until: int) -> None:
+        """Make batches of deliveries that follow each other; as a rule it is one."""
+        if not run:
+            return
+        columns = Columns([delivery.value for delivery in run])
+        if self.has_keys:
+            columns.keys = [delivery.key for delivery in run]
+        if self.has_extras:
+            columns.headers = [delivery.headers for delivery in run]
+            times = [delivery.timestamp_ms for delivery in run]
+            if any(time is not None for time in times):
+                columns.timestamps = [wall_ms if time is None else time for time in times]
+        limit, size = self.config.batch_bytes, columns.size
+        if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
+            self.sealed.append(Batch(self, columns, size, wall_ms, until, run))
+            return
+        start = 0
+        for end in _cuts(columns, limit):
+            part = columns.cut(start, end)
+            self.sealed.append(Batch(self, part, part.size, wall_ms, until, run[start:end]))
+            start = end
+
+    def _seal_part(self, part: Part, wall_ms: int, until: int) -> None:
+        """Cut a bulk send into batches."""
+        start = 0
+        for end in _cuts(part.columns, self.config.batch_bytes):
+            columns = part.columns.cut(start, end)
+            batch = Batch(self, columns, columns.size, wall_ms, until)
+            part.batches.append(batch)
+            self.sealed.append(batch)
+            start = end
+
+    # --- numbering ------------------------------------------------------------------------------
+
+    def meet(self, topic_id: str) -> None:
+        """A topic that was deleted and made anew knows nothing of the numbers of the old one."""
+        if self.topic_id and self.topic_id != topic_id:
+            self.next_sequence = -1 if self.config.is_named else 0
+            for batch in self.sealed:
+                batch.sequence = -1
+        self.topic_id = topic_id
+
+    def number(self, batch: Batch, acks: AckMode) -> RecordBatch:
+        """Encode a batch with the numbers that it has in its partition.
+
+        What is not answered has none: its loss could not be told from its repetition.
+        """
+        config = self.config
+        named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
+        columns, encoded = batch.columns, batch.encoded
+        if columns is not None:
+            batch.sequence = self.next_sequence if named else -1
+            encoded = batch.encoded = RecordBatch.encode(
+                columns.values,
+                timestamp_ms=batch.timestamp_ms,
+                keys=columns.keys,
+                headers=columns.headers,
+                timestamps=columns.timestamps,
+                producer_id=config.producer_id if named else NO_PRODUCER,
+                producer_epoch=self.epoch,
+                base_sequence=batch.sequence,
+                codec=config.codec,
+            )
+            batch.columns = None
+        assert encoded is not None, "a batch has its records, encoded or not"
+        if not named or 0 <= batch.sequence < self.next_sequence:
+            return encoded  # It is written, as the broker has told, and is asked for its offset.
+        if batch.sequence != self.next_sequence:
+            batch.sequence = self.next_sequence
+            encoded = batch.encoded = encoded.numbered(self.epoch, batch.sequence)
+        self.next_sequence += batch.count
+        return encoded
+
+    def renumber(self, batch: Batch, sequence: int, now: int) -> None:
+        """A batch is lost for good: those after it take its place, under a new epoch.
+
+        The new epoch fences the lost batch, should it turn up at the broker after all.
+        """
+        if batch.sequence < 0:
+            return
+        if not self.is_renumbering:
+            self.is_renumbering = True
+            self.epoch += 1
+        self.next_sequence = min(self.next_sequence, sequence)
+        self.must_resend = True
+        self.retry_at = now
+
+    def resume(self) -> bool:
+        """Begin again, once all in flight is answered, at the first that is not written."""
+        if not self.must_resend or any(batch.request for batch in self.in_flight):
+            return False
+        self.must_resend = self.is_renumbering = False
+        if self.must_ask:
+            self.must_ask = False
+            self.next_sequence = -1  # only the broker knows what became of what was given up
+        elif self.in_flight and self.in_flight[0].sequence >= 0:
+            # They keep their numbers, unless one before them was lost for good.
+            self.next_sequence = min(self.next_sequence, self.in_flight[0].sequence)
+        self.sealed.extendleft(reversed(self.in_flight))
+        self.in_flight.clear()
+        return True
+
+
+def _cuts(columns: Columns, limit: int) -> Sequence[int]:
+    """Where to cut records so that each batch has about *limit* bytes: the end of each."""
+    count = len(columns)
+    sizes = set(map(len, columns.values))
+    if columns.keys is None and columns.headers is None and len(sizes) == 1:
+        step = min(max(1, limit // (sizes.pop() + RECORD_BYTES)), COUNT_MAX)
+        return [*range(step, count, step), count]
+    ends: list[int] = []
+    total = 0
+    for index, size in enumerate(columns.sizes()):
+        total += size
+        if total >= limit or index + 1 - (ends[-1] if ends else 0) >= COUNT_MAX:
+            ends.append(index + 1)
+            total = 0
+    if not ends or ends[-1] != count:
+        ends.append(count)
+    return ends
