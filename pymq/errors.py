@@ -35,6 +35,7 @@ __all__ = [
     "NotEnoughBrokers",
     "NotEnoughReplicas",
     "NotLeader",
+    "NotRegistered",
     "NotSubscribed",
     "OffsetOutOfRange",
     "OutOfOrderSequence",
@@ -44,6 +45,7 @@ __all__ = [
     "ProducerFenced",
     "PymqError",
     "RecordTooLarge",
+    "ReplicaNotAvailable",
     "RequestTimeout",
     "StaleControllerEpoch",
     "StaleEpoch",
@@ -150,6 +152,13 @@ class NotController(PymqError):
     retriable = True
 
 
+class NotRegistered(PymqError):
+    """The zkserver does not know this incarnation of the broker; register again."""
+
+    code = "NOT_REGISTERED"
+    retriable = True
+
+
 class NoBrokers(PymqError):
     """No broker is registered and alive."""
 
@@ -167,6 +176,13 @@ class NotEnoughReplicas(PymqError):
     """Fewer replicas are in sync than ``min_in_sync`` asks for; nothing was written."""
 
     code = "NOT_ENOUGH_REPLICAS"
+    retriable = True
+
+
+class ReplicaNotAvailable(PymqError):
+    """This broker does not hold that part of the partition; ``details`` names those that do."""
+
+    code = "REPLICA_NOT_AVAILABLE"
     retriable = True
 
 

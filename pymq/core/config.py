@@ -27,7 +27,7 @@ class TopicConfig:
     max_record_bytes: int = 1 << 20  # key, value and headers together
     min_in_sync: int = 1
     unclean_election: bool = False
-    fsync: str | None = None  # None: "always" for raft, else "interval"
+    fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
     fsync_interval_ms: int = 1000
     tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a deletion visible
 
@@ -64,10 +64,14 @@ class TopicConfig:
             raise ConfigError(f"unclean_election={self.unclean_election!r} must be True or False")
 
     def sync_policy(self, acks: AckMode) -> str:
-        """When an append becomes durable: ``always``, ``interval`` or ``os``."""
-        if self.fsync is not None:
-            return self.fsync
-        return "always" if acks is AckMode.RAFT else "interval"
+        """When an append becomes durable: ``always``, ``interval`` or ``os``.
+
+        With ``raft`` always: a replica that forgets what it has voted on breaks the promises of all
+        (Raft, section 5.2), so there is no option by which -1 means less.
+        """
+        if acks is AckMode.RAFT:
+            return "always"
+        return self.fsync if self.fsync is not None else "interval"
 
     def __getitem__(self, name: str) -> Any:
         """An option by its name, as in a dictionary."""

@@ -16,7 +16,7 @@ from pymq.core.metadata import (
     TopicMetadata,
 )
 from pymq.core.record import RecordBatch
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, BlockId
 from pymq.core.values import Factory, value
 from pymq.errors import PymqError
 
@@ -498,13 +498,18 @@ class BrokerHeartbeat:
 
 @value
 class LeaderAndIsr:
-    """What a broker is to host, as far as it has changed; *full* lists all there is."""
+    """What a broker is to host, as far as it has changed; *full* lists all there is.
+
+    It is for one *incarnation* of the broker: one that has been started anew since, perhaps with
+    another disk, has nothing to do with what was meant for the one before (KIP-380).
+    """
 
     id: int
     controller: str
     controller_epoch: int
     partitions: tuple[PartitionState, ...]
     full: bool = False
+    incarnation: int = 0
 
 
 @value
@@ -519,31 +524,54 @@ class LeaderAndIsrAnswer:
 
 @value
 class StopReplica:
-    """Give up a partition; *delete* removes its blocks too."""
+    """Give up a partition; *delete* removes its blocks too. Answered by :class:`Stopped`.
+
+    Without a *partition*, it is for all of the topic that has *topic_id*, whatever is left of it.
+    It is sent until it is confirmed, so what it names may have been given up before, and the broker
+    may have been started anew since and know of nothing but files.
+    """
 
     id: int
     controller_epoch: int
     topic: str
     topic_id: str
     partition: str
-    epoch: int
+    epoch: int  # a partition that the broker has at a later epoch was given to it again since
     delete: bool
+    index: int = -1  # of the partition; -1 for the whole topic
+
+
+@value
+class Stopped:
+    """What StopReplica named is not here, and that is durable."""
+
+    id: int
+    broker: str
 
 
 @value
 class Seal:
-    """Take no more records into a block; *epoch* fences every leader before."""
+    """Take no more records into a block; *epoch* fences every leader before.
+
+    The leader answers once everything that it has taken in is committed. With *takeover* the leader
+    is gone: each in-sync replica stops following it and answers where its own copy ends.
+    """
 
     controller_epoch: int
     topic: str
     partition: str
     block: int
     epoch: int
+    takeover: bool = False
 
 
 @value
 class Sealed:
-    """The block ends at *end*, durably, and nothing can be added to it."""
+    """The block ends at *end*, durably, and nothing can be added to it.
+
+    *holders* are the replicas that are known to hold all of it; *leader_epoch* is the epoch under
+    which it was sealed, which in a Raft block may be higher than the zkserver's.
+    """
 
     topic: str
     partition: str
@@ -553,7 +581,12 @@ class Sealed:
     end: int = 0
     size: int = 0
     max_timestamp: int = -1
+    holders: tuple[str, ...] = ()
+    leader_epoch: int = 0
     error: PymqError | None = None
+    incarnation: int = 0  # of the broker; 0: not told
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins) of the block's batches
+    past: bytes = b""  # the producers as of *end*, for the next block
 
 
 @value
@@ -587,11 +620,41 @@ class BlockSizes:
 
 
 @value
+class AlterIsr:
+    """The leader of a fetch block wants another in-sync set.
+
+    The new :class:`~pymq.core.metadata.PartitionState` is the answer; until it comes, the leader
+    counts on both sets. *version* is that of the state that the leader goes by: the wish is
+    refused, and the newer state sent again, when another change came before it (KIP-497, KIP-903).
+    """
+
+    topic: str
+    partition: str
+    block: int
+    epoch: int
+    broker: str
+    in_sync: tuple[str, ...]
+    version: int = 0  # 0: not told
+
+
+@value
+class BecomeLeader:
+    """The replicas of a Raft block have elected *broker* at *epoch*; repeated until it is known."""
+
+    topic: str
+    partition: str
+    block: int
+    epoch: int
+    broker: str
+
+
+@value
 class Progress:
-    """How far a broker's replicas have got; sent seldom, for many partitions at once."""
+    """Sealed blocks of which a broker now has all up to *end*; sent for many at once."""
 
     broker: str
     ends: tuple[tuple[str, str, int, int], ...]  # (topic, partition, block number, end)
+    incarnation: int = 0  # of the broker; 0: not told
 
 
 @value
@@ -622,6 +685,138 @@ class PartitionReports:
 
     id: int
     reports: tuple[PartitionReport, ...] = Factory(tuple)
+
+
+# --- between brokers ----------------------------------------------------------------------------
+
+
+@value
+class Ping:
+    """A broker is alive, as *incarnation*; *failed* are the open blocks on which it cannot act.
+
+    One for a pair of brokers, however many blocks they share: an idle block costs nothing.
+    """
+
+    incarnation: int
+    failed: tuple[BlockId, ...] = ()
+
+
+@value
+class ReplicaFetch:
+    """A follower asks for what comes after its own end, by whose log the last batch is *epoch*'s.
+
+    *durable* tells the leader how far the follower is safe, in the sense of the block's ack mode.
+    """
+
+    id: int
+    block: BlockId
+    offset: int
+    last_epoch: int
+    leader_epoch: int  # of the leader that the follower follows; 0: of a sealed block, from anyone
+    max_bytes: int
+    max_wait_ms: int
+
+
+@value
+class ReplicaFetched:
+    """Whole batches, or where the follower's log leaves the leader's.
+
+    *diverging* is the largest epoch in the leader's log that is not above the follower's last one,
+    and the offset where it ends there: all that the follower has beyond is not of this log.
+    """
+
+    id: int
+    block: BlockId
+    offset: int
+    leader_epoch: int
+    high_watermark: int
+    data: bytes = b""
+    diverging: tuple[int, int] | None = None
+    error: PymqError | None = None
+
+
+@value
+class RaftAppend:
+    """AppendEntries (Raft, figure 2): what follows *prev*, whose last batch is of *prev_epoch*."""
+
+    block: BlockId
+    epoch: int
+    prev: int
+    prev_epoch: int
+    commit: int
+    data: bytes = b""  # batches, one after the other; empty to probe or to tell *commit*
+    round: int = 0  # of a read index that waits for an answer
+    error: PymqError | None = None  # the leader's disk could not be read: not sent on
+
+
+@value
+class RaftAppended:
+    """The follower's log is durable and the leader's up to *end*; or where to try again.
+
+    When *conflict* is set, a message that claimed the log up to *end* was refused, and so will be
+    all that was sent after it: the leader is to go on from the pair (epoch, end) of a batch that it
+    may have too. -1 for *end* tells a leader of an earlier term nothing but the term.
+    """
+
+    block: BlockId
+    epoch: int
+    end: int = 0
+    commit: int = 0  # the follower's high watermark
+    conflict: tuple[int, int] | None = None
+    round: int = 0
+
+
+@value
+class RaftVote:
+    """RequestVote for a log that ends at *end* with *last_epoch*; *pre* only asks (thesis 9.6)."""
+
+    block: BlockId
+    epoch: int
+    end: int
+    last_epoch: int
+    pre: bool
+    transfer: bool = False  # the leader wants it: its being alive is no reason to refuse
+
+
+@value
+class RaftVoted:
+    """The answer to RaftVote."""
+
+    block: BlockId
+    epoch: int
+    granted: bool
+    pre: bool
+
+
+@value
+class RaftTimeout:
+    """TimeoutNow (thesis 3.10): campaign at once, without asking first."""
+
+    block: BlockId
+    epoch: int
+
+
+@value
+class RaftSnapshot:
+    """InstallSnapshot: the state before *end*, for a follower to which the log goes not back."""
+
+    block: BlockId
+    epoch: int
+    end: int
+    last_epoch: int
+    data: bytes
+
+
+Replication = (
+    RaftAppend
+    | RaftAppended
+    | RaftVote
+    | RaftVoted
+    | RaftTimeout
+    | RaftSnapshot
+    | ReplicaFetch
+    | ReplicaFetched
+)
 
 
 Message = (
@@ -667,12 +862,24 @@ Message = (
     | LeaderAndIsr
     | LeaderAndIsrAnswer
     | StopReplica
+    | Stopped
     | Seal
     | Sealed
     | RollWanted
     | RetireBlocks
     | BlockSizes
+    | AlterIsr
+    | BecomeLeader
     | Progress
+    | Ping
+    | ReplicaFetch
+    | ReplicaFetched
+    | RaftAppend
+    | RaftAppended
+    | RaftVote
+    | RaftVoted
+    | RaftTimeout
+    | RaftSnapshot
     | DescribePartitions
     | PartitionReports
 )

@@ -31,6 +31,8 @@ class BrokerNode:
     rack: str | None = None
     weight: int = 1
     storage_id: str = ""  # a broker whose disk was wiped comes back with another one
+    incarnation: int = 0  # of its last registration; a broker that starts anew has a higher one
+    is_draining: bool = False  # decommissioned: it is given nothing new
 
 
 @value
@@ -46,6 +48,7 @@ class ControllerNode:
 
     name: str
     endpoint: str = ""
+    claim: str = ""  # tells one take-over from another, when nobody knows whether it succeeded
 
 
 @value
@@ -65,6 +68,7 @@ class TopicNode:
     acks: AckMode  # what a new partition starts with
     replicas: int
     config: TopicConfig
+    version: int = 1  # rises with each change
 
 
 @value
@@ -78,11 +82,17 @@ class PartitionNode:
     next_block: int  # number of the block after the open one
     epoch: int  # leader epoch; rises with each leader and each block
     ptp_offset: int = 0  # a hint; the truth is with the group coordinator
+    version: int = 1  # rises with each change of the partition or of its blocks
+    leaving: tuple[str, ...] = ()  # brokers that host no block any more, and may still have files
 
 
 @value
 class BlockNode:
-    """A block; the open one has no end."""
+    """A block; the open one has no end.
+
+    *in_sync* are, of the open block, the replicas that a fetch leader waits for, and of a sealed
+    one those that hold all of it.
+    """
 
     number: int
     start: int
@@ -92,6 +102,12 @@ class BlockNode:
     leader: str | None
     replicas: tuple[str, ...]
     in_sync: tuple[str, ...]
+    # The storage id of each replica, in their order: a broker whose disk was replaced is another
+    # replica, which must neither vote nor be counted as the one before.
+    storages: tuple[str, ...] = ()
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins), once sealed
+    past: bytes = b""  # of an open block with several replicas: what it is to know of producers
+    is_unclean: bool = False  # sealed without any replica that was known to hold all of it
     size: int = 0  # bytes, once sealed
     max_timestamp: int = -1  # of its records, once sealed
     opened_ms: int = 0  # wall clock
@@ -110,6 +126,15 @@ class ReplicaNode:
     start: int
     end: int
     in_sync: bool
+
+
+@value
+class DeletedNode:
+    """A topic that was deleted, until every broker that had some of it has confirmed."""
+
+    topic: str
+    id: str
+    brokers: tuple[str, ...]
 
 
 @value
@@ -140,6 +165,7 @@ Node = (
     | PartitionNode
     | BlockNode
     | ReplicaNode
+    | DeletedNode
     | SubscriptionNode
     | ProducerNode
 )
@@ -238,6 +264,7 @@ class PartitionState:
     config: TopicConfig
     blocks: tuple[BlockNode, ...]  # in order; the last one is open
     siblings: int = 1  # partitions of the topic, this one included
+    version: int = 0  # rises with each change; of two states of a topic id, the higher one holds
 
     def block_id(self, block: BlockNode) -> BlockId:
         """The name of one of the blocks towards a store."""
@@ -315,6 +342,7 @@ class BrokerDescription:
     rack: str | None
     alive: bool
     leads: int  # partitions whose open block it leads
+    is_draining: bool = False
 
 
 @value

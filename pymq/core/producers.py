@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pymq.core import codec
+from pymq.core.marks import mark
 from pymq.core.record import NO_PRODUCER, Header
 from pymq.errors import (
     CorruptMetadata,
@@ -57,6 +58,7 @@ class ProducerTable:
         if known is None:
             if header.base_sequence == 0:
                 return None
+            mark("producers.unknown")
             return OutOfOrderSequence(
                 f"nothing is known of producer {header.producer_id}, "
                 f"but its batch begins at {header.base_sequence}",
@@ -64,6 +66,7 @@ class ProducerTable:
             )
         producer_epoch = header.producer_epoch
         if producer_epoch < known.epoch:
+            mark("producers.fenced")
             return ProducerFenced(f"producer epoch {producer_epoch} was replaced by {known.epoch}")
         if header.base_sequence == known.next_sequence:
             return None
@@ -71,17 +74,21 @@ class ProducerTable:
         wanted = (producer_epoch, header.base_sequence, header.count)
         for epoch, sequence, count, offset in known.batches:
             if (epoch, sequence, count) == wanted:
+                mark("producers.repeat")
                 return offset
         if producer_epoch > known.epoch:
+            mark("producers.later_epoch")
             return OutOfOrderSequence(
                 f"epoch {producer_epoch} must go on at sequence {known.next_sequence}, "
                 f"not at {header.base_sequence}",
                 expected=known.next_sequence,
             )
         if header.base_sequence < known.next_sequence:
+            mark("producers.old_repeat")
             return DuplicateSequence(
                 f"sequence {header.base_sequence} was written before the last {REMEMBERED} batches"
             )
+        mark("producers.gap")
         return OutOfOrderSequence(
             f"sequence {header.base_sequence} came, {known.next_sequence} was expected",
             expected=known.next_sequence,

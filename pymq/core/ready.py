@@ -16,7 +16,7 @@ from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 
 if TYPE_CHECKING:
-    from pymq.core.message import Fetched, Message
+    from pymq.core.message import Fetched, Message, RaftAppend, ReplicaFetched
 
 Envelope = tuple[str, "Message"]  # (whom it is for, the message)
 
@@ -36,7 +36,14 @@ class CreateBlock:
 
 @value
 class Append:
-    """Write *batches*, already stamped, at the end of the block."""
+    """Write *batches*, already stamped, at the end of the block.
+
+    Who appends stamps ``durable`` with what its *own* disk holds: all of the block before it was
+    synced here when the batch was made. Recovery takes what lies before it and is bad for damage,
+    and refuses it; what lies behind it and is bad for a write that was cut short, and cuts it off.
+    So a follower stamps what its leader sends anew (:func:`pymq.core.record.restamp`): the leader's
+    disk was ahead, and its word would turn a torn tail of the follower's into damage.
+    """
 
     block: BlockId
     batches: list[RecordBatch]
@@ -80,7 +87,21 @@ class Checkpoint:
     snapshot: bytes
 
 
-Write = CreateBlock | Append | Sync | Truncate | SealBlock | RemoveBlock | Checkpoint
+@value
+class SaveState:
+    """Keep *state*, a few bytes that a replica must not forget (term, vote), durably.
+
+    It takes the place of what was saved for the block before, and goes with the block. It is
+    durable before anything else of the same turn is done, and stays even if that fails: a replica
+    may find that it saved a later term than it ever told anybody. Of two in one turn the last
+    counts. The block need not have been created.
+    """
+
+    block: BlockId
+    state: bytes
+
+
+Write = CreateBlock | Append | Sync | Truncate | SealBlock | RemoveBlock | Checkpoint | SaveState
 
 
 @value
@@ -115,6 +136,7 @@ class Recovered:
     snapshot: bytes | None  # of the last checkpoint that still holds
     headers: list[Header]  # of the batches after it, or of all when there is none
     cut_bytes: int  # what was torn off the tail
+    state: bytes | None = None  # what was saved last with SaveState
 
 
 @value
@@ -130,7 +152,7 @@ class Read:
     """Fill *answer* with batches of the block from *offset* on, then send it to *peer*."""
 
     peer: str
-    answer: Fetched
+    answer: Fetched | ReplicaFetched | RaftAppend
     block: BlockId
     offset: int
     end: int  # read nothing at or beyond it

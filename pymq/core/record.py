@@ -19,7 +19,8 @@ moves its body by reference and reads its header only. The header is fixed, litt
   38     2  attributes       bits 0-2 compression, 3 control, 4 compacted                 both
   40     8  producer id      -1: none                                                     both
   48     8  base sequence    the producer's number of the first record; -1: none          both
-  56     4  epoch low        of the producer epoch, the lower half: what it raised itself  both
+  56     4  epoch low        of the producer epoch, the lower half: what it raised          both
+                             itself; of a control batch: its kind
   60     4  count            records in the body                                          both
   64     4  span             offsets that the batch covers; more than count once          both
                              compaction has taken records out
@@ -46,6 +47,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from zlib import crc32
@@ -83,6 +85,13 @@ EPOCH_HALF = 32  # bits: below them a producer raises its epoch by itself, above
 _LOW = (1 << EPOCH_HALF) - 1
 _UNSTAMPED = _STAMPED.pack(MAGIC, 0, 0, 0)
 _UNSTAMPED_CRC = crc32(_UNSTAMPED)
+
+
+class ControlKind(IntEnum):
+    """What a control batch is for; it stands where other batches have the producer's epoch."""
+
+    BEGIN = 1  # a leader's first batch in its epoch (Raft's no-op)
+    SEAL = 2  # no record comes after it in its block
 
 
 class Record(NamedTuple):
@@ -146,6 +155,11 @@ class Header(NamedTuple):
     def is_control(self) -> bool:
         """Whether the batch is pymq's own; consumers never see it."""
         return bool(self.attributes & CONTROL)
+
+    @property
+    def control_kind(self) -> int:
+        """What a control batch is for, see :class:`ControlKind`; 0 of another batch."""
+        return self.producer_epoch if self.attributes & CONTROL else 0
 
 
 def header_crc(head: Buffer) -> int:
@@ -270,9 +284,11 @@ class RecordBatch:
         return cls(head, body, header)
 
     @classmethod
-    def control(cls, payload: bytes, *, timestamp_ms: int) -> Self:
+    def control(cls, payload: bytes, *, timestamp_ms: int, kind: int = 0) -> Self:
         """A batch of one record that brokers read and consumers never see."""
-        return cls.encode([payload], timestamp_ms=timestamp_ms, attributes=CONTROL)
+        return cls.encode(
+            [payload], timestamp_ms=timestamp_ms, attributes=CONTROL, producer_epoch=kind
+        )
 
     @classmethod
     def gap(cls, base_offset: int, span: int, leader_epoch: int) -> Self:
@@ -550,3 +566,48 @@ def split(data: Buffer) -> Iterator[RecordBatch]:
         batch = RecordBatch.parse(data, position)
         position += batch.header.length
         yield batch
+
+
+def restamp(data: Buffer, durable: int) -> list[RecordBatch]:
+    """Check the batches in *data*, which another broker stamped, and say *durable* in each anew.
+
+    A follower does this with what its leader sends: *durable* speaks of the disk of the broker that
+    keeps the batch, so a follower puts in what *its own* disk holds for certain, which is at most
+    where *data* begins. Header and body of each batch are checked, and that it follows on the one
+    before: the next offset, of no earlier epoch. Whether the first one follows on the log is left
+    to the caller. Bodies are not copied.
+
+    Raises:
+        CorruptBatch: *data* is not an unbroken run of whole, sound batches.
+    """
+    batches: list[RecordBatch] = []
+    view, size, position, end, epoch = memoryview(data), len(data), 0, -1, 0
+    while position < size:
+        header = parse_header(view, position)
+        _, leader_epoch, base, _, _, batch_crc, length, *_ = header
+        body, after = position + HEADER_SIZE, position + length
+        if after > size:
+            raise CorruptBatch("the body is cut short")
+        if crc32(view[position + SIGNED : after]) != batch_crc:
+            raise CorruptBatch(f"the CRC of the batch at offset {base} does not hold", offset=base)
+        if (base != end and position) or leader_epoch < epoch or not header.span:
+            raise CorruptBatch(
+                f"the batch [{base}, {base + header.span}) of epoch {leader_epoch} does not follow "
+                f"on offset {end} of epoch {epoch}",
+                offset=base,
+            )
+        end, epoch = base + header.span, leader_epoch
+        own = min(durable, base)
+        stamped = _STAMPED.pack(MAGIC, epoch, base, own)
+        rest = bytes(view[position + _REST : body])
+        head_crc = crc32(rest, crc32(stamped))
+        stamp = (MAGIC, epoch, base, own, head_crc)
+        batches.append(
+            RecordBatch(
+                stamped + _CRC.pack(head_crc) + rest,
+                view[body:after],
+                Header._make((*stamp, *header[5:])),
+            )
+        )
+        position = after
+    return batches

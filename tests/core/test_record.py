@@ -24,6 +24,7 @@ from pymq.core.record import (
     Header,
     RecordBatch,
     parse_header,
+    restamp,
     split,
 )
 from pymq.errors import CorruptBatch, InvalidRequest
@@ -399,3 +400,76 @@ def test_a_huge_count_costs_nothing() -> None:
             getattr(RecordBatch.parse(data), name)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+# --- what a follower does -----------------------------------------------------------------------
+
+
+def run(*spans: int, start: int = 10, epoch: int = 3) -> list[RecordBatch]:
+    """Batches of *spans* records that follow each other, attesting all before them."""
+    batches = []
+    for count in spans:
+        values = [b"value %d" % number for number in range(count)]
+        batches.append(RecordBatch.encode(values, timestamp_ms=5).stamp(start, epoch, start))
+        start += count
+    return batches
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_follower_attests_its_own_disk(kind: type[bytes]) -> None:
+    """All but *durable* and the header's CRC is as the leader sent it; no body is copied."""
+    batches = [*run(1, 3, 2), *run(4, start=16, epoch=4)]
+    data = kind(b"".join(map(raw, batches)))
+    found = restamp(data, 7)
+    assert [raw(one) for one in found] == [
+        raw(one.stamp(one.base_offset, one.header.leader_epoch, 7)) for one in batches
+    ]
+    for one, before in zip(found, batches, strict=True):
+        assert parse_header(one.head) == one.header
+        assert one.header.durable == 7
+        assert one.verify().values == before.values
+        assert isinstance(one.body, memoryview)
+    assert restamp(b"", 7) == []
+    assert restamp(b"".join(map(raw, found)), 7)[0].head == found[0].head
+
+
+def test_no_batch_attests_more_than_what_is_before_it() -> None:
+    found = restamp(b"".join(map(raw, run(2, 2, start=0))), 3)
+    assert [one.header.durable for one in found] == [0, 2]
+
+
+def test_a_follower_sees_every_flipped_bit() -> None:
+    data = b"".join(map(raw, run(2, 1)))
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptBatch):
+            restamp(flipped, 0)
+
+
+def test_a_follower_takes_whole_batches_only() -> None:
+    batches = run(2, 1)
+    data = b"".join(map(raw, batches))
+    for size in set(range(1, len(data))) - {batches[0].size}:
+        with pytest.raises(CorruptBatch, match="cut short"):
+            restamp(data[:size], 0)
+    for more in (b"\0", bytes(HEADER_SIZE), b"x" * 200):
+        with pytest.raises(CorruptBatch):
+            restamp(data + more, 0)
+
+
+def test_a_follower_takes_what_follows_only() -> None:
+    first, second, third = run(2, 3, 1)
+    older = run(1, start=15, epoch=2)[0]
+    nothing = RecordBatch.gap(12, 0, 3)
+    for batches in (
+        [first, third],  # a gap
+        [first, first],
+        [second, first],
+        [first, second, older],
+        [first, nothing, second],
+        [nothing],
+    ):
+        with pytest.raises(CorruptBatch, match="does not follow"):
+            restamp(b"".join(map(raw, batches)), 0)
+    assert len(restamp(raw(second) + raw(third), 0)) == 2, "the first may begin anywhere"
