@@ -22,6 +22,7 @@ class BlockStore(Protocol):
         All appends to one block are one system call and at most one sync. A write that fails is
         undone as far as possible and reported, once a block; the writes to other blocks go on. A
         failed sync is fatal for its block: every later write to it fails until it is recovered.
+        The states to be saved come first, all of them together; what is saved stays saved.
         """
         ...
 
@@ -57,7 +58,17 @@ class BlockStore(Protocol):
         ...
 
     def blocks(self) -> list[BlockId]:
-        """List the blocks that are there, in order."""
+        """List the blocks that are there, in order.
+
+        One that was created, and one that has only a state, are there as well.
+        """
+        ...
+
+    def unsealed(self) -> list[BlockId]:
+        """List those of :meth:`blocks` that are not sealed, as far as this store knows; cheap.
+
+        A block that was recovered as open after it was sealed is one of them again.
+        """
         ...
 
     def close(self) -> None:

@@ -333,6 +333,8 @@ def look_behind(window: Window, found: Walk) -> Behind:
         position += 1
     while position + HEADER_SIZE <= window.size:
         piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
+        if len(piece) < HEADER_SIZE:
+            break  # somebody has made the file shorter meanwhile
         at = piece.find(MAGIC)
         if at < 0:
             position += len(piece) - len(MAGIC) + 1

@@ -28,6 +28,7 @@ from pymq.core.ready import (
     Recovered,
     RecoverFailed,
     RemoveBlock,
+    SaveState,
     SealBlock,
     Sync,
     Truncate,
@@ -42,8 +43,9 @@ from pymq.store.blockfile import FileHead
 from pymq.store.compact import compacted, last_offsets
 from pymq.store.files import Files, OsFiles, store_error
 from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, explained, is_sync
-from pymq.store.handles import SYNC_THREADS, Handles
+from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock, check_append
+from pymq.store.states import Changes, States
 
 _REWRITE_BYTES = 1 << 20  # written at once by compaction
 
@@ -62,11 +64,11 @@ class FileStore:
         path: the folder; made when it is not there.
         files: the file system; a simulator brings its own.
         handles_max: how many files to hold open at most.
-        sync_threads: how many files to sync side by side; with 1 there are no threads.
 
     Raises:
         StoreLocked: another process has the folder open.
         StoreError: the folder is not a store of a known version, or cannot be written.
+        CorruptBlock: what replicas must not forget is damaged.
     """
 
     def __init__(
@@ -75,17 +77,23 @@ class FileStore:
         *,
         files: Files | None = None,
         handles_max: int = 256,
-        sync_threads: int = SYNC_THREADS,
     ) -> None:
         self.files: Files = files or OsFiles()
         self._folder = Folder(path, self.files)
         self._blocks: dict[BlockId, OpenBlock] = {}
-        self._handles = Handles(self._folder, handles_max, sync_threads)
+        self._handles = Handles(self._folder, handles_max)
         # Compaction may run in a thread of its own; it holds this only while it opens or swaps a
         # file, and must never do so between another's look at a handle and its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
+        self._states = States(self._folder)
+        try:
+            self._states.open()
+        except BaseException:
+            self._states.close()
+            self._folder.close()
+            raise
 
     @property
     def path(self) -> str:
@@ -118,6 +126,10 @@ class FileStore:
     def _write_all(self, writes: Sequence[Write], failed: dict[BlockId, WriteFailed]) -> None:
         pending: dict[BlockId, list[RecordBatch]] = {}
         syncs: dict[BlockId, None] = {}
+        kinds = (SaveState, RemoveBlock)
+        states = {write.block: write for write in writes if type(write) in kinds}  # the last ones
+        if states:
+            self._save({w.block: w.state for w in states.values() if type(w) is SaveState}, failed)
         for write in writes:
             block = write.block
             if block in failed:
@@ -131,7 +143,7 @@ class FileStore:
                     syncs[block] = None
             elif type(write) is Sync:
                 syncs[block] = None
-            else:
+            elif type(write) is not SaveState:
                 if batches := pending.pop(block, None):
                     self._attempt(block, failed, partial(self._append, batches, False))
                 if block not in failed:
@@ -139,6 +151,28 @@ class FileStore:
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
+        # A state goes last: a block that has lost it, but not its records, must never be there.
+        gone = [id for id, write in states.items() if type(write) is RemoveBlock]
+        self._save({id: None for id in gone if self._states.get(id) is not None}, failed)
+
+    def _save(self, states: Changes, failed: dict[BlockId, WriteFailed]) -> None:
+        """Keep what replicas must not forget."""
+        for id in states:
+            block = self._blocks.get(id)
+            problem = (block.failed if block else None) or self._states.problem(id)
+            if id not in failed and problem is not None:
+                failed[id] = WriteFailed(id, problem, True)
+        states = {id: state for id, state in states.items() if id not in failed}
+        if not states:
+            return
+        try:
+            self._states.save(states)
+        except OSError as error:
+            for id in states:
+                fatal = self._states.problem(id)
+                failed[id] = WriteFailed(id, fatal or error, fatal is not None)
+                if (block := self._blocks.get(id)) is not None:
+                    block.failed = block.failed or fatal
 
     def _attempt(self, id: BlockId, failed: dict[BlockId, WriteFailed], action: _Action) -> None:
         try:
@@ -245,7 +279,7 @@ class FileStore:
                 self._handles.sync(block)
                 block.ckpt_end = block.end
                 self._folder.replace(id, CKPT, block.known(write.snapshot).to_bytes())
-            case Append() | Sync():
+            case Append() | Sync() | SaveState():
                 raise AssertionError("gathered before")
             case _:
                 assert_never(write)
@@ -332,12 +366,14 @@ class FileStore:
         with self._lock:
             before = self._blocks.pop(block, None)
             try:
+                self._states.recover(block)
                 self._handles.let_go(block)
                 suffixes = self._folder.suffixes(block)
                 found = OpenBlock(before.head if before else FileHead(block, start, "", ""))
                 if BLOCK in suffixes:
                     self._handles.open(found)
-                answer = recovery.recover(self._folder, found, suffixes, start, is_open)
+                state = self._states.get(block)
+                answer = recovery.recover(self._folder, found, suffixes, start, is_open, state)
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._handles.let_go(block)
@@ -473,8 +509,14 @@ class FileStore:
 
     def blocks(self) -> list[BlockId]:
         """List the blocks that are there, in order."""
-        found = {*self._folder.blocks(), *self._blocks}
-        return sorted(found, key=lambda id: (id.topic_id, id.partition, id.number))
+        return sorted({*self._folder.blocks(), *self._blocks, *self._states.blocks()})
+
+    def unsealed(self) -> list[BlockId]:
+        """List those of :meth:`blocks` that are not sealed, as far as this store knows; cheap."""
+        sealed = self._folder.blocks()
+        known = self._blocks.items()
+        sealed.update({id: block.is_sealed for id, block in known if not block.is_passive})
+        return sorted(id for id in {*sealed, *self._states.blocks()} if not sealed.get(id))
 
     def close(self) -> None:
         """Make everything durable and let go of it; closing twice is allowed."""
@@ -490,7 +532,9 @@ class FileStore:
                         self._trim(block)
         finally:
             self._handles.close()
+            self._states.close()
             self._blocks.clear()
             self._folder.close()
+            self.files.release()
         for failed in errors.values():
             raise failed.error

@@ -12,10 +12,17 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pymq.core.columns import Buffer
 from pymq.errors import StoreError, StoreFull, StoreLocked
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+# fdatasync of 64 files, each after 4 KB, on ext4 on virtio: 5,200/s one after the other, 6,400 with
+# 2 threads, 8,700 with 4, 11,000 with 8, 11,900 with 16; of 2 files 4,000 and 5,100 with any.
+SYNC_THREADS = 8
 
 _IOV_MAX = 1024  # POSIX guarantees 16; Linux, macOS and the BSDs all allow 1024
 _JOIN_MAX = (
@@ -61,7 +68,11 @@ class Files(Protocol):
         ...
 
     def sync(self, handle: int) -> None:
-        """Make the file's data and length durable. May be called from several threads."""
+        """Make the file's data and length durable."""
+        ...
+
+    def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
+        """Make several files durable, side by side if that helps; return each one's error."""
         ...
 
     def truncate(self, handle: int, size: int) -> None:
@@ -104,9 +115,22 @@ class Files(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Let go of whatever is held beside open files; it is taken again when it is needed."""
+        ...
+
 
 class OsFiles:
-    """The real file system."""
+    """The real file system.
+
+    Args:
+        sync_threads: how many files to sync side by side; with 1 there are no threads.
+    """
+
+    def __init__(self, sync_threads: int = SYNC_THREADS) -> None:
+        self._sync_threads = sync_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = 0  # of the process that the pool's threads are in
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
@@ -154,6 +178,24 @@ class OsFiles:
             fcntl.fcntl(handle, _FULL_SYNC)
         else:
             os.fdatasync(handle)
+
+    def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
+        """Make several files durable, side by side; return each one's error."""
+        if len(handles) < 2 or self._sync_threads < 2:
+            return [self._try_sync(handle) for handle in handles]
+        if self._pool is None or self._pid != os.getpid():  # threads do not survive a fork
+            from concurrent.futures import ThreadPoolExecutor  # only now: many never need it
+
+            self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
+            self._pid = os.getpid()
+        return list(self._pool.map(self._try_sync, handles))
+
+    def _try_sync(self, handle: int) -> OSError | None:
+        try:
+            self.sync(handle)
+        except OSError as error:
+            return error
+        return None
 
     def truncate(self, handle: int, size: int) -> None:
         """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
@@ -218,6 +260,12 @@ class OsFiles:
             os.close(handle)
             raise
         return handle
+
+    def release(self) -> None:
+        """End the threads that sync; new ones begin when they are needed."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
+            pool.shutdown()
 
 
 def store_error(error: OSError, action: str, path: str) -> StoreError:

@@ -4,6 +4,7 @@
 
     path/FORMAT                                   what this folder is, and its version
     path/LOCK                                     held while the store is open; the holder's pid
+    path/states.log                               see pymq.store.states
     path/blocks/<topic id>/<partition>/00000007.block .ckpt .index .cut  see pymq.store.blockfile
 """
 
@@ -63,7 +64,7 @@ class Folder:
             else:
                 self._replace(marker, FORMAT)
             with explained("open", self._root):
-                self._make(self._root)
+                self._make(self._root)  # which makes the names beside it durable, too
         except BaseException:
             self.close()
             raise
@@ -91,17 +92,20 @@ class Folder:
             self.files.sync_dir(above)
         self._durable.add(path)
 
-    def blocks(self) -> list[BlockId]:
-        """List the blocks that have a file."""
-        found: list[BlockId] = []
+    def blocks(self) -> dict[BlockId, bool]:
+        """List the blocks that have a file, and whether there is an index beside it."""
+        found: dict[BlockId, bool] = {}
         with explained("list", self._root):
             for topic_id in self.files.list(self._root):
                 topic = os.path.join(self._root, topic_id)
                 for partition in self._names(topic):
                     if not partition.isdecimal():
                         continue
-                    names = map(_BLOCK_NAME.fullmatch, self._names(f"{topic}/{partition}"))
-                    found += [BlockId(topic_id, int(partition), int(m[1])) for m in names if m]
+                    names = self._names(f"{topic}/{partition}")
+                    indexes = {name.removesuffix(INDEX) for name in names if name.endswith(INDEX)}
+                    for match in filter(None, map(_BLOCK_NAME.fullmatch, names)):
+                        block = BlockId(topic_id, int(partition), int(match[1]))
+                        found[block] = match[1] in indexes
         return found
 
     def _names(self, path: str) -> list[str]:
@@ -121,15 +125,15 @@ class Folder:
         """Return the path of one of the block's files."""
         return os.path.join(self.of(block), f"{block.number:08d}{suffix}")
 
-    def suffixes(self, block: BlockId) -> set[str]:
-        """Tell which files of the block are there, by suffix."""
+    def suffixes(self, block: BlockId) -> list[str]:
+        """Tell which files of the block are there, by suffix, in order."""
         prefix = f"{block.number:08d}"
         with explained("list", self.of(block)):
             try:
                 names = self.files.list(self.of(block))
             except FileNotFoundError:
-                return set()
-        return {name[len(prefix) :] for name in names if name.startswith(prefix + ".")}
+                return []
+        return [name[len(prefix) :] for name in names if name.startswith(prefix + ".")]
 
     def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
         """Make a file with *buffers* in it, durably, and return its handle.
@@ -150,6 +154,16 @@ class Folder:
     def _replace(self, path: str, data: bytes) -> None:
         with explained("create", path):
             self.files.close(self._create(path, [data]))
+
+    def put(self, path: str, data: bytes) -> int:
+        """Make a file with *data* in it, or replace one, durably, and return its handle."""
+        with explained("create", path):
+            return self._create(path, [data])
+
+    def settle(self, block: BlockId) -> None:
+        """Make the names of the block's files durable: whoever made them may have died before."""
+        self._make(self.of(block))
+        self.files.sync_dir(self.of(block))
 
     def _create(self, path: str, buffers: Sequence[Buffer]) -> int:
         draft = Draft(self.files, path)

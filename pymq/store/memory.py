@@ -16,6 +16,7 @@ from pymq.core.ready import (
     Recovered,
     RecoverFailed,
     RemoveBlock,
+    SaveState,
     SealBlock,
     Sync,
     Truncate,
@@ -67,6 +68,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._blocks: dict[BlockId, _Block] = {}
+        self._states: dict[BlockId, bytes] = {}
         self._closed = False
 
     # --- writing --------------------------------------------------------------------------------
@@ -80,6 +82,10 @@ class MemoryStore:
         by_block: dict[BlockId, list[Write]] = {}
         for write in writes:
             by_block.setdefault(write.block, []).append(write)
+        # What is saved comes first, and of what says something about it the last word counts.
+        kinds = (SaveState, RemoveBlock)
+        states = {write.block: write for write in writes if type(write) in kinds}
+        self._states |= {w.block: w.state for w in states.values() if type(w) is SaveState}
         for block, own in by_block.items():
             try:
                 for kind, run in groupby(own, type):
@@ -87,10 +93,13 @@ class MemoryStore:
                         self._write(write)
             except PymqError as error:
                 failed[block] = WriteFailed(block, error, fatal=False)
+            else:
+                if type(states.get(block)) is RemoveBlock:
+                    self._states.pop(block, None)
         return list(failed.values())
 
     def _write(self, write: Write) -> None:
-        if isinstance(write, Sync):
+        if isinstance(write, (Sync, SaveState)):
             return
         if isinstance(write, RemoveBlock):
             self._blocks.pop(write.block, None)
@@ -130,7 +139,7 @@ class MemoryStore:
             return
         at = block.at(end)
         if block.batches[at].base_offset != end:
-            raise InternalError(f"the block cannot end at {end}, inside a batch")
+            raise InternalError(f"the block cannot end at {end}, inside {block.batches[at]}")
         del block.batches[at:]
         if block.checkpoint and block.checkpoint[0] > end:
             block.checkpoint = None
@@ -148,11 +157,17 @@ class MemoryStore:
         found.is_sealed = not is_open
         after, snapshot = found.checkpoint or (start, None)
         headers = [batch.header for batch in found.batches if batch.base_offset >= after]
-        return Recovered(block, start, found.end, found.size, snapshot, headers, 0)
+        state = self._states.get(block)
+        return Recovered(block, start, found.end, found.size, snapshot, headers, 0, state)
 
     def blocks(self) -> list[BlockId]:
         """List the blocks that are there, in order."""
-        return sorted(self._blocks, key=lambda id: (id.topic_id, id.partition, id.number))
+        return sorted({*self._blocks, *self._states})
+
+    def unsealed(self) -> list[BlockId]:
+        """List those of :meth:`blocks` that are not sealed."""
+        sealed = {id for id, block in self._blocks.items() if block.is_sealed}
+        return [id for id in self.blocks() if id not in sealed]
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -212,6 +227,7 @@ class MemoryStore:
         """Let go of everything; closing twice is allowed."""
         self._closed = True
         self._blocks.clear()
+        self._states.clear()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -16,7 +16,7 @@ from pymq.core.record import (
     parse_header,
 )
 from pymq.core.types import BlockId
-from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange
+from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange, StoreError
 from pymq.store.blockfile import FileHead, Known, Pread, Walk, Window, check_chain, corrupt, walk
 
 # The fields that a walk needs, at their places in the batch header: magic, base offset, header CRC,
@@ -72,7 +72,7 @@ class OpenBlock:
         self.is_sealed = False
         self.is_passive = False  # taken up to be read, not recovered
         self.ckpt_end = self.index_end = -1  # up to what offset .ckpt and .index say all is good
-        self.failed: Exception | None = None  # after a failed sync: nothing goes any more
+        self.failed: StoreError | None = None  # after a failed sync: nothing goes any more
         self.hint = (-1, 0)  # (offset, position) where the last read ended: sequential ones go on
 
     @property
@@ -125,7 +125,10 @@ class OpenBlock:
             if found.fault:
                 raise corrupt(path, found.position, found.end, found.fault)
             if found.end != end:
-                raise InternalError(f"block {self.id} cannot end at {end}, inside a batch")
+                raise InternalError(
+                    f"block {self.id} cannot end at {end}, inside the batch "
+                    f"[{header.base_offset}, {found.end})"
+                )
         self.stand(found, index)
 
     def known(self, snapshot: bytes | None) -> Known:

@@ -18,6 +18,10 @@ file header bad or another block's      the same
 a whole batch header that does not      the same: a newer version, a misplaced batch; no write
 belong there                            tears like that
 ======================================  ============================================================
+
+*Durable* must speak of this disk: who appends, a leader or a follower, stamps what its own disk
+held (see :class:`pymq.core.ready.Append`). A follower that kept its leader's stamps would have
+batches that attest what was only on its way here, and a power cut would look like damage.
 """
 
 from __future__ import annotations
@@ -49,9 +53,16 @@ from pymq.store.openblock import OpenBlock
 
 
 def recover(
-    folder: Folder, block: OpenBlock, suffixes: Collection[str], start: int, is_open: bool
+    folder: Folder,
+    block: OpenBlock,
+    suffixes: Collection[str],
+    start: int,
+    is_open: bool,
+    state: bytes | None,
 ) -> Recovered:
     """Read *block*, whose file is open, if there is one; cut its torn tail; fill *block* in.
+
+    *state* is what was saved for it, and goes into the answer.
 
     Raises:
         CorruptBlock: it is damaged; nothing was changed.
@@ -60,17 +71,19 @@ def recover(
     id, files, path = block.id, folder.files, folder.file(block.id)
     marks = _marks(folder, id, start, suffixes)
     if BLOCK not in suffixes:
-        return _recover_missing(path, block, marks, start, is_open)
+        return _recover_missing(path, block, marks, start, is_open, state)
     window = _open(folder, block, start)
     size = window.size
     holding = {suffix: k for suffix, k in marks.items() if _holds(k, window, block)}
     trusted = max((known.position for known in holding.values()), default=0)
-    if size > trusted:
-        with explained("sync", path):
-            # What a killed process left is not durable yet; and what a failed sync left in the
-            # cache is not what the disk has.
-            files.sync(block.handle)
+    with explained("sync", path):
+        # What a killed process left is not durable yet, not even that it has cut the file; and what
+        # a failed sync left in the cache is not what the disk has.
+        files.sync(block.handle)
+        if size > trusted:
+            folder.settle(id)
             files.forget(block.handle, trusted)
+            window = Window(window.pread, size)  # the other may hold what was just forgotten
 
     ckpt = holding.get(CKPT)
     found, index = Walk(block.start_position, start, 0), Index()
@@ -86,7 +99,11 @@ def recover(
             _keep(folder, id, suffixes, window, found.position)
 
     # First what says that more is good goes, or after a crash the file would look damaged.
+    # And an index says that the block is sealed.
     stale = [suffix for suffix in (CKPT, INDEX) if suffix in suffixes and suffix not in holding]
+    if is_open and INDEX in holding:
+        del holding[INDEX]
+        stale.append(INDEX)
     folder.remove(id, *stale, *(suffix for suffix in suffixes if suffix.endswith(TMP)))
     if found.fault:
         with explained("cut the torn tail of", path):
@@ -103,6 +120,7 @@ def recover(
         ckpt.snapshot if ckpt else None,
         found.headers,
         max([written, *vouched]) - found.position,
+        state,
     )
 
 
@@ -224,7 +242,12 @@ def _keep(
 
 
 def _recover_missing(
-    path: str, block: OpenBlock, marks: dict[str, Known], start: int, is_open: bool
+    path: str,
+    block: OpenBlock,
+    marks: dict[str, Known],
+    start: int,
+    is_open: bool,
+    state: bytes | None,
 ) -> Recovered:
     if not is_open or any(known.position for known in marks.values()):
         raise corrupt(path, 0, start, "the file is missing")
@@ -233,4 +256,4 @@ def _recover_missing(
     block.index = None
     _note(block, marks)
     snapshot = marks[CKPT].snapshot if CKPT in marks else None
-    return Recovered(block.id, start, start, 0, snapshot, [], 0)
+    return Recovered(block.id, start, start, 0, snapshot, [], 0, state)

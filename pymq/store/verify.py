@@ -31,6 +31,7 @@ from pymq.store.blockfile import (
 )
 from pymq.store.files import Files, OsFiles, store_error
 from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, check_format, explained
+from pymq.store.states import STATES, parse
 
 _FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index|\.cut\d*)(\.tmp)?")
 _RESTORE = "restore the file from another replica or a backup"
@@ -169,6 +170,8 @@ class _Verifier:
         check_format(self._load(marker), marker)
         lock = self._lock(names)
         try:
+            if STATES in names:
+                self._states(os.path.join(path, STATES))
             if "blocks" in names:
                 self._topics(os.path.join(path, "blocks"))
             if self._ask_known is not None and self.report.is_locked:
@@ -219,6 +222,24 @@ class _Verifier:
                 return self.files.pread(handle, self.files.size(handle), 0)
             finally:
                 self.files.close(handle)
+
+    def _states(self, path: str) -> None:
+        """Check what replicas must not forget."""
+        try:
+            data = self._load(path)
+            size = parse(data, path)[1]
+        except CorruptBlock as error:
+            position, what = error.details["position"], error.message.split(": ", 1)[-1]
+            assert isinstance(position, int)
+            advice = "restore the file, or let the broker come back as a new one"
+            self._problem(path, position, None, what.split(";")[0], advice)
+        except OSError as error:
+            message = store_error(error, "read", path).message
+            self._problem(path, None, None, message, _RESTORE)
+        else:
+            if size < len(data):
+                what, advice = "was torn by a crash", "opening the store cuts it off"
+                self._problem(path, size, None, what, advice, is_note=True)
 
     # --- what the metadata say ------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pymq.core.ready import (
     Recovered,
     RecoverFailed,
     RemoveBlock,
+    SaveState,
     SealBlock,
     Sync,
     Truncate,
@@ -298,6 +299,37 @@ def _check_truncate(suite: _Suite) -> None:
     assert suite.content(block, 3, suite.reopen(block, 3).end) == [3]
 
 
+def _check_a_follower_cuts_its_log(suite: _Suite) -> None:
+    """Cut by epoch, and go on with what the new leader has, again and again."""
+    block = suite.block()
+    model: list[RecordBatch] = []
+    dice = random.Random(2)
+    for epoch in range(1, 60):
+        kept = dice.randint(max(len(model) - 6, 0), len(model))
+        del model[kept:]
+        end = model[-1].end_offset if model else 0
+        new = _run(end, dice.randint(1, 5), epoch=epoch, size=dice.choice((0, 500, 9_000)))
+        model += new
+        suite.write(Truncate(block, end), Append(block, new, sync=dice.random() < 0.5))
+        if dice.random() < 0.5:
+            found = suite.recovered(block) if dice.random() < 0.7 else suite.reopen(block)
+            assert found.headers == [one.header for one in model], f"epoch {epoch}"
+            assert found.cut_bytes == 0, "a cut must be durable"
+        suite.refused(Truncate(block, model[-1].base_offset + 1), Append(block, _run(end, 1), True))
+        end = model[-1].end_offset
+        data = b"".join(bytes(one.head) + bytes(one.body) for one in model)
+        assert suite.store.read(block, 0, end, 1 << 24) == data, f"epoch {epoch}"
+    suite.write(Checkpoint(block, b"state"))
+    suite.write(Truncate(block, 0), Append(block, _run(0, 2, epoch=99), sync=False), Sync(block))
+    found = suite.reopen(block)
+    assert (found.end, found.snapshot) == (6, None)
+    suite.write(Truncate(block, 0))
+    found = suite.reopen(block)
+    assert (found.end, found.size, found.headers) == (0, 0, []), "all of it can be cut"
+    suite.write(Append(block, _run(0, 1, epoch=100), sync=True))
+    assert suite.content(block, 0, suite.reopen(block).end) == [0]
+
+
 def _check_seal(suite: _Suite) -> None:
     block = suite.block()
     suite.write(Append(block, _run(0, 3), sync=False), SealBlock(block))
@@ -350,6 +382,96 @@ def _check_blocks_and_remove(suite: _Suite) -> None:
         assert [b for b in suite.store.blocks() if b not in before] == [second]
     suite.write(CreateBlock(first, 50, "topic", "partition"), Append(first, _run(50, 1), True))
     assert suite.content(first, 50, 53) == [50], "a removed block can be made again"
+
+
+def _check_states(suite: _Suite) -> None:
+    absent = BlockId(_TOPIC, 10**6, 7)
+    suite.write(SaveState(absent, b"first"))
+    assert absent in suite.store.blocks(), "a block that has only a state is there"
+    assert suite.reopen(absent, 9).state == b"first", "a block need not have been created"
+    block, other = suite.block(), suite.block()
+    assert suite.recovered(block).state is None, "nothing was saved"
+    suite.write(
+        SaveState(block, b"lost"),
+        Append(block, _run(0, 2), sync=True),
+        SaveState(other, b""),
+        SaveState(block, b"\0vote\xff"),
+    )
+    assert suite.store.read(block, 0, 6, 1), "appends of the same turn are done as well"
+    found = suite.reopen(block)
+    assert (found.state, found.end) == (b"\0vote\xff", 6), "of two in a turn the last counts"
+    assert suite.reopen(other).state == b"", "an empty state is one"
+    assert suite.recovered(absent, 9).state == b"first", "others must be left alone"
+
+    suite.refused(Append(block, _run(9, 1), sync=True), SaveState(block, b"kept"))
+    assert suite.recovered(block).state == b"kept", "what is saved stays, whatever else fails"
+    suite.write(Truncate(block, 3), Checkpoint(block, b"snapshot"), SealBlock(block))
+    suite.write(CreateBlock(block, 0, "topic", "partition"))
+    assert suite.reopen(block, is_open=False).state == b"kept", "other writes must leave it alone"
+    assert suite.recovered(block).snapshot == b"snapshot"
+
+    suite.write(SaveState(block, b"gone"), RemoveBlock(block))
+    assert block not in suite.store.blocks(), "the state goes with the block"
+    suite.write(RemoveBlock(absent))
+    assert absent not in suite.store.blocks(), "a block that has only a state can be removed"
+    assert suite.reopen(block).state is None, "the state goes with the block"
+    assert suite.recovered(absent, 9).state is None
+    suite.write(RemoveBlock(other), SaveState(other, b"new"))
+    assert suite.reopen(other).state == b"new", "what is saved after the removal counts"
+
+
+def _check_many_states(suite: _Suite) -> None:
+    """Far more is saved than lasts."""
+    blocks = [BlockId(_TOPIC, 10**7 + i, 0) for i in range(30)]
+    model: dict[BlockId, bytes] = {}
+    dice = random.Random(3)
+    for turn in range(400):
+        writes: list[Write] = []
+        for block in dice.sample(blocks, dice.choice((1, 3, 30))):
+            if dice.random() < 0.1:
+                writes.append(RemoveBlock(block))
+                model.pop(block, None)
+            else:
+                model[block] = dice.randbytes(dice.choice((5, 20, 100)))
+                writes.append(SaveState(block, model[block]))
+        suite.write(*writes)
+        if turn % 100 == 99:
+            for block in blocks:
+                found = suite.reopen(block, 5) if block is blocks[0] else suite.recovered(block, 5)
+                assert found.state == model.get(block), f"turn {turn}: {block} has another state"
+    suite.write(*map(RemoveBlock, blocks))
+    assert not set(blocks) & set(suite.store.blocks())
+
+
+def _check_unsealed(suite: _Suite) -> None:
+    old = suite.store.blocks()
+
+    def unsealed() -> list[BlockId]:
+        return [block for block in suite.store.unsealed() if block not in old]
+
+    first = suite.block()
+    second = suite.block(start=3, number=1)
+    voted = BlockId(_TOPIC, suite.partition, 2)
+    assert unsealed() == [first, second], "a block that was created is not sealed"
+    suite.write(Append(first, _run(0, 1), sync=True), Append(second, _run(3, 1), sync=True))
+    suite.write(SaveState(voted, b"vote"), SealBlock(first))
+    assert unsealed() == [second, voted]
+    assert sorted(unsealed(), reverse=True) == [voted, second], "they come in order"
+    if suite.durable:
+        suite.store.close()
+        suite.open()
+        assert unsealed() == [second, voted], "it must be known without recovering the blocks"
+        suite.store.read(second, 3, 6, 100)
+        assert unsealed() == [second, voted], "reading seals nothing"
+    suite.recovered(first)
+    assert unsealed() == [first, second, voted], "recovered as open it is not sealed any more"
+    if suite.durable:
+        suite.store.close()
+        suite.open()
+        assert unsealed() == [first, second, voted], "nor after a restart"
+    suite.recovered(first, is_open=False)
+    suite.write(RemoveBlock(second), RemoveBlock(voted))
+    assert unsealed() == []
 
 
 def _check_close(suite: _Suite) -> None:
@@ -461,7 +583,11 @@ _CHECKS: tuple[Callable[[_Suite], None], ...] = (
     _check_recover,
     _check_checkpoint,
     _check_truncate,
+    _check_a_follower_cuts_its_log,
+    _check_states,
+    _check_many_states,
     _check_seal,
+    _check_unsealed,
     _check_blocks_and_remove,
     _check_find_time,
     _check_compact,
@@ -481,6 +607,7 @@ class _Random:
         self.model = {suite.block(start=i): list[RecordBatch]() for i in range(4)}
         self.start = {block: i for i, block in enumerate(self.model)}
         self.snapshot: dict[BlockId, tuple[int, bytes]] = {}
+        self.state: dict[BlockId, bytes] = {}
 
     def end(self, block: BlockId) -> int:
         batches = self.model[block]
@@ -488,7 +615,7 @@ class _Random:
 
     def run(self, steps: int) -> None:
         actions = [self.append] * 6 + [self.read] * 4 + [self.truncate, self.checkpoint]
-        actions += [self.recover, self.find_time]
+        actions += [self.recover, self.find_time, self.save]
         for _ in range(steps):
             self.dice.choice(actions)()
             if self.suite.durable and self.dice.random() < 0.02:
@@ -553,7 +680,14 @@ class _Random:
             snapshot,
             [batch.header for batch in batches if batch.base_offset >= after],
             0,
+            self.state.get(block),
         ), f"recovering {block} gave something else"
+
+    def save(self) -> None:
+        chosen = self.dice.sample(list(self.model), self.dice.randint(1, 3))
+        states = {block: self.dice.randbytes(10) for block in chosen}
+        self.state |= states
+        self.suite.write(*(SaveState(block, state) for block, state in states.items()))
 
     def find_time(self) -> None:
         block = self.dice.choice(list(self.model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,16 +15,20 @@ from pymq.core.ready import (
     Recovered,
     RecoverFailed,
     RemoveBlock,
+    SaveState,
     SealBlock,
     Sync,
     Truncate,
     Write,
+    WriteFailed,
 )
-from pymq.core.record import RecordBatch, split
+from pymq.core.record import RecordBatch, restamp, split
 from pymq.core.types import BlockId
 from pymq.store import file as file_module
+from pymq.store import states as states_module
 from pymq.store.file import FileStore
-from tests.store.helpers import PowerCut, SimDisk, batch
+from pymq.testing.disk import PowerCut, SimDisk
+from tests.store.helpers import batch
 
 BLOCKS = [BlockId("cd" * 16, i // 2, i % 2) for i in range(4)]
 
@@ -31,13 +36,27 @@ BLOCKS = [BlockId("cd" * 16, i // 2, i % 2) for i in range(4)]
 class Life:
     """One broker's store, over many power cuts; knows what must be there and what may be."""
 
-    def __init__(self, seed: int, *, holes: bool, synced: float = 0.5, group: int = 2) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        holes: bool,
+        synced: float = 0.5,
+        group: int = 2,
+        faulty: float = 0.0,
+    ) -> None:
+        self.faulty = faulty  # how often something of the disk fails
         self.synced = synced  # how many of the appends ask for a sync
         self.group = group  # at most so many batches in one write
         self.dice = random.Random(seed)
-        self.disk = SimDisk(self.dice, holes=holes)
+        self.disk = SimDisk(holes=holes)
         self.safe: dict[BlockId, list[RecordBatch]] = {block: [] for block in BLOCKS}
         self.seen: dict[BlockId, list[RecordBatch]] = {block: [] for block in BLOCKS}
+        # What each block held before a cut that may or may not have been made when the power fails.
+        self.uncut: dict[BlockId, list[RecordBatch]] = {}
+        self.states: dict[BlockId, bytes] = {}
+        self.saving: dict[BlockId, bytes] = {}  # the states that a write under way is to save
+        self.failures = 0
         self.sealed: set[BlockId] = set()
         self.epoch = 1
 
@@ -51,15 +70,21 @@ class Life:
             store.close()
         except PowerCut:
             pass
-        self.disk.crash()
+        if self.dice.random() < 0.2:
+            self.disk.kill()  # what was written is there, and must be made durable
+        else:
+            self.disk.crash(self.dice)
 
     def open(self) -> FileStore:
         self.epoch += 1
-        store = FileStore("/data", files=self.disk, handles_max=2, sync_threads=1)
+        store = FileStore("/data", files=self.disk, handles_max=2)
         for block in BLOCKS:
             found = store.recover(block, 0, block not in self.sealed)
             assert isinstance(found, Recovered), found
             self.check(store, found)
+        kept = [self.states.get(block) != state for block, state in self.saving.items()]
+        assert self.faulty or len(set(kept)) < 2, "of the states of a turn only some were saved"
+        self.saving = {}
         return store
 
     def check(self, store: FileStore, found: Recovered) -> None:
@@ -70,12 +95,39 @@ class Life:
         safe = [bytes(one.head) for one in self.safe[block]]
         seen = [bytes(one.head) for one in self.seen[block]]
         assert ids[: len(safe)] == safe, f"{block} has lost {len(safe) - len(ids)} batches"
-        assert ids == seen[: len(ids)], f"{block} holds what was never written"
+        uncut = [bytes(one.head) for one in self.uncut.pop(block, [])]
+        assert ids in (seen[: len(ids)], uncut[: len(ids)]), f"{block} holds what was never written"
         after = len(batches) - len(found.headers)
         if found.snapshot is not None:
             assert found.snapshot == b"%d" % after, "the snapshot is not as of its place"
         # What was recovered is durable now: a leader counts it.
         self.safe[block] = self.seen[block] = batches
+        state = self.states.get(block)
+        assert found.state in (state, self.saving.get(block, state)), "a state was lost or torn"
+        if found.state is not None:
+            self.states[block] = found.state
+
+    def break_something(self) -> None:
+        """Of a block, of the states, or of either; once, and sometimes again."""
+        if self.dice.random() < 0.3:
+            self.disk.room = self.dice.randrange(1_000)
+        for _ in range(self.dice.randrange(3)):
+            operation = self.dice.choice(("sync", "sync", "sync_dir", "pwritev", "truncate"))
+            rng = self.dice if self.dice.random() < 0.5 else None
+            self.disk.fail(operation, path=self.dice.choice(("/cd", "states", "")), rng=rng)
+
+    def fail(self, store: FileStore, failed: list[WriteFailed]) -> None:
+        """The disk has failed: each block is recovered, and may be as before or as now."""
+        self.failures += 1
+        errors = {one.block: one for one in failed}
+        for block in BLOCKS:
+            if block in errors and errors[block].fatal:
+                assert store.write([Sync(block), SaveState(block, b"never")])[0].fatal
+        for block in BLOCKS:
+            found = store.recover(block, 0, block not in self.sealed)
+            assert isinstance(found, Recovered), found
+            self.check(store, found)
+        self.saving = {}
 
     def end(self, block: BlockId) -> int:
         return self.seen[block][-1].end_offset if self.seen[block] else 0
@@ -88,9 +140,20 @@ class Life:
             if block in self.sealed:
                 continue
             writes.append(CreateBlock(block, 0, "t", "p"))
-            kind = self.dice.choice(["append"] * 6 + ["sync", "truncate", "checkpoint", "seal"])
+            kinds = ["append"] * 6 + ["sync", "truncate", "checkpoint", "seal", "follow"]
+            kind = self.dice.choice(kinds)
             batches = seen[block]
-            if kind == "append":
+            if self.dice.random() < 0.3:
+                self.saving[block] = self.dice.randbytes(self.dice.choice((9, 9, 700)))
+            if kind == "follow":  # a follower's log is cut and goes on in one turn
+                self.uncut[block] = list(batches)
+                del batches[self.dice.randrange(len(batches) + 1) :]
+                end = batches[-1].end_offset if batches else 0
+                writes.append(Truncate(block, end))
+                self.safe[block] = self.safe[block][: len(batches)]
+                safe[block] = safe[block][: len(batches)]
+                self.epoch += 1
+            if kind in ("append", "follow"):
                 sync = self.dice.random() < self.synced
                 durable = safe[block][-1].end_offset if safe[block] else 0
                 for _ in range(self.dice.randint(1, self.group)):
@@ -120,8 +183,20 @@ class Life:
                     writes.append(Sync(block))
                 safe[block] = list(batches)
         before = self.seen
+        for block, state in self.saving.items():
+            writes.insert(self.dice.randint(0, len(writes)), SaveState(block, state))
+        if self.dice.random() < self.faulty:
+            self.break_something()
         failed = store.write(writes)
-        assert not failed, failed
+        if self.faulty:
+            cut_in = self.disk.cut_in
+            self.disk.heal()
+            self.disk.cut_in = cut_in
+        if failed:
+            self.fail(store, failed)
+            return
+        self.states |= self.saving
+        self.saving, self.uncut = {}, {}
         self.safe, self.seen = safe, seen
         assert before is not self.seen
         self.sealed |= {write.block for write in writes if isinstance(write, SealBlock)}
@@ -132,6 +207,7 @@ def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Zeros are written ahead of small blocks, too; or only of large ones."""
     if request.param:
         monkeypatch.setattr(file_module, "RESERVE_FROM", 64)
+    monkeypatch.setattr(states_module, "REWRITE_FROM", 2_000)
 
 
 @pytest.mark.usefixtures("reserve")
@@ -170,13 +246,126 @@ def test_a_power_cut_amid_unsynced_groups_refuses_no_block(seed: int) -> None:
     life.open().close()
 
 
+@pytest.mark.usefixtures("reserve")
+@pytest.mark.parametrize("seed", range(100))
+def test_what_was_synced_survives_disks_that_fail(seed: int) -> None:
+    """Syncs that fail and lie, disks that fill up, and then the power goes as well."""
+    life = Life(3_000 + seed, holes=True, faulty=0.2)
+    for _ in range(8):
+        life.run()
+    life.open().close()
+
+
+FOLLOWER = BLOCKS[0]
+
+
+def follower(disk: SimDisk, dice: random.Random, *, is_stamped_anew: bool) -> FileStore | None:
+    """Recover a follower and feed it, unsynced, from a leader whose disk has everything.
+
+    Returns:
+        None when recovery refuses what it finds.
+    """
+    store = FileStore("/data", files=disk)
+    found = store.recover(FOLLOWER, 0, True)
+    if isinstance(found, RecoverFailed):
+        return None
+    assert not store.write([CreateBlock(FOLLOWER, 0, "t", "p")])
+    durable = end = found.end
+    for _ in range(6):
+        sent = [batch(end + 3 * i, size=400) for i in range(dice.randint(1, 4))]
+        end = sent[-1].end_offset
+        if is_stamped_anew:
+            sent = restamp(b"".join(bytes(one.head) + bytes(one.body) for one in sent), durable)
+        is_synced = dice.random() < 0.1
+        assert not store.write([Append(FOLLOWER, sent, is_synced)])
+        durable = end if is_synced else durable
+    return store
+
+
+@pytest.mark.parametrize("is_stamped_anew", [True, False])
+def test_a_follower_must_stamp_what_its_leader_sends(is_stamped_anew: bool) -> None:
+    """With its leader's stamps a power cut would look like damage."""
+    refused = 0
+    for seed in range(60):
+        dice, disk = random.Random(seed), SimDisk()
+        for _ in range(4):
+            if follower(disk, dice, is_stamped_anew=is_stamped_anew) is None:
+                refused += 1
+                break
+            disk.crash(dice)
+    assert (refused == 0) == is_stamped_anew
+
+
+def script() -> Iterator[tuple[list[Write], int, bytes | None]]:
+    """Turns of a follower; with each the end that is durable after it, and the state."""
+    one = BLOCKS[0]
+    yield [CreateBlock(one, 0, "t", "p"), SaveState(one, b"0")], 0, b"0"
+    yield [Append(one, [batch(0), batch(3)], True), SaveState(one, b"1")], 6, b"1"
+    yield [Append(one, [batch(6, durable=6), batch(9, durable=6)], False)], 6, b"1"
+    yield [Sync(one)], 12, b"1"
+    yield [Checkpoint(one, b"state")], 12, b"1"
+    again = [batch(at, epoch=2, size=700, durable=6) for at in (6, 9, 12)]
+    yield [SaveState(one, b"2"), Truncate(one, 6), Append(one, again, True)], 15, b"2"
+    yield [Truncate(one, 9), SaveState(one, b"3" * 600)], 9, b"3" * 600
+    yield [Append(one, [batch(9, epoch=3)], True), SaveState(one, b"4")], 12, b"4"
+    yield [SealBlock(one)], 12, b"4"
+
+
+def test_power_may_fail_at_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them in turn, and each time many ways in which the disk may be left."""
+    monkeypatch.setattr(states_module, "REWRITE_FROM", 300)
+    steps = [([], 0, None), *script()]
+    at = 0
+    while True:
+        disk = SimDisk()
+        disk.cut_in = at
+        done = 0
+        try:
+            store = FileStore("/data", files=disk)
+            for writes, _, _ in steps[1:]:
+                assert not store.write(writes)
+                done += 1
+        except PowerCut:
+            pass
+        else:
+            break
+        (_, end, state), (writes, end_now, state_now) = steps[done : done + 2]
+        cuts = [write.end for write in writes if isinstance(write, Truncate)]
+        for seed in range(20):
+            fork = disk.fork()
+            fork.crash(random.Random(1_000 * at + seed))
+            found = FileStore("/data", files=fork).recover(BLOCKS[0], 0, True)
+            assert isinstance(found, Recovered), (at, seed, found)
+            assert found.state in (state, state_now), (at, seed)
+            assert min([end, end_now, *cuts]) <= found.end <= 15, (at, seed)
+            if cuts:
+                assert found.end in (end, end_now, *cuts) or found.headers[-1].leader_epoch == 2
+            survives_being_killed(disk.fork(), seed)
+        at += 1
+    assert at > 50
+
+
+def survives_being_killed(disk: SimDisk, seed: int) -> None:
+    """Its process has died and another goes on: what that one was promised outlives a power cut."""
+    store = FileStore("/data", files=disk)
+    found = store.recover(BLOCKS[0], 0, True)
+    assert isinstance(found, Recovered)
+    more = batch(found.end, epoch=9)
+    create = CreateBlock(BLOCKS[0], 0, "t", "p")
+    assert not store.write([create, SaveState(BLOCKS[0], b"9"), Append(BLOCKS[0], [more], True)])
+    disk.crash(random.Random(seed))
+    again = FileStore("/data", files=disk).recover(BLOCKS[0], 0, True)
+    assert isinstance(again, Recovered), again
+    assert (again.end, again.state) == (more.end_offset, b"9")
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_compaction_and_removal_survive_power_cuts(seed: int) -> None:
     """A compacted block is there as before or as after, and a removed one never half."""
     dice = random.Random(seed)
-    disk = SimDisk(dice)
+    disk = SimDisk()
     first, second = BLOCKS[:2]
-    store = FileStore("/data", files=disk, sync_threads=1)
+    store = FileStore("/data", files=disk)
     one, two = [batch(3 * i) for i in range(5)], [batch(15 + 3 * i) for i in range(5)]
     for block, start, batches in ((first, 0, one), (second, 15, two)):
         assert not store.write([CreateBlock(block, start, "t", "p"), Append(block, batches, True)])
@@ -189,8 +378,8 @@ def test_compaction_and_removal_survive_power_cuts(seed: int) -> None:
         assert not store.write([RemoveBlock(first)])
     except PowerCut:
         pass
-    disk.crash()
-    store = FileStore("/data", files=disk, sync_threads=1)
+    disk.crash(dice)
+    store = FileStore("/data", files=disk)
     for block, start, end in ((first, 0, 15), (second, 15, 30)):
         found = store.recover(block, start, False)
         if is_removed and block == first and isinstance(found, RecoverFailed):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -106,6 +107,52 @@ def test_a_second_store_in_the_same_process_is_kept_out(tmp_path: Path) -> None:
         FileStore(str(tmp_path))
     store.close()
     FileStore(str(tmp_path)).close()
+
+
+FORKER = """
+import os, signal, sys
+from pathlib import Path
+from pymq.store.files import OsFiles
+files = OsFiles()
+handles = [files.create(sys.argv[1] + "/%d" % number) for number in range(9)]
+assert files.sync_all(handles) == [None] * 9
+if not (child := os.fork()):
+    signal.alarm(20)
+    assert files.sync_all(handles) == [None] * 9
+    files.release()
+    assert files.sync_all(handles) == [None] * 9
+    print("child", flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert [type(e) for e in files.sync_all([*handles, 9999])] == [type(None)] * 9 + [OSError]
+files.release()
+files.release()
+print("parent", flush=True)
+"""
+
+
+def test_syncing_side_by_side_survives_a_fork(tmp_path: Path) -> None:
+    """The child has none of the parent's threads."""
+    with start(FORKER, tmp_path) as process:
+        assert process.stdout
+        assert process.stdout.read() == "child\nparent\n"
+    assert process.returncode == 0
+
+
+def test_threads_that_sync_end_with_the_store(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path))
+    blocks = [BlockId("cd" * 16, i, 0) for i in range(4)]
+    assert not store.write([CreateBlock(block, 0, "t", "p") for block in blocks])
+    assert not store.write([Append(block, [batch(0)], True) for block in blocks])
+    assert not syncing(), "they begin on first need"
+    assert not store.write([Append(block, [batch(3)], True) for block in blocks])
+    assert syncing()
+    store.close()
+    assert not syncing()
+
+
+def syncing() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("pymq-sync")]
 
 
 def test_ten_thousand_idle_blocks(tmp_path: Path) -> None:
