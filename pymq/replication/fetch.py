@@ -1,0 +1,308 @@
+"""Leader and followers that fetch: the discipline of ack modes 1 and 0.
+
+A block has one leader and one epoch, so within it there is nothing to elect and nothing to cut:
+when the leader is gone, the block is sealed and another broker leads the next one. Followers pull
+from their own end; where they pull from tells the leader how far they are. What all in-sync
+replicas have is committed.
+
+The in-sync set is the zkserver's: the leader asks for another one with AlterIsr, and until it hears
+of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497). A leader that was started
+anew has perhaps lost what was not synced, so it does not lead that block again.
+"""
+
+from __future__ import annotations
+
+from pymq.core.marks import mark
+from pymq.core.message import AlterIsr, ReplicaFetch, ReplicaFetched, Replication
+from pymq.core.metadata import PartitionState
+from pymq.core.ready import Ready, SaveState
+from pymq.core.replicator import Replica
+from pymq.core.values import define
+from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
+
+NEVER = 1 << 62
+HAS_LED = b"led"  # what a leader saves before it takes in anything
+
+
+@define
+class Follower:
+    """What a leader knows of another replica."""
+
+    end: int  # of its log, as safe there as the block's mode asks for
+    caught_up_at: int  # when it had last all that there was
+    fetch: ReplicaFetch | None = None  # waits for something new ...
+    until: int = NEVER  # ... at most until then
+
+
+class Fetch:
+    """One replica of a fetch block, as leader or as follower."""
+
+    def __init__(self, replica: Replica, now: int) -> None:
+        block = replica.state.blocks[-1]
+        host = replica.host
+        self.high_watermark = replica.log.start
+        self.epoch = block.epoch
+        self.leader: str | None = block.leader
+        self.is_dirty = False
+        self.deadline = NEVER
+        self._replica = replica
+        self._log = replica.log
+        self._host = host
+        self._name = replica.state.topic, replica.state.partition
+        self._number = block.number
+        self._committed = block.in_sync
+        self._version = replica.state.version
+        self._wanted: tuple[str, ...] | None = None  # the in-sync set that was asked for
+        self._asked_at = NEVER
+        self._leads = False
+        self._followers: dict[str, Follower] = {}
+        self._request = 0
+        self._retry_at = NEVER  # a follower's
+        if block.leader != host.me:
+            self._retry_at = now
+        elif replica.is_new:
+            self._followers = {
+                name: Follower(replica.log.start, now) for name in block.replicas if name != host.me
+            }
+            self.is_dirty = True  # It leads once it can never lead again by mistake.
+        else:
+            mark("fetch.restarted_leader")
+            self.leader = None
+        self._rearm()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica may append."""
+        return self._leads
+
+    @property
+    def in_sync(self) -> tuple[str, ...]:
+        """The replicas that the zkserver knows to keep up."""
+        return self._committed if self._leads else ()
+
+    def holders(self, end: int) -> tuple[str, ...]:
+        """The replicas that have fetched everything before *end*."""
+        found = [self._host.me] if self._log.stable_end >= end else []
+        return (*found, *(name for name, f in self._followers.items() if f.end >= end))
+
+    def adopt(self, state: PartitionState, now: int) -> None:
+        """The in-sync set may be another one."""
+        block = state.blocks[-1]
+        self._committed, self._version = block.in_sync, state.version
+        if block.epoch != self.epoch:
+            # The leader has been started anew: this block has had its only one, and is rolled.
+            mark("fetch.leaderless")
+            self.epoch, self.leader, self._leads = block.epoch, None, False
+            self.is_dirty, self._retry_at = False, NEVER
+        if self._wanted == self._committed:
+            self._wanted, self._asked_at = None, NEVER
+        if self._leads:
+            self._advance()
+            self._judge(now)
+        self._rearm()
+
+    def step(self, source: str, message: Replication, now: int) -> None:
+        """Take in a fetch, or what came of one."""
+        if isinstance(message, ReplicaFetch):
+            self._fetch(source, message, now)
+        elif isinstance(message, ReplicaFetched):
+            self._fetched(source, message, now)
+        self._rearm()
+
+    def appended(self, now: int) -> None:
+        """Answer those who wait for something new."""
+        for name, follower in self._followers.items():
+            if follower.fetch is not None:
+                self._serve(name, follower, now)
+        self._rearm()
+
+    def tick(self, now: int) -> None:
+        """End waits, ask again, find out who lags."""
+        for name, follower in self._followers.items():
+            if follower.until <= now and follower.fetch is not None:
+                self._answer(name, follower, self._empty(follower.fetch))
+        if self._leads:
+            self._judge(now)
+        if self._retry_at <= now:
+            self._ask(now)
+        self._rearm()
+
+    def flush(self, ready: Ready, now: int) -> None:
+        """Save that this replica has led."""
+        if self.is_dirty:
+            self.is_dirty = False
+            ready.write.append(SaveState(self._replica.block, HAS_LED))
+
+    def stable(self, end: int, now: int) -> None:
+        """The own log is on the disk up to *end*."""
+        if self.leader == self._host.me:
+            if not self._leads and not self.is_dirty:
+                mark("fetch.leads")
+                self._leads = True
+            self._caught_up(now)
+            self._advance()
+        elif self._request and self._retry_at == NEVER:
+            self._ask(now)  # What was fetched is stable: where to go on tells the leader so.
+        self._rearm()
+
+    def peer_changed(self, peer: str, now: int) -> None:
+        """A leader that is back is asked at once."""
+        if peer == self.leader and self._host.is_alive(peer):
+            self._retry_at = min(self._retry_at, now) if self._retry_at != NEVER else NEVER
+        self._rearm()
+
+    def transfer(self, peer: str, now: int) -> None:
+        """Another leader is the next block's: the zkserver rolls."""
+
+    # --- the leader -----------------------------------------------------------------------------
+
+    def _fetch(self, source: str, m: ReplicaFetch, now: int) -> None:
+        follower = self._followers.get(source)
+        if not self._leads or follower is None:
+            error = NotLeader(f"{self._host.me} does not lead {self._replica.block}")
+            self._host.send(source, self._refusal(m, error))
+        elif m.leader_epoch != self.epoch:
+            mark("fetch.stale_epoch")
+            stale = StaleEpoch(f"{self._replica.block} is at epoch {self.epoch}")
+            self._host.send(source, self._refusal(m, stale))
+        elif m.offset > self._log.end or self._log.epoch_at(m.offset) != m.last_epoch:
+            mark("fetch.diverging")
+            diverging = self._log.end_of(m.last_epoch)
+            answer = ReplicaFetched(m.id, m.block, m.offset, self.epoch, self.high_watermark)
+            answer.diverging = diverging  # type: ignore[misc] # its only owner, before it is sent
+            self._host.send(source, answer)
+        else:
+            follower.end = m.offset
+            follower.fetch, follower.until = m, now + m.max_wait_ms
+            if follower.end >= self._log.end:
+                follower.caught_up_at = now
+            self._advance()
+            self._judge(now, source)
+            self._serve(source, follower, now)
+
+    def _refusal(self, m: ReplicaFetch, error: NotLeader | StaleEpoch) -> ReplicaFetched:
+        return ReplicaFetched(m.id, m.block, m.offset, self.epoch, 0, error=error)
+
+    def _empty(self, m: ReplicaFetch) -> ReplicaFetched:
+        return ReplicaFetched(m.id, m.block, m.offset, self.epoch, self.high_watermark)
+
+    def _answer(self, name: str, follower: Follower, answer: ReplicaFetched) -> None:
+        follower.fetch, follower.until = None, NEVER
+        self._host.send(name, answer)
+
+    def _serve(self, name: str, follower: Follower, now: int) -> None:
+        m, log = follower.fetch, self._log
+        assert m is not None
+        if m.offset < log.end:
+            data = log.recent(m.offset, m.max_bytes)
+            answer = self._empty(m)
+            if data is not None:
+                answer.data = data  # type: ignore[misc] # its only owner, before it is sent
+                self._answer(name, follower, answer)
+            elif m.offset < log.stable_end:
+                mark("fetch.from_disk")
+                follower.fetch, follower.until = None, NEVER
+                log.read(name, answer, m.offset, m.max_bytes)
+        elif m.max_wait_ms == 0:
+            self._answer(name, follower, self._empty(m))
+
+    def _caught_up(self, now: int) -> None:
+        for follower in self._followers.values():
+            if follower.end >= self._log.end:
+                follower.caught_up_at = now
+
+    def _advance(self) -> None:
+        """Move the high watermark to what all have that may have to stand in for the leader."""
+        end = self._log.stable_end
+        for name, follower in self._followers.items():
+            if name in self._committed or name in (self._wanted or ()):
+                end = min(end, follower.end)
+        self.high_watermark = max(self.high_watermark, end)
+
+    def _judge(self, now: int, heard: str | None = None) -> None:
+        """Ask for another in-sync set when somebody has fallen back, or *heard* has caught up."""
+        limit = now - self._host.replication.lag_max_ms
+        keeps = [self._host.me]
+        for name, follower in self._followers.items():
+            if name in self._committed:
+                if follower.end >= self._log.end or follower.caught_up_at > limit:
+                    keeps.append(name)
+                else:
+                    mark("fetch.isr_shrink")
+            elif follower.end >= self.high_watermark and (
+                name == heard or name in (self._wanted or ())
+            ):
+                mark("fetch.isr_expand")
+                keeps.append(name)
+        order = self._replica.state.blocks[-1].replicas
+        wanted = tuple(name for name in order if name in keeps)
+        if set(wanted) == set(self._committed):
+            if self._wanted is None:
+                return
+            wanted = self._committed  # It was asked for another one, which may still come.
+        if wanted != self._wanted or now >= self._asked_at:
+            self._wanted = wanted
+            self._asked_at = now + 5 * self._host.replication.retry_ms
+            self._host.tell_controller(
+                AlterIsr(
+                    *self._name, self._number, self.epoch, self._host.me, wanted, self._version
+                )
+            )
+
+    # --- the follower ---------------------------------------------------------------------------
+
+    def _ask(self, now: int) -> None:
+        if self.leader is None or self.leader == self._host.me:
+            self._retry_at = NEVER
+            return
+        config, log = self._host.replication, self._log
+        self._request += 1
+        end = log.stable_end
+        fetch = ReplicaFetch(
+            self._request,
+            self._replica.block,
+            end,
+            log.epoch_at(end),
+            self.epoch,
+            config.append_bytes,
+            config.fetch_wait_ms,
+        )
+        self._host.send(self.leader, fetch)
+        self._retry_at = now + config.fetch_wait_ms + 2 * config.retry_ms
+
+    def _fetched(self, source: str, m: ReplicaFetched, now: int) -> None:
+        log = self._log
+        if source != self.leader or m.id != self._request or m.leader_epoch != self.epoch:
+            return  # An answer to what was asked before.
+        if m.error is not None:
+            self._retry_at = now + self._host.replication.retry_ms
+            return
+        if m.diverging is not None:
+            mark("fetch.truncate")
+            log.truncate(max(min(m.diverging[1], log.end), self.high_watermark))
+            self._retry_at = now + self._host.replication.retry_ms
+            return
+        self.high_watermark = max(self.high_watermark, min(m.high_watermark, log.stable_end))
+        if m.data and m.offset == log.end:
+            try:
+                log.extend(m.data)
+            except CorruptBatch:
+                self._retry_at = now + self._host.replication.retry_ms
+            else:
+                self._retry_at = NEVER  # The next fetch follows when it is stable.
+        else:
+            self._ask(now)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _rearm(self) -> None:
+        due = self._retry_at
+        if self._leads:
+            due = min(due, self._asked_at)
+            lag = self._host.replication.lag_max_ms
+            for name, follower in self._followers.items():
+                due = min(due, follower.until)
+                counts = name in (self._committed if self._wanted is None else self._wanted)
+                if counts and follower.end < self._log.end:
+                    due = min(due, follower.caught_up_at + lag)
+        self.deadline = due

@@ -1,0 +1,438 @@
+"""Bugs that others have had, planted here to see that they are found.
+
+Most are faults that published implementations have shipped, or that the papers warn of (B1: a vote
+that is not durable, B3: figure 8, B5: a stale member that is elected, B8: a wiped disk, B9: an
+append that always cuts, B10: a commit beyond what was compared, B11: a leader that counts too soon,
+B12: no question before elections, B13: reads of a deposed leader, B14: old snapshots, B15: hasty
+transfers, B20: cutting to the high watermark). A mutant says by what it is to be found: a script,
+or chance. Chance alone finds most of those with a script too, within some hundreds of seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import attrs
+
+from pymq.core.message import Message, RaftAppend, RaftSnapshot, RaftTimeout, RaftVote
+from pymq.core.ready import Ready, SaveState
+from pymq.core.replicator import Replica
+from pymq.errors import CorruptBatch
+from pymq.replication import beginning
+from pymq.replication.copy import Copy
+from pymq.replication.election import HardState
+from pymq.replication.group import SnapshotLog
+from pymq.replication.leadership import Leadership
+from pymq.replication.matching import conflict
+from pymq.replication.progress import Progress
+from pymq.replication.quorum import reached
+from pymq.replication.raft import Raft
+
+Patch = tuple[Any, str, Any]  # a class or module, a name in it, what takes its place
+
+
+class Mutant(NamedTuple):
+    """A bug, and what finds it."""
+
+    what: str
+    patches: list[Patch]
+    script: str | None = None  # that must fail; None: some seed does
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def plant(
+    name: str, what: str, owner: Any, attribute: str, script: str | None = None
+) -> Callable[[Any], Any]:
+    """Let the decorated function take the place of an attribute in the mutant *name*."""
+
+    def add(function: Any) -> Any:
+        mutant = MUTANTS.setdefault(name, Mutant(what, [], script))
+        mutant.patches.append((owner, attribute, function))
+        return function
+
+    return add
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have a bug for a while."""
+    before = [(owner, key, owner.__dict__[key]) for owner, key, _ in MUTANTS[name].patches]
+    try:
+        for owner, key, function in MUTANTS[name].patches:
+            setattr(owner, key, function)
+        yield
+    finally:
+        for owner, key, function in before:
+            setattr(owner, key, function)
+
+
+# --- what must be durable -----------------------------------------------------------------------
+
+_flush = Raft.flush
+
+
+@plant("B1", "term and vote are not saved", Raft, "flush")
+def flush_without_state(self: Raft, ready: Ready, now: int) -> None:
+    _flush(self, ready, now)
+    ready.write = [write for write in ready.write if not isinstance(write, SaveState)]
+
+
+@plant("B1'", "term and vote are saved after the reply", Raft, "_send")
+def send_at_once(self: Raft, peer: str, message: Message) -> None:
+    self._host.send(peer, message)
+
+
+@plant("B2", "term and vote are saved one after the other", Raft, "flush", "mit-persist-torn-vote")
+def flush_in_two_writes(self: Raft, ready: Ready, now: int) -> None:
+    _flush(self, ready, now)
+    for save in [write for write in ready.write if isinstance(write, SaveState)]:
+        term, vote = HardState.loads(save.state)
+        halfway = SaveState(save.block, HardState(term - 1, vote).dumps())
+        ready.write.insert(ready.write.index(save), halfway)
+
+
+@plant("B1''", "what the follower has is said before it is durable", Raft, "step")
+def step_and_answer(self: Raft, source: str, message: Any, now: int) -> None:
+    _step(self, source, message, now)
+    for answer in self._copy.answers(self.epoch):
+        if self.leader is not None:
+            self._host.send(self.leader, answer)
+    self._settle()
+
+
+_step = Raft.step
+
+
+@plant(
+    "B11",
+    "the leader counts itself before its disk is done",
+    Leadership,
+    "_counted",
+    "pymq-own-disk-counts-last",
+)
+def count_at_once(self: Leadership, name: str) -> int:
+    if name in self._group.learners:
+        return self._log.start
+    return self._log.end if name == self._group.me else self.progress[name].match
+
+
+@plant(
+    "B11'",
+    "a write for an earlier term counts for what replaced it (ABA)",
+    Copy,
+    "stable",
+    "etcd-TestLeaderMsgAppSelfAckAfterTermChange",
+)
+def stable_whatever_happened(self: Copy, end: int) -> None:
+    self.durable = max(self.durable, end)
+
+
+# --- elections ----------------------------------------------------------------------------------
+
+
+@plant("B4", "a step-down within a term forgets the vote", Raft, "_step_down", "ccf-8094")
+def step_down_without_vote(self: Raft, now: int) -> None:
+    self._resign()
+    self._hard, self._is_saved = HardState(self.epoch, None), False
+    self._watch(now)
+
+
+@plant("B5", "whoever asks gets the vote, whatever its log lacks", Raft, "_is_up_to_date")
+def any_log_will_do(self: Raft, m: RaftVote) -> bool:
+    return True
+
+
+@plant(
+    "B5'", "the longer log wins, whatever its last epoch", Raft, "_is_up_to_date", "etcd-TestVoter"
+)
+def longer_log_wins(self: Raft, m: RaftVote) -> bool:
+    return m.end >= self._log.end
+
+
+@plant(
+    "B8",
+    "a member whose disk was replaced votes as before",
+    Raft,
+    "__init__",
+    "kraft-single-node-committed-data-loss",
+)
+def learner_votes(self: Raft, replica: Replica, now: int, learners: tuple[str, ...] = ()) -> None:
+    _init(self, replica, now)
+
+
+_init = Raft.__init__
+
+
+@plant(
+    "B12",
+    "no question before an election",
+    Raft,
+    "_ask_around",
+    "etcd-TestDisruptiveFollowerPreVote",
+)
+def campaign_at_once(self: Raft, now: int) -> None:
+    self._campaign(now)
+
+
+@plant("B12", "", Raft, "_is_led")
+def never_led(self: Raft, candidate: str) -> bool:
+    return False
+
+
+def forgets_vote(self: Raft) -> str | None:
+    return self._hard.vote if self._hard.vote == self._host.me else None
+
+
+plant("double-vote", "a second candidate gets a vote in the same term", Raft, "vote")(
+    property(forgets_vote)
+)
+
+
+def appointed_again(replica: Replica) -> bool:
+    open_block = replica.state.blocks[-1]
+    saved = None if replica.saved is None else HardState.loads(replica.saved)
+    return replica.host.me == open_block.leader and (
+        saved is None or saved == (open_block.epoch, open_block.leader)
+    )
+
+
+plant(
+    "first-leader-twice",
+    "the first leader leads its term again after a crash",
+    beginning,
+    "is_appointed",
+)(appointed_again)
+
+
+@plant("first-leader-twice", "", Raft, "stable")
+def stable_again(self: Raft, end: int, now: int) -> None:
+    _stable(self, end, now)
+    if self._appointed:
+        self._lead(now, is_first=True)
+        self._settle()
+
+
+_stable = Raft.stable
+
+
+@plant("stubborn", "a leader that has given up is still believed in", Raft, "_would_vote")
+def would_never_vote(self: Raft, source: str, m: RaftVote, now: int) -> bool:
+    if self.leader is not None and self._host.is_alive(self.leader):
+        return False
+    return m.epoch > self.epoch and self._is_up_to_date(m)
+
+
+# --- commit -------------------------------------------------------------------------------------
+
+
+@plant(
+    "B3",
+    "an earlier term's batch is committed by counting",
+    Leadership,
+    "_commit",
+    "raft-5.4.2-earlier-term",
+)
+def commit_by_counting(self: Leadership) -> None:
+    end = reached([self._counted(name) for name in self._group.members])
+    if end > self.committed:
+        self.committed, self._opened = end, True
+
+
+@plant(
+    "B10",
+    "the follower commits beyond what was verified",
+    Copy,
+    "append",
+    "pymq-commit-not-beyond-verified",
+)
+def append_and_commit(self: Copy, m: RaftAppend) -> None:
+    _append(self, m)
+    self.committed = max(self.committed, min(m.commit, self._log.end))
+
+
+_append = Copy.append
+
+
+@plant("minority", "one less than a majority will do", Leadership, "_commit")
+def commit_by_minority(self: Leadership) -> None:
+    ends = sorted(self._counted(name) for name in self._group.members)
+    end = ends[(len(ends) + 1) // 2] if len(ends) > 1 else ends[0]
+    if end > self.committed and self._log.epoch_at(end) == self.term:
+        self.committed, self._opened = end, True
+
+
+@plant(
+    "B13",
+    "a read is answered without a round",
+    Leadership,
+    "read_index",
+    "etcd-TestReadOnlyOptionSafe",
+)
+def read_at_once(self: Leadership, token: int, now: int) -> None:
+    self.read_ends.append((token, self.committed))
+
+
+@plant(
+    "B13'",
+    "a read of a new leader does not wait for its own batch",
+    Leadership,
+    "_confirm_reads",
+    "etcd-TestReadOnlyForNewLeader",
+)
+def confirm_too_early(self: Leadership) -> None:
+    self._opened = True
+    _confirm_reads(self)
+
+
+_confirm_reads = Leadership._confirm_reads
+
+
+# --- logs ---------------------------------------------------------------------------------------
+
+
+@plant("B9", "an append always cuts off what is behind it", Copy, "_take")
+def take_and_cut(self: Copy, m: RaftAppend) -> None:
+    if m.prev < self._log.start or (not m.data and m.prev == self._log.end):
+        return
+    if m.prev < self._log.end:
+        self._log.truncate(m.prev)
+        self.durable, self._counts_to = min(self.durable, m.prev), min(self._counts_to, m.prev)
+    if m.data:
+        self._log.extend(m.data)
+    self._verified = self._log.end
+
+
+@plant(
+    "no-check",
+    "an append is taken in wherever it goes on",
+    Copy,
+    "append",
+    "etcd-TestFollowerCheckMsgApp",
+)
+def append_unchecked(self: Copy, m: RaftAppend) -> None:
+    if m.prev == self._log.end:
+        self._round = max(self._round, m.round)
+        try:
+            self._log.extend(m.data)
+        except CorruptBatch:
+            return
+        self._verified = self._log.end
+        self.committed = max(self.committed, min(m.commit, self._verified))
+        self._has_answer = True
+        return
+    _append(self, m)
+
+
+@plant(
+    "B14",
+    "an old snapshot is installed over a newer log",
+    Copy,
+    "install",
+    "etcd-TestRestoreIgnoreSnapshot",
+)
+def install_always(self: Copy, m: RaftSnapshot) -> None:
+    if isinstance(self._log, SnapshotLog):
+        self.durable = self._counts_to = min(self.durable, self.committed)
+        self._log.install(m.end, m.last_epoch, m.data)
+        self._verified = self.committed = m.end
+    self._has_answer = True
+
+
+@plant("B20", "a follower cuts to its high watermark, not to where the logs part", Copy, "_take")
+def take_after_high_watermark(self: Copy, m: RaftAppend) -> None:
+    if m.data and m.prev < self._log.end and conflict(self._log, m.prev, m.prev_epoch) is None:
+        self._log.truncate(self.committed)
+        self.durable = min(self.durable, self.committed)
+        self._counts_to = min(self._counts_to, self.committed)
+        return
+    _take(self, m)
+
+
+_take = Copy._take
+
+
+# --- flow, liveness and transfer ----------------------------------------------------------------
+
+
+@plant(
+    "B15",
+    "the target is told before it has everything",
+    Leadership,
+    "_tell_target",
+    "etcd-TestLeaderTransferToSlowFollower",
+)
+def tell_target_at_once(self: Leadership, now: int) -> None:
+    if self.target is not None and not self._told_target:
+        self._told_target = True
+        self._host.send(self.target, RaftTimeout(self._group.block, self.term))
+
+
+def leads_on(self: Raft) -> bool:
+    return self._leading is not None
+
+
+plant(
+    "B15'",
+    "appends are taken while leadership is handed over",
+    Raft,
+    "is_leader",
+    "etcd-TestLeaderTransferToUpToDateNode",
+)(property(leads_on))
+
+
+@plant("silent", "followers are not told what is committed", Leadership, "_lacks")
+def lacks_only_data(self: Leadership, progress: Progress) -> bool:
+    return progress.match < self._log.end
+
+
+@plant("silent", "", Leadership, "_stream")
+def stream_only_data(self: Leadership, progress: Progress, now: int) -> None:
+    progress.told_commit, progress.told_round = self.committed, self.reads.round
+    _stream(self, progress, now)
+
+
+_stream = Leadership._stream
+
+
+@plant("no-retry", "what is lost is not sent again", Progress, "retry")
+def never_retry(self: Progress) -> None:
+    self.retry_at = 1 << 62
+
+
+@plant("no-retry", "", Leadership, "_probe")
+def probe_unless_bare(self: Leadership, progress: Progress, now: int, bare: bool = False) -> None:
+    if not bare:
+        _probe(self, progress, now)
+
+
+_probe = Leadership._probe
+
+
+@plant(
+    "old-refusal",
+    "a late refusal moves a follower back",
+    Progress,
+    "refused",
+    "pymq-late-refusal",
+)
+def always_refused(self: Progress, end: int) -> bool:
+    return True
+
+
+@plant(
+    "old-term",
+    "what a leader of an earlier term says is heeded",
+    Raft,
+    "_correct",
+    "etcd-TestRejectStaleTermMessage",
+)
+def heed_old_leader(self: Raft, source: str, m: Any) -> None:
+    if isinstance(m, RaftAppend):
+        self._copy.append(attrs.evolve(m, epoch=self.epoch))
+
+
+__all__ = ["MUTANTS", "Mutant", "planted"]

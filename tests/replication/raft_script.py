@@ -1,0 +1,392 @@
+"""What the verbs of tests/data/raft/*.txt do.
+
+A command puts out the messages that it makes replicas send, except ``settle`` and ``run``, in which
+everything happens that can. A batch is written ``end/epoch``, and ``x3`` behind it says that it
+holds three records; a log is its batches, a bar before those that are not durable.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import attrs
+
+from pymq.core.marks import BrokenInvariant
+from pymq.core.message import (
+    RaftAppend,
+    RaftAppended,
+    RaftSnapshot,
+    RaftTimeout,
+    RaftVote,
+    RaftVoted,
+)
+from pymq.core.replicator import ReplicationConfig
+from pymq.replication.election import HardState
+from pymq.replication.progress import Progress
+from tests.replication.harness import (
+    BLOCK,
+    NEVER,
+    Batch,
+    Cluster,
+    Letter,
+    MakeRaft,
+    Node,
+    SnapshotFakeLog,
+    batch,
+    default_raft,
+    hard,
+    partition_state,
+    show,
+)
+
+_BATCH = re.compile(r"(\d+)/(\d+)")
+_SHORT = re.compile(r"(\d+)(?:x(\d+))?(?:\*(\d+))?")
+
+
+class RaftScript:
+    """Carries out one command after the other."""
+
+    def __init__(self, make_raft: MakeRaft = default_raft) -> None:
+        self._make_raft = make_raft
+        self._cluster: Cluster | None = None
+        self._posted: list[Letter] = []
+
+    def __call__(self, verb: str, words: list[str]) -> str:
+        """Do what a line says; what it puts out is a line for each thing."""
+        self._posted = []
+        run = getattr(self, f"do_{verb}", None)
+        if run is None:
+            raise AssertionError(f"no such verb: {verb}")
+        try:
+            said = run(*words) or ""
+        except BrokenInvariant as broken:
+            return f"broken: {broken}"
+        return "\n".join([*map(show, self._posted), said])
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None, "the first command must be `nodes`"
+        return self._cluster
+
+    def node(self, name: str) -> Node:
+        return self.cluster.nodes[name]
+
+    # --- making a cluster
+
+    def do_nodes(self, *words: str) -> None:
+        """Make replicas of a new block, led by the first of them."""
+        names = tuple(word for word in words if "=" not in word and word.isupper())
+        options = dict(word.split("=") for word in words if "=" in word)
+        settings = {
+            key: int(options[key]) for key in ("in_flight", "append_bytes") if key in options
+        }
+        self._cluster = Cluster(
+            names,
+            config=ReplicationConfig(**settings),
+            snapshots="snapshots" in words,
+            learners=tuple(options.get("learners", "")),
+            epoch=int(options.get("term", "1")),
+            make_raft=self._make_raft,
+        )
+        self._cluster.on_post = self._posted_one
+        if "stopped" in words:
+            return
+        for node in self._cluster.nodes.values():
+            node.start(is_new=True)
+        if "unsaved" not in words:
+            self._cluster.settle()
+        self._posted = []
+
+    def _posted_one(self, letter: Letter) -> None:
+        self._posted.append(letter)
+
+    def do_node(self, name: str, *words: str) -> None:
+        """Make one replica anew, with what its disk had before: it starts as after a crash."""
+        options = dict(word.split("=") for word in words)
+        node = self.node(name)
+        if node.is_up:
+            node.crash()
+        node.disk.batches, end = [], 0
+        for short in options["log"].split(",") if options.get("log") else []:
+            found = _SHORT.fullmatch(short)
+            assert found is not None, short
+            epoch, count, times = int(found[1]), int(found[2] or 1), int(found[3] or 1)
+            for _ in range(times):
+                node.disk.batches.append(batch(end, epoch, "", count))
+                end += count
+        vote = options.get("vote")
+        node.disk.saved = HardState(int(options.get("term", "1")), vote).dumps()
+        node.start(is_new=False)
+
+    def do_make(self, name: str) -> None:
+        """Start one replica of the new block."""
+        self.node(name).start(is_new=True)
+
+    def do_zkserver(self, epoch: str, leader: str) -> None:
+        """What those are told that are made from now on."""
+        block = self.cluster.state.blocks[-1]
+        state = partition_state(tuple(self.cluster.nodes), int(epoch), leader)
+        self.cluster.state = attrs.evolve(state, blocks=(block,))
+
+    # --- disks
+
+    def do_write(self, name: str) -> None:
+        """Hand what a replica wants written to its disk."""
+        self.node(name).write()
+
+    def do_sync(self, name: str) -> None:
+        """The disk is done."""
+        self.node(name).sync()
+
+    def do_disk(self, *names: str) -> None:
+        """Write and sync, if there is anything to write."""
+        for name in names:
+            if self.node(name).has_work:
+                self.node(name).write()
+                self.node(name).sync()
+
+    def do_fetch(self, name: str) -> None:
+        """The disk reads what a leader has asked for."""
+        self.node(name).read()
+
+    def do_saved(self, name: str) -> str:
+        found = hard(self.node(name).disk.saved)
+        return "nothing" if found is None else f"t{found.term} vote {found.vote or '-'}"
+
+    def do_evict(self, name: str, offset: str) -> None:
+        self.node(name).log.evict(int(offset))
+
+    def do_compact(self, name: str, end: str) -> None:
+        log = self.node(name).log
+        assert isinstance(log, SnapshotFakeLog)
+        log.compact(int(end))
+
+    # --- crashes, cuts and what brokers know of each other
+
+    def do_crash(self, name: str, *words: str) -> None:
+        """Stop a replica, which the others notice, if not ``quietly``.
+
+        A number says how many parts of the write under way were done.
+        """
+        self.node(name).crash(sum(int(word) for word in words if word.isdigit()))
+        if "quietly" not in words:
+            for node in self.cluster.up:
+                node.hears(name, False)
+
+    def do_start(self, name: str, *words: str) -> None:
+        """Start it again, with what its disk has."""
+        self.node(name).start(is_new=False)
+        if "quietly" not in words:
+            self._all_notice()
+
+    def do_cut(self, *words: str) -> None:
+        """Cut the links between the replicas on the two sides of a slash; all notice it."""
+        slash = words.index("/")
+        for a in words[:slash]:
+            for b in words[slash + 1 :]:
+                self.cluster.cuts |= {(a, b), (b, a)}
+        self._all_notice()
+
+    def do_mend(self, *words: str) -> None:
+        """Mend all links."""
+        self.cluster.cuts.clear()
+        if "quietly" not in words:
+            self._all_notice()
+
+    def _all_notice(self) -> None:
+        cluster = self.cluster
+        for node in cluster.up:
+            for peer in cluster.nodes:
+                is_alive = cluster.nodes[peer].is_up and (peer, node.me) not in cluster.cuts
+                if peer != node.me and is_alive != (peer not in node.dead):
+                    node.hears(peer, is_alive)
+
+    def do_suspect(self, name: str, *peers: str) -> None:
+        """A replica's broker believes that others are gone."""
+        for peer in peers:
+            self.node(name).hears(peer, False)
+
+    def do_trust(self, name: str, *peers: str) -> None:
+        """A replica's broker hears of others, which were gone or have started anew."""
+        for peer in peers:
+            self.node(name).hears(peer, True)
+
+    # --- messages
+
+    def do_bag(self) -> str:
+        return "\n".join(map(show, self.cluster.bag))
+
+    def do_deliver(self, *routes: str) -> None:
+        """Deliver the oldest message of each route, or all there are by now."""
+        for route in routes:
+            self.cluster.deliver(self._on(route)[0])
+        for _ in range(0 if routes else len(self.cluster.bag)):
+            self.cluster.deliver()
+
+    def do_last(self, *routes: str) -> None:
+        """Deliver the newest message of each route."""
+        for route in routes:
+            self.cluster.deliver(self._on(route)[-1])
+
+    def do_copy(self, *routes: str) -> None:
+        """Deliver the oldest message of each route, and keep it."""
+        for route in routes:
+            self.cluster.deliver(self._on(route)[0], keep=True)
+
+    def do_drop(self, *routes: str) -> None:
+        """Lose the oldest message of each route, or all there are."""
+        for route in routes:
+            del self.cluster.bag[self._on(route)[0]]
+        if not routes:
+            self.cluster.bag.clear()
+
+    def _on(self, route: str) -> list[int]:
+        source, target = route.split(">")
+        found = [
+            i
+            for i, letter in enumerate(self.cluster.bag)
+            if letter.target == target and letter.source == source
+        ]
+        assert found, f"nothing is on its way from {source} to {target}"
+        return found
+
+    def do_send(self, *words: str) -> None:
+        """Let a replica get a message, written as it is shown."""
+        letter = parse(" ".join(words))
+        message = letter.message
+        node = self.node(letter.target)
+        node.raft.step(letter.source, message, self.cluster.now)  # type: ignore[arg-type] # parse makes no other
+
+    # --- time
+
+    def do_settle(self) -> None:
+        """Let everything happen that takes no time."""
+        self.cluster.settle()
+        self._posted = []
+
+    def do_run(self, ms: str) -> None:
+        """Let time pass, and everything happen that is due."""
+        self.cluster.run(int(ms))
+        self._posted = []
+
+    def do_pass(self, ms: str) -> None:
+        """Let time pass, and let those act for whom something is due."""
+        self.cluster.now += int(ms)
+        for node in self.cluster.up:
+            if node.raft.deadline <= self.cluster.now:
+                node.raft.tick(self.cluster.now)
+
+    def do_timeout(self, name: str) -> None:
+        """Let so much time pass that one replica has something to do, and only that one acts."""
+        raft = self.node(name).raft
+        assert raft.deadline < NEVER, f"{name} waits for nothing"
+        self.cluster.now = max(self.cluster.now, raft.deadline)
+        raft.tick(self.cluster.now)
+
+    def do_elect(self, name: str) -> str:
+        """Let one replica time out, and everything happen that follows."""
+        self.do_timeout(name)
+        self.do_settle()
+        return self.node(name).show()
+
+    def do_due(self, *names: str) -> str:
+        """Whether replicas wait for something."""
+        nodes = [self.node(name) for name in names] or self.cluster.up
+        return "\n".join(
+            f"{node.me} {'waits' if node.raft.deadline < NEVER else 'idle'}" for node in nodes
+        )
+
+    # --- the partition
+
+    def do_push(self, name: str, *words: str) -> str | None:
+        """Append a batch of one or more records."""
+        node = self.node(name)
+        if not node.raft.is_leader:
+            return f"{name} does not take it"
+        node.push("".join(words[1:]), int(words[0]) if words else 1)
+        return None
+
+    def do_transfer(self, name: str, peer: str) -> None:
+        self.node(name).raft.transfer(peer, self.cluster.now)
+
+    def do_read(self, name: str, token: str) -> str | None:
+        is_asked = self.node(name).raft.read_index(int(token), self.cluster.now)
+        return None if is_asked else f"{name} does not lead"
+
+    def do_reads(self, name: str) -> str:
+        found = self.node(name).raft.take_reads()
+        return "\n".join(
+            f"{token} refused" if end is None else f"{token} at {end}" for token, end in found
+        )
+
+    def do_adopt(self, name: str, epoch: str, leader: str) -> None:
+        """The zkserver says who leads."""
+        cluster = self.cluster
+        state = partition_state(tuple(cluster.nodes), int(epoch), leader)
+        self.node(name).raft.adopt(state, cluster.now)
+
+    # --- looking
+
+    def do_show(self, *names: str) -> str:
+        nodes = [self.node(name) for name in names] or list(self.cluster.nodes.values())
+        return "\n".join(node.show() for node in nodes)
+
+    def do_progress(self, name: str) -> str:
+        """What a leader knows of its followers."""
+        leading = self.node(name).raft._leading
+        assert leading is not None
+        return "\n".join(map(show_progress, leading.progress.values()))
+
+    def do_holders(self, name: str, end: str) -> str:
+        return " ".join(self.node(name).raft.holders(int(end))) or "nobody"
+
+    def do_insync(self, name: str) -> str:
+        return " ".join(self.node(name).raft.in_sync) or "nobody"
+
+
+def show_progress(progress: Progress) -> str:
+    text = f"{progress.peer} {progress.mode.value} match {progress.match} next {progress.next}"
+    if progress.in_flight:
+        text += f" in flight {len(progress.in_flight)}"
+    return text + (" waiting" if progress.is_waiting else "")
+
+
+def parse(text: str) -> Letter:
+    """Read a message as it is shown."""
+    route, term, kind, *words = text.split()
+    source, target = route.split(">")
+    epoch = int(term.removeprefix("t"))
+    numbers = {key: int(value) for key, value in pairwise(words) if value.isdigit()}
+    pairs = [(int(end), int(of)) for end, of in _BATCH.findall(text)]
+    match kind.removeprefix("pre"):
+        case "append":
+            (prev, prev_epoch), data, end = pairs[0], b"", pairs[0][0]
+            for after, of in pairs[1:]:
+                data += batch(end, of, "", after - end).data
+                end = after
+            message: object = RaftAppend(
+                BLOCK, epoch, prev, prev_epoch, numbers["commit"], data, numbers.get("round", 0)
+            )
+        case "appended":
+            message = RaftAppended(
+                BLOCK, epoch, int(words[0]), numbers.get("commit", 0), round=numbers.get("round", 0)
+            )
+        case "refused":
+            message = RaftAppended(BLOCK, epoch, int(words[0]), 0, (pairs[0][1], pairs[0][0]))
+        case "vote":
+            end, of = pairs[0]
+            is_transfer = "transfer" in words
+            message = RaftVote(BLOCK, epoch, end, of, kind.startswith("pre"), is_transfer)
+        case "granted" | "denied" as what:
+            message = RaftVoted(BLOCK, epoch, what == "granted", kind.startswith("pre"))
+        case "timeout":
+            message = RaftTimeout(BLOCK, epoch)
+        case "snapshot":
+            message = RaftSnapshot(BLOCK, epoch, *pairs[0], b"state")
+        case _:
+            raise AssertionError(f"no such message: {text}")
+    return Letter(source, target, message)  # type: ignore[arg-type] # one of the above
+
+
+__all__ = ["Batch", "RaftScript", "parse"]

@@ -1,0 +1,21 @@
+"""Raft, scenario by scenario: each file is named after where the scenario comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pymq.testing.script import check_script
+from tests.replication.raft_script import RaftScript
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "data" / "raft").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_script(path: Path, rewrite_scripts: bool) -> None:
+    check_script(path, RaftScript(), rewrite=rewrite_scripts)
+
+
+def test_there_are_scripts() -> None:
+    assert len(SCRIPTS) >= 80
