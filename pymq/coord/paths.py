@@ -4,6 +4,8 @@
 ``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): it is alive
 ``/pymq/controller``                                  (ephemeral) the active zkserver
 ``/pymq/controller_epoch``                            how often the active zkserver has changed
+``/pymq/producers/<name>``                            a named producer's epoch
+``/pymq/deleted/<topic id>``                          a deleted topic that brokers may still have
 ``/pymq/topics/<topic>``                              a topic
 ``/pymq/topics/<topic>/partitions/<partition>``       a partition
 ``…/<partition>/Block_<number>``                      a block, open or sealed
@@ -60,6 +62,30 @@ class ControllerPath:
 @value
 class ControllerEpochPath:
     """The number that rises with each take-over."""
+
+
+@value
+class ProducersPath:
+    """The folder of all named producers."""
+
+
+@value
+class ProducerPath:
+    """A named producer."""
+
+    producer: str
+
+
+@value
+class DeletedTopicsPath:
+    """The folder of the topics that brokers may still have files of."""
+
+
+@value
+class DeletedTopicPath:
+    """A deleted topic."""
+
+    topic_id: str
 
 
 @value
@@ -130,6 +156,10 @@ MetaPath = (
     | BrokerStatePath
     | ControllerPath
     | ControllerEpochPath
+    | ProducersPath
+    | ProducerPath
+    | DeletedTopicsPath
+    | DeletedTopicPath
     | TopicsPath
     | TopicPath
     | PartitionsPath
@@ -172,6 +202,26 @@ def controller() -> str:
 def controller_epoch() -> str:
     """The number that rises with each take-over."""
     return f"{ROOT}/controller_epoch"
+
+
+def producers() -> str:
+    """The folder of all named producers."""
+    return f"{ROOT}/producers"
+
+
+def producer(name: str) -> str:
+    """The named producer *name*."""
+    return f"{ROOT}/producers/{_name(name)}"
+
+
+def deleted_topics() -> str:
+    """The folder of the topics that brokers may still have files of."""
+    return f"{ROOT}/deleted"
+
+
+def deleted_topic(topic_id: str) -> str:
+    """The deleted topic *topic_id*."""
+    return f"{ROOT}/deleted/{_name(topic_id)}"
 
 
 def topics() -> str:
@@ -244,6 +294,14 @@ def _parse(segments: list[str]) -> MetaPath | None:
             return ControllerPath()
         case ["controller_epoch"]:
             return ControllerEpochPath()
+        case ["producers"]:
+            return ProducersPath()
+        case ["producers", name]:
+            return ProducerPath(name)
+        case ["deleted"]:
+            return DeletedTopicsPath()
+        case ["deleted", topic_id]:
+            return DeletedTopicPath(topic_id)
         case ["topics"]:
             return TopicsPath()
         case ["topics", name]:

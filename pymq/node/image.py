@@ -2,20 +2,25 @@
 
 The image changes in two ways only: it is loaded, or it adopts a :class:`Draft` that the coordinator
 has committed. So it is what the tree was at some point in time, never a mixture.
+
+It keeps an index of who hosts what, so that nobody ever has to look at all partitions.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from pymq.coord import paths
-from pymq.core.coordination import Commit, Create, Delete, Entry, Op, Put
+from pymq.core.coordination import Create, Delete, Entry, Op, Put
 from pymq.core.metadata import (
     BlockNode,
     BrokerNode,
     BrokerState,
     ControllerEpoch,
     ControllerNode,
+    DeletedNode,
     Node,
     PartitionNode,
     PartitionState,
@@ -26,15 +31,14 @@ from pymq.core.metadata import (
     decode_node,
     encode_node,
 )
+from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
-
-PRODUCERS = f"{paths.ROOT}/producers"
 
 
 @define
 class PartitionImage:
-    """A partition with its blocks, in order."""
+    """A partition with its blocks, by number and in that order."""
 
     node: PartitionNode
     blocks: dict[int, BlockNode] = Factory(dict)
@@ -43,7 +47,12 @@ class PartitionImage:
     @property
     def open_block(self) -> BlockNode:
         """The block that takes the next record."""
-        return self.blocks[max(self.blocks)]
+        return self.blocks[next(reversed(self.blocks))]
+
+    @property
+    def hosts(self) -> dict[str, None]:
+        """The brokers that host a block of it, each once, in the order of the blocks."""
+        return dict.fromkeys(name for block in self.blocks.values() for name in block.replicas)
 
 
 @define
@@ -67,9 +76,78 @@ class TopicImage:
             node.epoch,
             image.open_block.leader,
             self.node.config,
-            tuple(image.blocks[number] for number in sorted(image.blocks)),
+            tuple(image.blocks.values()),
             len(self.partitions),
+            # Both only ever rise, so a change of either is later than all before it.
+            self.node.version + node.version,
         )
+
+
+class Hosting:
+    """Who hosts what: partitions by broker, in the order in which the tree told of them."""
+
+    def __init__(self) -> None:
+        self.leads: Counter[str] = Counter()  # open blocks by their leader
+        self._blocks: dict[str, Counter[TopicPartition]] = {}
+        self._open: dict[str, dict[TopicPartition, None]] = {}
+        self._leaving: dict[str, dict[TopicPartition, None]] = {}
+
+    def hosted(self, broker: str) -> tuple[TopicPartition, ...]:
+        """The partitions of which a broker has any block."""
+        return tuple(self._blocks.get(broker, ()))
+
+    def opened(self, broker: str) -> tuple[TopicPartition, ...]:
+        """The partitions of which a broker has the open block."""
+        return tuple(self._open.get(broker, ()))
+
+    def opened_count(self, broker: str) -> int:
+        """How many those are."""
+        return len(self._open.get(broker, ()))
+
+    def leaving(self, broker: str) -> tuple[TopicPartition, ...]:
+        """The partitions of which a broker has nothing but perhaps files."""
+        return tuple(self._leaving.get(broker, ()))
+
+    def replace_block(
+        self, name: TopicPartition, before: BlockNode | None, after: BlockNode | None
+    ) -> None:
+        """A block was made, changed or removed."""
+        if before is not None:
+            self._remove(name, before)
+        if after is not None:
+            self._add(name, after)
+
+    def _add(self, name: TopicPartition, block: BlockNode) -> None:
+        for broker in block.replicas:
+            self._blocks.setdefault(broker, Counter())[name] += 1
+        if block.end is None:
+            for broker in block.replicas:
+                self._open.setdefault(broker, {})[name] = None
+            if block.leader is not None:
+                self.leads[block.leader] += 1
+
+    def _remove(self, name: TopicPartition, block: BlockNode) -> None:
+        for broker in block.replicas:
+            blocks = self._blocks[broker]
+            blocks[name] -= 1
+            if not blocks[name]:
+                del blocks[name]
+        if block.end is None:
+            for broker in block.replicas:
+                del self._open[broker][name]
+            if block.leader is not None:
+                self.leads[block.leader] -= 1
+
+    def replace_leaving(
+        self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
+    ) -> None:
+        """The brokers that are to remove their files of a partition are others now."""
+        if before == after:
+            return
+        for broker in before:
+            del self._leaving[broker][name]
+        for broker in after:
+            self._leaving.setdefault(broker, {})[name] = None
 
 
 class Image:
@@ -81,6 +159,9 @@ class Image:
         self.controller: ControllerNode | None = None
         self.controller_epoch = 0
         self.producers: dict[str, ProducerNode] = {}
+        self.deleted: dict[str, DeletedNode] = {}  # by topic id
+        self.hosting = Hosting()
+        self.short: dict[TopicPartition, None] = {}  # fewer replicas than are wanted
         self.versions: dict[str, int] = {}
 
     def topic(self, name: str) -> TopicImage:
@@ -107,10 +188,15 @@ class Image:
         try:
             return found[name]
         except KeyError:
-            names = ", ".join(list(found)[:8])
+            names = ", ".join(islice(found, 8))
             raise UnknownPartition(
                 f"topic {topic!r} has no partition {name!r}; it has {names}"
             ) from None
+
+    def find(self, name: TopicPartition) -> PartitionImage | None:
+        """Find a partition that may have been deleted."""
+        topic = self.topics.get(name.topic)
+        return None if topic is None else topic.partitions.get(name.partition)
 
     @classmethod
     def load(cls, entries: Iterable[Entry]) -> Image:
@@ -122,11 +208,14 @@ class Image:
         image = cls()
         for entry in entries:
             kind = _node_class(entry.path)
-            node = decode_node(kind, entry.data) if kind is not None else None
+            node = decode_node(kind, entry.data) if kind is not None and entry.data else None
             image.set(entry.path, node, entry.version)
         for topic in image.topics.values():
             ordered = sorted(topic.partitions.values(), key=lambda p: p.node.index)
             topic.partitions = {p.node.name: p for p in ordered}
+            for partition in ordered:
+                blocks = partition.blocks
+                partition.blocks = {number: blocks[number] for number in sorted(blocks)}
         return image
 
     def set(self, path: str, node: Node | None, version: int) -> None:
@@ -140,13 +229,9 @@ class Image:
                 else:
                     known.node = node
             case paths.PartitionPath(topic=topic, partition=name), PartitionNode():
-                partitions = self.topics[topic].partitions
-                if name in partitions:
-                    partitions[name].node = node
-                else:
-                    partitions[name] = PartitionImage(node)
+                self._set_partition(TopicPartition(topic, name), node)
             case paths.BlockPath(topic=topic, partition=name, block=number), BlockNode():
-                self.topics[topic].partitions[name].blocks[number] = node
+                self._set_block(TopicPartition(topic, name), number, node)
             case paths.ReplicaPath(topic=topic, partition=name, block=number), ReplicaNode():
                 image = self.topics[topic].partitions[name]
                 image.replicas[number, node.broker] = node
@@ -158,8 +243,10 @@ class Image:
                 self.controller = node
             case paths.ControllerEpochPath(), ControllerEpoch():
                 self.controller_epoch = node.epoch
-            case _, ProducerNode():
+            case paths.ProducerPath(), ProducerNode():
                 self.producers[node.name] = node
+            case paths.DeletedTopicPath(), DeletedNode():
+                self.deleted[node.id] = node
             case _:
                 pass  # A folder, or a node of a later version.
 
@@ -170,41 +257,72 @@ class Image:
             case paths.TopicPath(topic=topic):
                 self.topics.pop(topic, None)
             case paths.PartitionPath(topic=topic, partition=name):
-                self.topics[topic].partitions.pop(name, None)
+                self._set_partition(TopicPartition(topic, name), None)
             case paths.BlockPath(topic=topic, partition=name, block=number):
-                self.topics[topic].partitions[name].blocks.pop(number, None)
+                self._set_block(TopicPartition(topic, name), number, None)
             case paths.ReplicaPath(topic=topic, partition=name, block=number, broker=broker):
                 self.topics[topic].partitions[name].replicas.pop((number, broker), None)
             case paths.SubscriptionPath(topic=topic, subscription=name):
                 self.topics[topic].subscriptions.pop(name, None)
             case paths.ControllerPath():
                 self.controller = None
+            case paths.DeletedTopicPath(topic_id=topic_id):
+                self.deleted.pop(topic_id, None)
             case _:
                 pass
 
+    def _set_partition(self, name: TopicPartition, node: PartitionNode | None) -> None:
+        partitions = self.topics[name.topic].partitions
+        known = partitions.get(name.partition)
+        before = known.node.leaving if known is not None else ()
+        self.hosting.replace_leaving(name, before, node.leaving if node is not None else ())
+        if node is None:
+            del partitions[name.partition]
+            self.short.pop(name, None)
+        elif known is None:
+            partitions[name.partition] = PartitionImage(node)
+        else:
+            known.node = node
+            self._count(name, known)
+
+    def _set_block(self, name: TopicPartition, number: int, node: BlockNode | None) -> None:
+        image = self.topics[name.topic].partitions[name.partition]
+        self.hosting.replace_block(name, image.blocks.get(number), node)
+        if node is None:
+            del image.blocks[number]
+        else:
+            image.blocks[number] = node
+        self._count(name, image)
+
+    def _count(self, name: TopicPartition, image: PartitionImage) -> None:
+        """Note whether the open block has as many replicas as are wanted."""
+        open_block = image.open_block if image.blocks else None
+        if open_block is None or open_block.end is not None or not open_block.replicas:
+            return  # In the middle of a change, or not replicated at all yet.
+        if len(open_block.replicas) < image.node.replicas:
+            self.short[name] = None
+        else:
+            self.short.pop(name, None)
+
+
+_NODES: dict[type[paths.MetaPath], type[Node]] = {
+    paths.TopicPath: TopicNode,
+    paths.PartitionPath: PartitionNode,
+    paths.BlockPath: BlockNode,
+    paths.ReplicaPath: ReplicaNode,
+    paths.SubscriptionPath: SubscriptionNode,
+    paths.BrokerPath: BrokerNode,
+    paths.BrokerStatePath: BrokerState,
+    paths.ControllerPath: ControllerNode,
+    paths.ControllerEpochPath: ControllerEpoch,
+    paths.ProducerPath: ProducerNode,
+    paths.DeletedTopicPath: DeletedNode,
+}
+
 
 def _node_class(path: str) -> type[Node] | None:
-    match paths.parse(path):
-        case paths.TopicPath():
-            return TopicNode
-        case paths.PartitionPath():
-            return PartitionNode
-        case paths.BlockPath():
-            return BlockNode
-        case paths.ReplicaPath():
-            return ReplicaNode
-        case paths.SubscriptionPath():
-            return SubscriptionNode
-        case paths.BrokerPath():
-            return BrokerNode
-        case paths.BrokerStatePath():
-            return BrokerState
-        case paths.ControllerPath():
-            return ControllerNode
-        case paths.ControllerEpochPath():
-            return ControllerEpoch
-        case _:
-            return ProducerNode if path.startswith(f"{PRODUCERS}/") else None
+    parsed = paths.parse(path)
+    return None if parsed is None else _NODES.get(type(parsed))
 
 
 @define
@@ -236,10 +354,6 @@ class Draft:
         if path in self.image.versions:
             self.ops.append(Delete(path, self.image.versions[path]))
             self.edits.append((path, None, True))
-
-    def commit(self, tag: int) -> Commit:
-        """The draft as a request to the coordinator."""
-        return Commit(tag, tuple(self.ops))
 
     def adopt(self, versions: Sequence[int]) -> None:
         """The coordinator has done it: the image follows."""

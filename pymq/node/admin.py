@@ -1,0 +1,246 @@
+"""What administrators ask of the active zkserver, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.message import (
+    AlterTopic,
+    CreatePartition,
+    CreateTopic,
+    Decommission,
+    DeleteTopic,
+    Message,
+    Reassign,
+    Result,
+    SetPartitionState,
+)
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import InvalidRequest, NotEnoughBrokers, PartitionUnset
+from pymq.node import blocks, plans, restarts
+from pymq.node.commits import Commits, Later
+from pymq.node.image import Draft
+from pymq.node.membership import Members
+from pymq.node.notices import Notices
+from pymq.node.placement import Load, Wanted, choose, usable
+from pymq.node.rolls import Caller, Rolls
+
+
+class Admin:
+    """Carries out the requests that change topics, partitions and brokers."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        members: Members,
+        notices: Notices,
+        rolls: Rolls,
+        *,
+        new_id: Callable[[], str],
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+        self._new_id = new_id
+        self._wall_ms = wall_ms
+
+    def step(self, source: str, m: Message, now: int) -> None:
+        """Take in a request; any other message is left alone."""
+        match m:
+            case CreateTopic():
+                self.create_topic(source, m, now)
+            case CreatePartition():
+                self._create_partition(source, m, now)
+            case DeleteTopic():
+                self._delete_topic(source, m)
+            case AlterTopic():
+                self._alter_topic(source, m)
+            case SetPartitionState():
+                self._set_state(source, m, now)
+            case Reassign():
+                self._reassign(source, m)
+            case Decommission():
+                self._decommission(source, m)
+            case _:
+                pass
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def create_topic(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
+        """Make a topic; *fewer* replicas than it wants will do if there are not enough brokers."""
+        topic_id, wall_ms = self._new_id(), self._wall_ms(now)
+        made: list[bool] = []
+
+        def plan(draft: Draft) -> Result:
+            made.clear()
+            if m.exist_ok and m.name in draft.image.topics:
+                return False
+            live = self._members.live
+            plans.create_topic(draft, m, live, topic_id, wall_ms, fewer=fewer)
+            made.append(True)
+            return True
+
+        def done(now: int) -> None:
+            if made:
+                self._notices.tell(m.name, now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)
+
+    def _create_partition(self, source: str, m: CreatePartition, now: int) -> None:
+        wall_ms = self._wall_ms(now)
+
+        def plan(draft: Draft) -> Result:
+            plans.create_partition(draft, m, self._members.live, wall_ms)
+            return None
+
+        def done(now: int) -> None:
+            # The others hear of it too: how many there are decides where a key goes.
+            self._notices.tell(m.topic, now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)
+
+    def _delete_topic(self, source: str, m: DeleteTopic) -> None:
+        topic_id = ""
+        brokers: tuple[str, ...] = ()
+        names: tuple[str, ...] = ()
+
+        def plan(draft: Draft) -> Result:
+            nonlocal topic_id, brokers, names
+            topic = draft.image.topic(m.name)
+            topic_id, names = topic.node.id, tuple(topic.partitions)
+            brokers = plans.delete_topic(draft, topic)
+            return None
+
+        def done(now: int) -> None:
+            for name in names:
+                self._rolls.gone(TopicPartition(m.name, name), now)
+            for broker in brokers:
+                self._notices.stop(broker, topic_id, now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)
+
+    def _alter_topic(self, source: str, m: AlterTopic) -> None:
+        def plan(draft: Draft) -> Result:
+            plans.alter_topic(draft, m)
+            return None
+
+        def done(now: int) -> None:
+            self._notices.tell(m.name, now)
+            topic = self._commits.image.topics[m.name]
+            if topic.node.config.unclean_election:
+                for name in topic.partitions:
+                    self._rolls.consider(TopicPartition(m.name, name), now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    def _roll(
+        self,
+        source: str,
+        m: SetPartitionState | Reassign,
+        plan: Callable[[Draft], Result | Wanted],
+    ) -> None:
+        """Carry out a request that may take a roll, behind the one that is under way."""
+        name = TopicPartition(m.topic, m.partition)
+        caller = Caller(source, m.id, lambda now: self.step(source, m, now))
+        wanted: Wanted | None = None
+        is_changed = False
+
+        def plan_it(draft: Draft) -> Result | Later:
+            nonlocal wanted, is_changed
+            wanted, is_changed = None, False
+            if self._rolls.wait(name, caller):
+                return Later.ANSWER
+            result = plan(draft)
+            if isinstance(result, Wanted):
+                wanted = result
+                return Later.ANSWER
+            is_changed = bool(draft.ops)
+            return result
+
+        def done(now: int) -> None:
+            if wanted is not None:
+                self._rolls.start(name, wanted, now, caller)
+            elif is_changed:
+                self._notices.tell(m.topic, now, m.partition)
+
+        self._commits.do(plan_it, answer=(source, m.id), scope=name, done=done)
+
+    def _set_state(self, source: str, m: SetPartitionState, now: int) -> None:
+        name, wall_ms = TopicPartition(m.topic, m.partition), self._wall_ms(now)
+
+        def plan(draft: Draft) -> Result | Wanted:
+            node = draft.image.partition(*name).node
+            replicas = node.replicas if m.replicas is None else m.replicas
+            if replicas < 1:
+                raise InvalidRequest(f"replicas={replicas} must be at least 1")
+            is_same_size = replicas == node.replicas
+            if node.acks is m.acks and is_same_size:
+                return False
+            blocks.check_mode(m.acks)
+            if node.acks is AckMode.UNSET or not is_same_size:
+                # Whoever asks for so many replicas gets them or an error.
+                brokers = usable(draft.image, self._members.live)
+                load = Load(draft.image, brokers)
+                chosen = choose(draft.image, brokers, load, name, replicas)
+                if node.acks is AckMode.UNSET:
+                    blocks.open_first(draft, name, m.acks, replicas, chosen, wall_ms)
+                    return True
+            elif AckMode.RAFT not in (node.acks, m.acks):
+                blocks.change_acks(draft, name, m.acks)
+                return True
+            return Wanted(m.acks, count=replicas)
+
+        self._roll(source, m, plan)
+
+    def _reassign(self, source: str, m: Reassign) -> None:
+        def plan(draft: Draft) -> Result | Wanted:
+            image = draft.image.partition(m.topic, m.partition)
+            if image.node.acks is AckMode.UNSET:
+                raise PartitionUnset(f"{m.topic}/{m.partition} has no ack mode and no replicas yet")
+            if not m.replicas or len(set(m.replicas)) != len(m.replicas):
+                raise InvalidRequest("name at least one broker, and each once")
+            away = [name for name in m.replicas if name not in self._members]
+            if away:
+                raise NotEnoughBrokers(f"not alive: {', '.join(away)}")
+            leaving = [name for name in m.replicas if draft.image.brokers[name].is_draining]
+            if leaving:
+                raise InvalidRequest(f"decommissioned: {', '.join(leaving)}")
+            if set(image.open_block.replicas) == set(m.replicas):
+                return False
+            return Wanted(replicas=m.replicas, count=len(m.replicas))
+
+        self._roll(source, m, plan)
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    def _decommission(self, source: str, m: Decommission) -> None:
+        names: tuple[TopicPartition, ...] = ()
+
+        def plan(draft: Draft) -> Result:
+            nonlocal names
+            image = draft.image
+            if m.broker not in image.brokers:
+                raise InvalidRequest(f"there is no broker {m.broker!r}")
+            names = image.hosting.opened(m.broker)
+            rest = [name for name in usable(image, self._members.live) if name != m.broker]
+            needed = max(
+                (len(image.partition(*name).open_block.replicas) for name in names), default=0
+            )
+            if needed > len(rest):  # nothing starts unless all can
+                raise NotEnoughBrokers(
+                    f"{needed} other brokers are needed and {len(rest)} are alive",
+                    needed=needed,
+                    available=len(rest),
+                )
+            restarts.drain(draft, m.broker)
+            return len(names)
+
+        def done(now: int) -> None:
+            for name in names:
+                self._rolls.consider(name, now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)

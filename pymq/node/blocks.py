@@ -1,0 +1,340 @@
+"""What each change of a partition means for the tree; pure functions over the image.
+
+Each writes into a :class:`~pymq.node.image.Draft`. It raises what the caller is to be told, and
+then nothing is changed. Whatever changes a partition or one of its blocks goes through
+:func:`change`, which raises the partition's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks, Sealed
+from pymq.core.metadata import BlockNode, PartitionNode, ReplicaNode, TopicNode
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import ConfigError, NotEnoughBrokers, StaleEpoch
+from pymq.node.image import Draft, PartitionImage
+from pymq.node.membership import Members
+from pymq.node.placement import Wanted, has_storage, succeed
+
+
+def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
+    """Change a partition; without *fields*, one of its blocks has changed."""
+    node = draft.image.partition(*name).node
+    changed = attrs.evolve(node, version=node.version + 1, **fields)
+    draft.put(paths.partition(*name), changed)
+
+
+def add_partition(
+    draft: Draft, topic: TopicNode, name: str, index: int, chosen: tuple[str, ...], wall_ms: int
+) -> None:
+    """Make a partition with an empty block; without replicas when the topic has no ack mode."""
+    epoch = 1 if chosen else 0
+    draft.create(
+        paths.partition(topic.name, name),
+        PartitionNode(name, index, topic.acks, topic.replicas, 1, epoch),
+    )
+    block = BlockNode(0, 0, None, epoch, topic.acks, None, (), ())
+    _open(draft, TopicPartition(topic.name, name), block, chosen, wall_ms)
+
+
+def _open(
+    draft: Draft,
+    name: TopicPartition,
+    block: BlockNode,
+    replicas: tuple[str, ...],
+    wall_ms: int,
+    leader: str | None = None,
+) -> None:
+    """Make the open block; without a *leader* the first replica leads."""
+    brokers = draft.image.brokers
+    node = attrs.evolve(
+        block,
+        leader=leader or next(iter(replicas), None),
+        replicas=replicas,
+        in_sync=replicas,
+        storages=tuple(brokers[broker].storage_id for broker in replicas),
+        opened_ms=wall_ms,
+    )
+    path = paths.block(*name, block.number)
+    if path in draft.image.versions:
+        draft.put(path, node)
+    else:
+        draft.create(path, node)
+    for broker in replicas:
+        replica = ReplicaNode(broker, block.start, block.start, True)
+        draft.create(paths.replica(*name, block.number, broker), replica)
+
+
+def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: int) -> None:
+    """Remove a block."""
+    for broker in image.blocks[number].replicas:
+        draft.delete(paths.replica(*name, number, broker))
+    draft.delete(paths.block(*name, number))
+
+
+def _leaving(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
+    """Who must be told to remove what he has, when *blocks* are all that is left."""
+    stay = {broker for block in blocks for broker in block.replicas}
+    return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
+
+
+# --- ack modes and rolls ------------------------------------------------------------------------
+
+
+def check_mode(acks: AckMode) -> None:
+    """Refuse what nobody can be told to do.
+
+    Raises:
+        ConfigError: UNSET is where a partition begins, not where it can go.
+    """
+    if acks is AckMode.UNSET:
+        raise ConfigError("a partition cannot go back to 'unset'; use 'raft', 'leader' or 'none'")
+
+
+def open_first(
+    draft: Draft,
+    name: TopicPartition,
+    acks: AckMode,
+    replicas: int,
+    chosen: tuple[str, ...],
+    wall_ms: int,
+) -> None:
+    """UNSET to any mode: the empty open block gets its replicas."""
+    image = draft.image.partition(*name)
+    epoch = image.node.epoch + 1
+    change(draft, name, acks=acks, replicas=replicas, epoch=epoch)
+    _open(draft, name, attrs.evolve(image.open_block, epoch=epoch, acks=acks), chosen, wall_ms)
+
+
+def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
+    """0 to 1 and back: recorded, nothing moves."""
+    block = draft.image.partition(*name).open_block
+    change(draft, name, acks=acks)
+    draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
+
+
+def roll(
+    draft: Draft,
+    sealed: Sealed,
+    holders: Collection[str],
+    wanted: Wanted,
+    members: Members,
+    wall_ms: int,
+    *,
+    is_unclean: bool = False,
+) -> None:
+    """Seal the open block at its end and open the next one there: one conditional write.
+
+    *holders* have all of it. An empty block goes instead of being kept.
+
+    Raises:
+        StaleEpoch: the block is not the open one any more.
+        NotEnoughBrokers: no broker could take the next block.
+    """
+    name = TopicPartition(sealed.topic, sealed.partition)
+    image = draft.image.partition(*name)
+    node, block = image.node, image.open_block
+    if block.number != sealed.block:
+        raise StaleEpoch(f"{name} has been rolled by another")
+    replicas = succeed(draft.image, members.live, name, wanted, holders)
+    if not replicas:
+        raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
+    # Whoever sealed the block may not know yet that a replica has lost its disk.
+    holding = tuple(
+        broker
+        for broker in block.replicas
+        if broker in holders and has_storage(draft.image, block, broker)
+    )
+    epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
+    acks = node.acks if wanted.acks is None else wanted.acks
+    # Whoever holds the block before knows by it what the next one needs to know of producers.
+    past = sealed.past if len(replicas) > 1 or not set(replicas) <= set(holding) else b""
+    opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
+    left = [other for other in image.blocks.values() if other.number != block.number]
+    is_empty = sealed.end == block.start
+    if not is_empty:
+        left.append(block)
+    left.append(attrs.evolve(opened, replicas=replicas))
+    change(
+        draft,
+        name,
+        acks=opened.acks,
+        replicas=wanted.count if wanted.count is not None else node.replicas,
+        next_block=node.next_block + 1,
+        epoch=epoch,
+        leaving=_leaving(image, left),
+    )
+    if is_empty:
+        remove(draft, name, image, block.number)
+    else:
+        _seal(draft, name, image, sealed, holding, is_unclean)
+    leader = _next_leader(sealed.broker, holding, replicas)
+    _open(draft, name, opened, replicas, wall_ms, leader)
+
+
+def _next_leader(sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...]) -> str:
+    """Who led so far goes on; else somebody who has the block before; else the first."""
+    candidates = [sealer, *holding, *replicas]
+    return next(broker for broker in candidates if broker in replicas)
+
+
+def _seal(
+    draft: Draft,
+    name: TopicPartition,
+    image: PartitionImage,
+    sealed: Sealed,
+    holding: tuple[str, ...],
+    is_unclean: bool,
+) -> None:
+    block, brokers = image.open_block, draft.image.brokers
+    node = attrs.evolve(
+        block,
+        end=sealed.end,
+        size=sealed.size,
+        max_timestamp=sealed.max_timestamp,
+        leader=sealed.broker,
+        in_sync=holding,
+        epochs=sealed.epochs,
+        past=b"",
+        # Only those that hold it count from here on, and they were asked as they are now.
+        storages=tuple(brokers[broker].storage_id for broker in block.replicas),
+        is_unclean=is_unclean,
+    )
+    draft.put(paths.block(*name, block.number), node)
+    for broker in block.replicas:
+        end = sealed.end if broker in holding else None
+        note_replica(draft, name, image, block.number, broker, end)
+
+
+def note_replica(
+    draft: Draft,
+    name: TopicPartition,
+    image: PartitionImage,
+    number: int,
+    broker: str,
+    end: int | None,
+) -> None:
+    """Note that a replica of a sealed block holds it all, up to *end*, or that it does not."""
+    replica = image.replicas.get((number, broker))
+    if replica is None:
+        return
+    whole = end is not None
+    noted = attrs.evolve(replica, end=replica.end if end is None else end, in_sync=whole)
+    if noted != replica:
+        draft.put(paths.replica(*name, number, broker), noted)
+
+
+# --- what leaders and replicas report -----------------------------------------------------------
+
+
+def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
+    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed."""
+    name = TopicPartition(m.topic, m.partition)
+    topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
+    block = image.open_block
+    state_version = topic.node.version + image.node.version
+    joining = [broker for broker in m.in_sync if broker not in block.in_sync]
+    if (
+        (block.number, block.epoch, block.leader) != (m.block, m.epoch, m.broker)
+        or block.acks not in (AckMode.NONE, AckMode.LEADER)
+        or m.version not in (0, state_version)
+        or m.broker not in m.in_sync
+        or not set(m.in_sync) <= set(block.replicas)
+        # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
+        or not all(b in members and has_storage(draft.image, block, b) for b in joining)
+    ):
+        return
+    in_sync = tuple(broker for broker in block.replicas if broker in m.in_sync)
+    if in_sync != block.in_sync:
+        change(draft, name)
+        draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+
+
+def become_leader(draft: Draft, m: BecomeLeader) -> None:
+    """A Raft block has elected a leader; one that is known, or an older one, changes nothing."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.partition(*name)
+    block = image.open_block
+    if (
+        block.number != m.block
+        or block.acks is not AckMode.RAFT
+        or m.broker not in block.replicas
+        or m.epoch <= image.node.epoch
+    ):
+        return
+    change(draft, name, epoch=m.epoch)
+    node = attrs.evolve(block, epoch=m.epoch, leader=m.broker)
+    draft.put(paths.block(*name, block.number), node)
+
+
+def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
+    """Sealed blocks that a broker holds whole, or does no more; returns what has changed."""
+    found: dict[TopicPartition, dict[int, int]] = {}
+    for topic, partition, number, end in m.ends:
+        found.setdefault(TopicPartition(topic, partition), {})[number] = end
+    changed = []
+    for name, ends in found.items():
+        image = draft.image.find(name)
+        if image is None:
+            continue
+        before = len(draft.ops)
+        for number, end in ends.items():
+            _note_end(draft, name, image, m.broker, number, end)
+        if len(draft.ops) > before:
+            change(draft, name)
+            changed.append(name)
+    return changed
+
+
+def _note_end(
+    draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
+) -> None:
+    block = image.blocks.get(number)
+    if block is None or block.end is None or broker not in block.replicas:
+        return
+    is_whole = end >= block.end
+    if is_whole != (broker in block.in_sync):
+        in_sync = _with(block, broker) if is_whole else without(block, broker)
+        draft.put(paths.block(*name, number), attrs.evolve(block, in_sync=in_sync))
+        note_replica(draft, name, image, number, broker, block.end if is_whole else None)
+
+
+def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
+    return tuple(b for b in block.replicas if b == broker or b in block.in_sync)
+
+
+def without(block: BlockNode, broker: str) -> tuple[str, ...]:
+    """The in-sync set without a broker."""
+    return tuple(b for b in block.in_sync if b != broker)
+
+
+def retire(draft: Draft, m: RetireBlocks) -> None:
+    """Forget the blocks that retention has let go of; their files go after the commit."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    if image is None or image.node.epoch != m.epoch:
+        return
+    before = min(m.before, image.open_block.number)
+    gone = [number for number in image.blocks if number < before]
+    if gone:
+        left = [block for number, block in image.blocks.items() if number >= before]
+        change(draft, name, leaving=_leaving(image, left))
+        for number in gone:
+            remove(draft, name, image, number)
+
+
+def resize(draft: Draft, m: BlockSizes) -> None:
+    """Note the sizes of blocks that were compacted."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    for number, size in m.sizes:
+        block = image.blocks.get(number) if image else None
+        if block is not None and block.size != size:
+            draft.put(paths.block(*name, number), attrs.evolve(block, size=size))
+    if draft.ops:
+        change(draft, name)

@@ -1,0 +1,273 @@
+"""Plan, commit, adopt: how the zkserver changes the tree.
+
+A plan is a function of a :class:`~pymq.node.image.Draft`. One commit is out at a time; while it is,
+further tasks queue up, and those of different partitions then share the next commit. A commit that
+loses a race is planned again on what the tree has become.
+
+Every commit carries the zkserver's *fence*, so that one that has been replaced can change nothing,
+however late it notices (K1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from pymq.coord import paths
+from pymq.core.coordination import (
+    Check,
+    Committed,
+    Conflicted,
+    CoordRequest,
+    Create,
+    Delete,
+    Op,
+    Put,
+    Uncertain,
+)
+from pymq.core.coordination import Commit as CommitRequest
+from pymq.core.marks import mark
+from pymq.core.message import Answer, Message, Result
+from pymq.core.types import TopicPartition
+from pymq.core.values import define
+from pymq.errors import NotController, PymqError, RequestTimeout
+from pymq.node.image import Draft, Image
+
+TRIES_MAX = 5  # a plan that loses so many races is given up
+SHARED_OPS = 500  # tasks are added to a commit until it has so many operations
+
+Send = Callable[[str, Message], None]
+
+
+class Later(Enum):
+    """What a plan returns when its answer comes later."""
+
+    ANSWER = 0
+
+
+Plan = Callable[[Draft], Result | Later]
+
+
+class Backend(Protocol):
+    """The coordinator, as the machine's parts ask it."""
+
+    def next_tag(self) -> int:
+        """A tag that no other request has."""
+        ...
+
+    def ask(self, request: CoordRequest) -> None:
+        """Have *request* carried out."""
+        ...
+
+
+@define
+class Task:
+    """Something to be planned; planned again when its commit loses a race."""
+
+    plan: Plan
+    source: str = ""  # whom to answer; nobody when *request* is 0
+    request: int = 0
+    scope: TopicPartition | None = None  # all that the plan looks at and changes, if it is set
+    done: Callable[[int], None] | None = None  # when it is committed, or there is nothing to commit
+    failed: Callable[[PymqError, int], None] | None = None
+    tries: int = 0
+
+
+@define
+class Flight:
+    """A commit under way."""
+
+    tag: int
+    items: list[tuple[Task, Draft, Result | Later]]
+    is_uncertain: bool = False
+
+
+class Commits:
+    """The queue of what is to be changed, and the image that it is planned on."""
+
+    def __init__(self, backend: Backend, send: Send, reload: Callable[[], None]) -> None:
+        self.image = Image()
+        self.hold: Callable[[Task, PymqError], bool] = lambda task, error: False
+        self.lost = 0  # races, for the metrics
+        self._backend = backend
+        self._send = send
+        self._reload = reload
+        self._fence: tuple[Check, ...] = ()
+        self._tasks: deque[Task] = deque()
+        self._flight: Flight | None = None
+        self._is_open = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is to be changed, or being so."""
+        return bool(self._tasks or self._flight)
+
+    def do(
+        self,
+        plan: Plan,
+        *,
+        answer: tuple[str, int] = ("", 0),
+        scope: TopicPartition | None = None,
+        done: Callable[[int], None] | None = None,
+        failed: Callable[[PymqError, int], None] | None = None,
+    ) -> None:
+        """Have *plan* carried out after all that was asked for before."""
+        self._tasks.append(Task(plan, *answer, scope, done, failed))
+
+    def redo(self, task: Task) -> None:
+        """Have a task that was held back planned now."""
+        self._tasks.append(task)
+
+    # --- the right to commit --------------------------------------------------------------------
+
+    def begin(self, image: Image) -> None:
+        """This zkserver is the active one from now on, and *image* is what it begins with."""
+        epoch = paths.controller_epoch()
+        self.image = image
+        # The second check matters until somebody else takes over: whoever saw that nobody was
+        # active, and has read the tree since, must not have missed anything.
+        self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
+        self._is_open = True
+
+    def pause(self) -> None:
+        """Commit nothing until :meth:`resume` or :meth:`loaded`."""
+        self._is_open = False
+
+    def resume(self) -> None:
+        """Go on as before."""
+        self._is_open = self._flight is None or not self._flight.is_uncertain
+
+    def end(self, error: NotController) -> None:
+        """This zkserver is active no more: everybody who waits is told *error*."""
+        tasks, self._tasks = self._tasks, deque()
+        if self._flight is not None:
+            tasks.extendleft(task for task, _, _ in reversed(self._flight.items))
+            self._flight = None
+        self._is_open = False
+        for task in tasks:
+            self._answer(task, None, error)
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def pump(self, now: int) -> None:
+        """Plan what is next; there is one commit at a time."""
+        while self._tasks and self._flight is None and self._is_open:
+            self._next(now)
+
+    def _next(self, now: int) -> None:
+        """Commit the next task, together with those behind it that have nothing to do with it."""
+        items: list[tuple[Task, Draft, Result | Later]] = []
+        scopes: set[TopicPartition | None] = set()
+        ops: list[Op] = []
+        while self._tasks and len(ops) < SHARED_OPS:
+            task = self._tasks[0]
+            if items and (task.scope is None or None in scopes or task.scope in scopes):
+                break
+            self._tasks.popleft()
+            draft = Draft(self.image)
+            try:
+                result = task.plan(draft)
+            except PymqError as error:
+                self._fail(task, error, now)
+                continue
+            if not draft.ops:
+                self._finish(task, result, now)
+                continue
+            items.append((task, draft, result))
+            mark("commits.planned")
+            scopes.add(task.scope)
+            ops += draft.ops
+        if items:
+            self._flight = Flight(self._backend.next_tag(), items)
+            self._backend.ask(CommitRequest(self._flight.tag, (*self._fence, *ops)))
+
+    # --- what became of it ----------------------------------------------------------------------
+
+    def settle(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
+        """The coordinator has answered."""
+        flight = self._flight
+        if flight is None or flight.tag != event.tag:
+            return
+        if isinstance(event, Uncertain):
+            mark("commits.uncertain")
+            # It was done or it was not; the tree will tell.
+            flight.is_uncertain = True
+            self._is_open = False
+            self._reload()
+            return
+        self._flight = None
+        if isinstance(event, Conflicted):
+            mark("commits.conflicted")
+            self.lost += 1
+            self._again(flight, now)
+            self._is_open = False
+            self._reload()
+            return
+        at = len(self._fence)
+        for _, draft, _ in flight.items:
+            draft.adopt(event.versions[at : at + len(draft.ops)])
+            at += len(draft.ops)
+        for task, _, result in flight.items:
+            self._finish(task, result, now)
+
+    def loaded(self, image: Image, now: int) -> None:
+        """The tree was read anew, and this zkserver is still the active one."""
+        self.image = image
+        self._is_open = True
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        # Nobody else may write and a commit is whole or nothing: one operation tells for all.
+        if _was_done(flight.items[0][1].ops[0], image):
+            mark("commits.was_done")
+            for task, _, result in flight.items:
+                self._finish(task, result, now)
+        else:
+            mark("commits.was_not_done")
+            self._again(flight, now)
+
+    def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
+        """The backend could not carry the commit out, and nothing is changed."""
+        if self._flight is not None and self._flight.tag == tag:
+            items, self._flight = self._flight.items, None
+            for task, _, _ in items:
+                self._fail(task, error, now)
+
+    def _again(self, flight: Flight, now: int) -> None:
+        for task, _, _ in reversed(flight.items):
+            task.tries += 1
+            if task.tries < TRIES_MAX:
+                self._tasks.appendleft(task)
+            else:
+                busy = RequestTimeout(f"the metadata changed {task.tries} times meanwhile")
+                self._fail(task, busy, now)
+
+    def _finish(self, task: Task, result: Result | Later, now: int) -> None:
+        if task.done is not None:
+            task.done(now)
+        if not isinstance(result, Later):
+            self._answer(task, result, None)
+
+    def _fail(self, task: Task, error: PymqError, now: int) -> None:
+        if self.hold(task, error):
+            return
+        if task.failed is not None:
+            task.failed(error, now)
+        self._answer(task, None, error)
+
+    def _answer(self, task: Task, result: Result, error: PymqError | None) -> None:
+        if task.request:
+            self._send(task.source, Answer(task.request, result, error))
+
+
+def _was_done(op: Op, image: Image) -> bool:
+    """Whether an operation that may have been carried out was, if nobody else has written."""
+    match op:
+        case Create(path=path):
+            return path in image.versions
+        case Put(path=path, version=version) | Check(path=path, version=version):
+            return image.versions.get(path) == version + isinstance(op, Put)
+        case Delete(path=path):
+            return path not in image.versions

@@ -1,0 +1,161 @@
+"""Descriptions: what the tree says, and what only the leaders know."""
+
+from __future__ import annotations
+
+from pymq.core.message import (
+    Answer,
+    DescribePartitions,
+    DescribeTopic,
+    PartitionReport,
+    PartitionReports,
+)
+from pymq.core.metadata import (
+    BlockDescription,
+    BrokerDescription,
+    ClusterDescription,
+    PartitionDescription,
+    PartitionState,
+    TopicDescription,
+)
+from pymq.core.values import Factory, define
+from pymq.errors import NotController, UnknownTopic
+from pymq.node.commits import Commits, Send
+from pymq.node.image import Image
+from pymq.node.membership import Members
+from pymq.node.notices import Notices
+from pymq.node.plans import is_internal
+
+NEVER = 1 << 62
+DESCRIBE_WAIT_MS = 2_000
+
+
+@define
+class Describing:
+    """A description that waits for what only the leaders know."""
+
+    source: str
+    request: int
+    topic: str
+    missing: set[str]
+    until: int
+    reports: dict[str, PartitionReport] = Factory(dict)
+
+
+class Descriptions:
+    """All descriptions of topics that are under way."""
+
+    def __init__(self, commits: Commits, members: Members, notices: Notices, send: Send) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._send = send
+        self._waiting: dict[int, Describing] = {}
+
+    def start(self, source: str, m: DescribeTopic, now: int) -> None:
+        """Collect what only the leaders know, then answer.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        topic = self._commits.image.topic(m.name)
+        by_leader: dict[str, list[tuple[str, str]]] = {}
+        for name, partition in topic.partitions.items():
+            leader = partition.open_block.leader
+            if leader is not None and leader in self._members:
+                by_leader.setdefault(leader, []).append((m.name, name))
+        key = self._notices.next_id()
+        waiting = Describing(source, m.id, m.name, set(by_leader), now + DESCRIBE_WAIT_MS)
+        self._waiting[key] = waiting
+        for leader, names in by_leader.items():
+            self._send(leader, DescribePartitions(key, tuple(names)))
+        if not by_leader:
+            self._answer(key, waiting)
+
+    def reported(self, source: str, m: PartitionReports) -> None:
+        """A leader has told what it knows."""
+        waiting = self._waiting.get(m.id)
+        if waiting is None:
+            return
+        waiting.missing.discard(source)
+        waiting.reports.update((report.partition, report) for report in m.reports)
+        if not waiting.missing:
+            self._answer(m.id, waiting)
+
+    def end_all(self, error: NotController) -> None:
+        """This zkserver describes nothing any more."""
+        ended, self._waiting = self._waiting, {}
+        for waiting in ended.values():
+            self._send(waiting.source, Answer(waiting.request, error=error))
+
+    def tick(self, now: int) -> None:
+        """Answer without those who have not reported in time."""
+        for key, waiting in list(self._waiting.items()):
+            if waiting.until <= now:
+                self._answer(key, waiting)
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return min((waiting.until for waiting in self._waiting.values()), default=NEVER)
+
+    def _answer(self, key: int, waiting: Describing) -> None:
+        del self._waiting[key]
+        topic = self._commits.image.topics.get(waiting.topic)
+        if topic is None:
+            gone = UnknownTopic(f"topic {waiting.topic!r} was deleted")
+            self._send(waiting.source, Answer(waiting.request, error=gone))
+            return
+        partitions = tuple(
+            _description(topic.state(name), waiting.reports.get(name)) for name in topic.partitions
+        )
+        description = TopicDescription(waiting.topic, topic.node.config, partitions)
+        self._send(waiting.source, Answer(waiting.request, description))
+
+
+def _description(state: PartitionState, report: PartitionReport | None) -> PartitionDescription:
+    blocks = tuple(
+        BlockDescription(
+            block.name,
+            block.start,
+            block.end,
+            block.epoch,
+            block.acks,
+            block.leader,
+            block.replicas,
+            block.size if block.end is not None or report is None else report.size,
+        )
+        for block in state.blocks
+    )
+    last = state.blocks[-1]
+    end = report.end if report is not None else last.start
+    return PartitionDescription(
+        state.partition,
+        state.index,
+        state.acks,
+        state.leader,
+        state.epoch,
+        last.replicas,
+        report.in_sync if report is not None and report.in_sync else last.in_sync,
+        state.blocks[0].start,
+        end,
+        report.high_watermark if report is not None else end,
+        blocks,
+    )
+
+
+def topics(image: Image) -> tuple[str, ...]:
+    """The names of all topics but pymq's own."""
+    return tuple(sorted(name for name in image.topics if not is_internal(name)))
+
+
+def cluster(image: Image, me: str, members: Members) -> ClusterDescription:
+    """The brokers, and who is in charge."""
+    brokers = tuple(
+        BrokerDescription(
+            b.name, b.endpoint, b.rack, name in members, image.hosting.leads[name], b.is_draining
+        )
+        for name, b in sorted(image.brokers.items())
+    )
+    shown = topics(image)
+    partitions = sum(len(image.topics[name].partitions) for name in shown)
+    return ClusterDescription(me, image.controller_epoch, brokers, len(shown), partitions)

@@ -1,0 +1,110 @@
+"""Which brokers are alive, as far as the active zkserver knows.
+
+A broker is alive from its registration until it has been silent for a session. A zkserver that has
+just taken over knows of none; it waits one session for them to register before it takes any for
+dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from pymq.core.values import define
+
+NEVER = 1 << 62
+
+
+@define
+class Live:
+    """A broker that is registered and alive."""
+
+    incarnation: int
+    until: int
+
+
+class Members:
+    """The brokers that are alive, and since when the others are dead.
+
+    With *session_ms* 0 the brokers live in this process: none of them ever dies.
+    """
+
+    def __init__(self, session_ms: int) -> None:
+        self.live: dict[str, Live] = {}
+        self.dead_since: dict[str, int] = {}
+        self._session_ms = session_ms
+        self._settled_at = NEVER  # from when on silence means death
+        self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
+        self._due: list[tuple[int, str]] = []  # when to look at whom; once for each that is alive
+
+    def begin(self, known: Iterable[str], now: int) -> None:
+        """This zkserver has taken over; *known* are the brokers of the tree."""
+        self.live.clear()
+        self.dead_since.clear()
+        self._due.clear()
+        self._known = tuple(known)
+        self._settled_at = now + self._session_ms if self._session_ms else NEVER
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all brokers have had the time to register."""
+        return not self._session_ms or self._settled_at == NEVER
+
+    @property
+    def settles_at(self) -> int:
+        """When that is."""
+        return 0 if self.is_settled else self._settled_at
+
+    def __contains__(self, broker: str) -> bool:
+        return broker in self.live
+
+    def may_live(self, broker: str) -> bool:
+        """Whether a broker is alive or was not given the time to show it."""
+        return broker in self.live or not self.is_settled
+
+    def is_of(self, broker: str, incarnation: int) -> bool:
+        """Whether a broker is alive as that incarnation; 0 stands for any."""
+        live = self.live.get(broker)
+        return live is not None and incarnation in (0, live.incarnation)
+
+    def join(self, broker: str, incarnation: int, now: int) -> None:
+        """A broker has registered."""
+        known = self.live.get(broker)
+        until = now + self._session_ms if self._session_ms else NEVER
+        self.live[broker] = Live(incarnation, until)
+        self.dead_since.pop(broker, None)
+        if known is None and self._session_ms:
+            heappush(self._due, (until, broker))
+
+    def beat(self, broker: str, incarnation: int, now: int) -> bool:
+        """A broker says that it is alive; returns whether it is known to be."""
+        live = self.live.get(broker)
+        if live is None or live.incarnation != incarnation:
+            return False
+        if self._session_ms:
+            live.until = now + self._session_ms
+        return True
+
+    def expire(self, now: int) -> list[str]:
+        """The brokers that are dead from now on."""
+        dead = []
+        while self._due and self._due[0][0] <= now:
+            _, broker = heappop(self._due)
+            live = self.live[broker]
+            if live.until > now:
+                heappush(self._due, (live.until, broker))
+            else:
+                del self.live[broker]
+                dead.append(broker)
+        if self._settled_at <= now:
+            self._settled_at = NEVER
+            dead += [broker for broker in self._known if broker not in self.live]
+            self._known = ()
+        for broker in dead:
+            self.dead_since.setdefault(broker, now)
+        return list(dict.fromkeys(dead))
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`expire` has something to do."""
+        return min(self._due[0][0] if self._due else NEVER, self._settled_at)

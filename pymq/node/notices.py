@@ -1,0 +1,263 @@
+"""What brokers must be told, and have not confirmed yet.
+
+The tree says what each broker is to host; a broker acts on what it has been told. So whatever has
+changed is owed to each live broker that it concerns, is sent at once, and is sent again, as it is
+then, until the broker has answered without an error. A broker that registers is owed everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+from pymq.core.marks import mark
+from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Stopped, StopReplica
+from pymq.core.types import TopicPartition
+from pymq.core.values import Factory, define
+from pymq.errors import PymqError, StaleEpoch, UnknownPartition
+from pymq.node.commits import Commits, Send
+
+NEVER = 1 << 62
+RETRY_MS = 500  # the first time; then twice as long each time
+RETRY_MAX_MS = 8_000
+LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
+
+Stop = str | TopicPartition  # a whole topic, by its id, or a partition
+
+
+@define
+class Mailbox:
+    """What one live broker is owed."""
+
+    incarnation: int
+    full: int = 0  # id of the message with everything, while it is not answered
+    new: dict[TopicPartition, None] = Factory(dict)  # to be sent with the next flush
+    owed: dict[TopicPartition, int] = Factory(dict)  # sent, and by which message last
+    stops: dict[Stop, int] = Factory(dict)  # likewise
+    stop_ids: dict[int, Stop] = Factory(dict)
+    retry_at: int = NEVER
+    wait_ms: int = RETRY_MS
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has confirmed everything."""
+        return not (self.full or self.owed or self.stops)
+
+    def forget_stop(self, what: Stop) -> None:
+        """It is not to be removed, or it has been."""
+        self.stop_ids.pop(self.stops.pop(what, 0), None)
+
+
+class Notices:
+    """The mailboxes of all live brokers."""
+
+    def __init__(self, me: str, commits: Commits, send: Send) -> None:
+        self.me = me
+        self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # who has confirmed
+        self._commits = commits
+        self._send = send
+        self._boxes: dict[str, Mailbox] = {}
+        self._new: dict[str, None] = {}  # brokers with something new in their boxes
+        self._ids = 0
+        self._due: list[tuple[int, str]] = []  # retries, perhaps out of date
+
+    def next_id(self) -> int:
+        """An id that no other request has, of this or any other active zkserver."""
+        self._ids += 1
+        return (self._commits.image.controller_epoch << 32) + self._ids
+
+    def clear(self) -> None:
+        """This zkserver tells nobody anything any more."""
+        self._boxes.clear()
+        self._new.clear()
+        self._due.clear()
+
+    # --- telling --------------------------------------------------------------------------------
+
+    def open(self, broker: str, incarnation: int, now: int) -> None:
+        """A broker has registered: it is told all that it is to host, and to remove."""
+        box = self._boxes[broker] = Mailbox(incarnation)
+        image = self._commits.image
+        self._send_full(broker, box)
+        for topic_id, node in image.deleted.items():
+            if broker in node.brokers:
+                self._stop(broker, box, topic_id)
+        for name in image.hosting.leaving(broker):
+            self._stop(broker, box, name)
+        self._arm(broker, box, now)
+
+    def close(self, broker: str) -> None:
+        """A broker is dead; it will be told everything when it comes back."""
+        self._boxes.pop(broker, None)
+
+    def tell(self, topic: str, now: int, *partitions: str) -> None:
+        """Tell the brokers of a topic, or of *partitions* of it, what they are to host now.
+
+        The message leaves with the next :meth:`flush`.
+        """
+        image = self._commits.image.topics.get(topic)
+        if image is None:
+            return
+        for name in partitions or image.partitions:
+            found = image.partitions.get(name)
+            if found is None:
+                continue
+            key = TopicPartition(topic, name)
+            for broker in found.hosts:
+                self.tell_one(broker, key)
+            for broker in found.node.leaving:
+                self.stop(broker, key, now)
+
+    def tell_all(self, names: Iterable[TopicPartition], now: int) -> None:
+        """Tell the brokers of several partitions."""
+        for name in names:
+            self.tell(name.topic, now, name.partition)
+
+    def tell_one(self, broker: str, name: TopicPartition) -> None:
+        """Tell one broker what a partition is now, if it hosts any of it."""
+        box = self._boxes.get(broker)
+        if box is not None:
+            box.forget_stop(name)
+            box.new[name] = self._new[broker] = None
+
+    def flush(self, now: int) -> None:
+        """Send what is new: one message a broker, however much has changed."""
+        brokers, self._new = self._new, {}
+        for broker in brokers:
+            box = self._boxes.get(broker)
+            if box is not None and box.new:
+                names, box.new = list(box.new), {}
+                self._send_states(broker, box, names)
+                self._arm(broker, box, now)
+
+    def stop(self, broker: str, what: Stop, now: int) -> None:
+        """Tell a broker to remove all that it has of a deleted topic, or of a partition."""
+        box = self._boxes.get(broker)
+        if box is not None and what not in box.stops:
+            self._stop(broker, box, what)
+            self._arm(broker, box, now)
+
+    def _send_full(self, broker: str, box: Mailbox) -> None:
+        names = self._commits.image.hosting.hosted(broker)
+        box.full = self._send_states(broker, box, list(names), full=True)
+
+    def _send_states(
+        self, broker: str, box: Mailbox, names: list[TopicPartition], *, full: bool = False
+    ) -> int:
+        """Send the states of *names* as they are now; what is gone by now is owed no more."""
+        image, key = self._commits.image, self.next_id()
+        states = []
+        for name in names:
+            found = image.find(name)
+            if found is None or broker not in found.hosts:
+                mark("notices.gone_meanwhile")
+                box.owed.pop(name, None)
+                continue
+            box.owed[name] = key
+            states.append(image.topics[name.topic].state(name.partition))
+        if states or full:
+            epoch = image.controller_epoch
+            message = LeaderAndIsr(key, self.me, epoch, tuple(states), full, box.incarnation)
+            self._send(broker, message)
+        return key
+
+    def _stop(self, broker: str, box: Mailbox, what: Stop) -> None:
+        image, key = self._commits.image, self.next_id()
+        epoch = image.controller_epoch
+        if isinstance(what, TopicPartition):
+            found = image.find(what)
+            if found is None or broker not in found.node.leaving:
+                box.forget_stop(what)
+                return
+            node, topic = found.node, image.topics[what.topic].node
+            stop = StopReplica(
+                key, epoch, topic.name, topic.id, node.name, node.epoch, True, node.index
+            )
+        else:
+            deleted = image.deleted.get(what)
+            if deleted is None or broker not in deleted.brokers:
+                box.forget_stop(what)
+                return
+            stop = StopReplica(key, epoch, deleted.topic, what, "", LATER_THAN_ALL, True)
+        box.forget_stop(what)
+        box.stops[what], box.stop_ids[key] = key, what
+        self._send(broker, stop)
+
+    # --- being answered -------------------------------------------------------------------------
+
+    def answered(self, m: LeaderAndIsrAnswer) -> None:
+        """A broker has done what it was told, or says why it has not."""
+        box = self._boxes.get(m.broker)
+        if box is None or m.error is not None:
+            return
+        if box.full == m.id:
+            box.full = 0
+        for topic, partition, error in m.errors:
+            name = TopicPartition(topic, partition)
+            if box.owed.get(name) == m.id and _is_final(error):
+                del box.owed[name]
+        if box.is_empty:
+            box.retry_at = NEVER
+
+    def stopped(self, m: Stopped) -> None:
+        """A broker has removed what it was told to."""
+        box = self._boxes.get(m.broker)
+        if box is None or m.id not in box.stop_ids:
+            return
+        what = box.stop_ids[m.id]
+        mark("notices.removed")
+        box.forget_stop(what)
+        self.removed(what, m.broker)
+        if box.is_empty:
+            box.retry_at = NEVER
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _arm(self, broker: str, box: Mailbox, now: int) -> None:
+        """Something was sent: send it again if it is not answered."""
+        box.wait_ms = RETRY_MS
+        if now + RETRY_MS < box.retry_at:
+            box.retry_at = now + RETRY_MS
+            heappush(self._due, (box.retry_at, broker))
+
+    def tick(self, now: int) -> None:
+        """Send again what was not answered."""
+        while self._due and self._due[0][0] <= now:
+            due, broker = heappop(self._due)
+            box = self._boxes.get(broker)
+            if box is None or box.retry_at != due:
+                continue
+            if box.is_empty:
+                box.retry_at = NEVER
+                continue
+            self._again(broker, box)
+            box.wait_ms = min(2 * box.wait_ms, RETRY_MAX_MS)
+            box.retry_at = now + box.wait_ms
+            heappush(self._due, (box.retry_at, broker))
+
+    def _again(self, broker: str, box: Mailbox) -> None:
+        if box.full:
+            mark("notices.again.full")
+            box.new.clear()
+            self._send_full(broker, box)
+        elif box.owed:
+            mark("notices.again")
+            self._send_states(broker, box, list(box.owed))
+        for what in list(box.stops):
+            self._stop(broker, box, what)
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do, at the earliest."""
+        while self._due:
+            due, broker = self._due[0]
+            box = self._boxes.get(broker)
+            if box is not None and box.retry_at == due:
+                return due
+            heappop(self._due)
+        return NEVER
+
+
+def _is_final(error: PymqError | None) -> bool:
+    """Whether telling a broker again would change nothing: it has done it, or knows better."""
+    return error is None or isinstance(error, (StaleEpoch, UnknownPartition))

@@ -1,0 +1,132 @@
+"""Which brokers get a new block: as few changes as can be, and the load spread evenly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from pymq.core.metadata import BlockNode
+from pymq.core.types import AckMode, TopicPartition
+from pymq.core.values import value
+from pymq.hash.place import load_cost, place, ring_of
+from pymq.node.image import Image
+from pymq.node.membership import Members
+
+
+@value
+class Wanted:
+    """How the next block of a partition is to be replicated; None: as before."""
+
+    acks: AckMode | None = None
+    replicas: tuple[str, ...] | None = None  # these and no others, the first is to lead
+    count: int | None = None
+
+
+class Load:
+    """How much each broker carries; counts on as blocks are placed."""
+
+    def __init__(self, image: Image, brokers: Collection[str]) -> None:
+        hosting = image.hosting
+        self.hosting = Counter({name: hosting.opened_count(name) for name in brokers})
+        self.leading = Counter({name: hosting.leads[name] for name in brokers})
+
+    def add(self, replicas: tuple[str, ...]) -> None:
+        """One block more."""
+        self.hosting.update(replicas)
+        self.leading.update(replicas[:1])
+
+
+def usable(image: Image, live: Collection[str]) -> list[str]:
+    """The brokers that may be given new blocks."""
+    return [name for name in sorted(live) if not image.brokers[name].is_draining]
+
+
+def choose(
+    image: Image,
+    brokers: Collection[str],
+    load: Load,
+    name: TopicPartition,
+    count: int,
+    keep: tuple[str, ...] = (),
+) -> tuple[str, ...]:
+    """Pick *count* of *brokers* for a new block, those in *keep* first.
+
+    Raises:
+        NotEnoughBrokers: there are fewer.
+    """
+    keep = keep[:count]
+    weights = {name: float(image.brokers[name].weight) for name in sorted({*brokers, *keep})}
+    found = {name: image.brokers[name].rack for name in weights}
+    racks = found if any(found.values()) else None
+    if not keep:
+        chosen = place(str(name), weights, count, racks, hosting=load.hosting, leading=load.leading)
+    else:
+        cost = load_cost(load.hosting, weights)
+        ring = ring_of(weights)
+        chosen = (
+            *keep,
+            *ring.pick(str(name), count - len(keep), racks=racks, keep=keep, cost=cost),
+        )
+    load.add(chosen)
+    return chosen
+
+
+def succeed(
+    image: Image,
+    live: Collection[str],
+    name: TopicPartition,
+    wanted: Wanted,
+    holders: Collection[str],
+) -> tuple[str, ...]:
+    """The replicas of the block after the open one: who can stay stays, the dead are replaced.
+
+    Fewer than are wanted only when fewer are alive; never none, as long as anybody is. When some
+    have to go, *holders* stay.
+    """
+    found = image.partition(*name)
+    brokers = usable(image, live)
+    stay = wanted.replicas
+    if stay is None:
+        # False comes first, and sorting keeps the order of equals.
+        stay = tuple(sorted(found.open_block.replicas, key=lambda broker: broker not in holders))
+    count = wanted.count if wanted.count is not None else found.node.replicas
+    keep = tuple(broker for broker in stay if broker in brokers)
+    if not brokers:
+        return tuple(broker for broker in stay if broker in live)[:count]
+    count = min(count, len(brokers))
+    if len(keep) >= count:
+        return keep[:count]
+    return choose(image, brokers, Load(image, brokers), name, count, keep)
+
+
+def is_better(
+    image: Image, members: Members, name: TopicPartition, now: int, replace_ms: int
+) -> bool:
+    """Whether a roll would give a partition more sound replicas than it has."""
+    found = image.partition(*name)
+    block = found.open_block
+    brokers = usable(image, members.live)
+    sound = sum(
+        _is_sound(image, members, block, index, now, replace_ms)
+        for index in range(len(block.replicas))
+    )
+    return sound < min(found.node.replicas, len(brokers))
+
+
+def _is_sound(
+    image: Image, members: Members, block: BlockNode, index: int, now: int, replace_ms: int
+) -> bool:
+    """Whether a replica of the open block is good, or will be if one has patience."""
+    name = block.replicas[index]
+    if image.brokers[name].is_draining or not has_storage(image, block, name):
+        return False
+    since = members.dead_since.get(name)
+    return members.may_live(name) or (since is not None and now < since + replace_ms)
+
+
+def has_storage(image: Image, block: BlockNode, broker: str) -> bool:
+    """Whether a replica is still on the disk that it was made on, as far as is known."""
+    if not block.storages:
+        return True
+    made_on = block.storages[block.replicas.index(broker)]
+    return not made_on or made_on == image.brokers[broker].storage_id

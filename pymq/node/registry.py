@@ -1,0 +1,180 @@
+"""Brokers register, fall silent, are replaced, and remove what they are told to."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from pymq.core.marks import mark
+from pymq.core.message import Answer, BrokerHeartbeat, RegisterBroker, Result
+from pymq.core.metadata import BrokerNode
+from pymq.core.types import TopicPartition, check_name
+from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
+from pymq.node import restarts
+from pymq.node.commits import Commits, Later, Send, Task
+from pymq.node.image import Draft
+from pymq.node.membership import Members
+from pymq.node.notices import Notices, Stop
+from pymq.node.rolls import Rolls
+
+NEVER = 1 << 62
+
+
+class Registry:
+    """What the active zkserver does about brokers that come and go."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        members: Members,
+        notices: Notices,
+        rolls: Rolls,
+        send: Send,
+        *,
+        replace_ms: int,
+        check_ms: int,
+    ) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+        self._send = send
+        self._replace_ms = replace_ms
+        self._check_ms = check_ms
+        self._check_at = NEVER
+        self._replace: list[tuple[int, str]] = []  # when to replace whom, if he is still dead
+        self._held: list[Task] = []  # until the brokers have had time to register
+        self._was_settled = True
+
+    def begin(self, now: int) -> None:
+        """This zkserver has taken over; it knows of no live brokers yet."""
+        self._members.begin(self._commits.image.brokers, now)
+        self._was_settled = self._members.is_settled
+        # Where brokers never die, everything that matters happens when they register.
+        self._check_at = NEVER if self._was_settled else now + self._check_ms
+
+    def end(self) -> None:
+        """It is active no more; what was held back is for others to refuse."""
+        self._redo_held()
+        self._members.begin((), 0)
+        self._replace.clear()
+        self._check_at = NEVER
+
+    # --- registering ----------------------------------------------------------------------------
+
+    def beat(self, source: str, m: BrokerHeartbeat, now: int) -> None:
+        """A broker is alive; one that is not known is told so, that it may register."""
+        if not self._members.beat(m.name, m.incarnation, now):
+            mark("registry.unknown")
+            unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
+            self._send(source, Answer(0, error=unknown))
+
+    def register(self, source: str, m: RegisterBroker) -> None:
+        """A broker has started, or has found that we are the active zkserver."""
+        node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
+        changed: list[TopicPartition] = []
+
+        def plan(draft: Draft) -> Later:
+            check_name(m.name, "broker name")
+            known = draft.image.brokers.get(m.name)
+            if (
+                known is not None
+                and m.incarnation < known.incarnation
+                and m.storage_id == known.storage_id
+            ):
+                mark("registry.old_incarnation")
+                raise NotRegistered(
+                    f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
+                    incarnation=known.incarnation,
+                )
+            changed[:] = restarts.register(draft, node)
+            return Later.ANSWER
+
+        def done(now: int) -> None:
+            self._registered(m, changed, now)
+
+        def failed(error: PymqError, now: int) -> None:
+            self._send(source, Answer(m.id, error=error))
+
+        self._commits.do(plan, done=done, failed=failed)
+
+    def _registered(self, m: RegisterBroker, changed: list[TopicPartition], now: int) -> None:
+        self._notices.close(m.name)  # What it was owed is part of what it is sent now.
+        self._members.join(m.name, m.incarnation, now)
+        self._notices.tell_all(changed, now)
+        self._notices.open(m.name, m.incarnation, now)
+        self._rolls.registered(m.name, now)
+        self._redo_held()
+
+    def removed(self, what: Stop, broker: str) -> None:
+        """A broker has confirmed that it has nothing more of a topic or a partition."""
+
+        def plan(draft: Draft) -> Result:
+            if isinstance(what, TopicPartition):
+                restarts.stopped(draft, what, broker)
+            else:
+                restarts.topic_stopped(draft, what, broker)
+            return None
+
+        scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
+        self._commits.do(plan, scope=scope)
+
+    # --- what has to wait -----------------------------------------------------------------------
+
+    def hold(self, task: Task, error: PymqError) -> bool:
+        """Whether a request is to be tried again, rather than to fail, because we are new here."""
+        if not isinstance(error, NotEnoughBrokers) or self._members.is_settled or not task.request:
+            return False
+        mark("registry.held")
+        self._held.append(task)
+        return True
+
+    def _redo_held(self) -> None:
+        held, self._held = self._held, []
+        for task in held:
+            self._commits.redo(task)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        """Find out who is dead, and what can be done about it."""
+        for broker in self._members.expire(now):
+            self._notices.close(broker)
+            self._died(broker)
+            mark("registry.died")
+            self._rolls.died(broker, now)
+            heappush(self._replace, (now + self._replace_ms, broker))
+        if self._members.is_settled and not self._was_settled:
+            self._was_settled = True
+            self._redo_held()
+            self._check(now)
+        while self._replace and self._replace[0][0] <= now:
+            _, broker = heappop(self._replace)
+            if broker in self._members.dead_since:
+                mark("registry.replaced")
+                self._rolls.consider_all(broker, now)
+        if self._check_at <= now:
+            self._check(now)
+
+    def _died(self, broker: str) -> None:
+        """Nobody waits any more for what a dead broker should confirm."""
+        changed: list[TopicPartition] = []
+
+        def plan(draft: Draft) -> Result:
+            changed[:] = restarts.died(draft, broker, self._members.live)
+            return None
+
+        self._commits.do(plan, done=lambda now: self._notices.tell_all(changed, now))
+
+    def _check(self, now: int) -> None:
+        """Look at the partitions that may have too few replicas, or the wrong ones."""
+        self._check_at = now + self._check_ms
+        self._rolls.consider_short(now)
+        for broker, node in self._commits.image.brokers.items():
+            if node.is_draining or broker in self._members.dead_since:
+                self._rolls.consider_all(broker, now)
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        replace_at = self._replace[0][0] if self._replace else NEVER
+        return min(self._members.deadline, replace_at, self._check_at)

@@ -1,0 +1,114 @@
+"""What leaders and replicas report to the active zkserver, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.marks import mark
+from pymq.core.message import (
+    AlterIsr,
+    BecomeLeader,
+    BlockSizes,
+    Message,
+    Progress,
+    Result,
+    RetireBlocks,
+    RollWanted,
+    Sealed,
+)
+from pymq.core.types import AckMode, TopicPartition
+from pymq.node import blocks
+from pymq.node.commits import Commits
+from pymq.node.image import Draft
+from pymq.node.membership import Members
+from pymq.node.notices import Notices
+from pymq.node.placement import Wanted
+from pymq.node.rolls import Rolls
+
+
+class Reports:
+    """Commits what brokers report of their partitions."""
+
+    def __init__(self, commits: Commits, members: Members, notices: Notices, rolls: Rolls) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+
+    def step(self, m: Message, now: int) -> bool:
+        """Take in a report; returns whether it is one."""
+        match m:
+            case Sealed():
+                self._rolls.sealed(m, now)
+            case RollWanted():
+                self._roll_wanted(m, now)
+            case AlterIsr():
+                self._alter_isr(m)
+            case BecomeLeader():
+                self._change(m, lambda draft: blocks.become_leader(draft, m))
+            case Progress():
+                self._progress(m)
+            case RetireBlocks():
+                self._change(m, lambda draft: blocks.retire(draft, m))
+            case BlockSizes():
+                self._change(m, lambda draft: blocks.resize(draft, m))
+            case _:
+                return False
+        return True
+
+    def _roll_wanted(self, m: RollWanted, now: int) -> None:
+        name = TopicPartition(m.topic, m.partition)
+        image = self._commits.image.find(name)
+        if image is None or image.node.acks is AckMode.UNSET:
+            return
+        # The number of a block says all: it is open at one time only.
+        if image.open_block.number == m.block:
+            self._rolls.start(name, Wanted(), now)
+
+    def _change(
+        self, m: AlterIsr | BecomeLeader | RetireBlocks | BlockSizes, plan: Callable[[Draft], None]
+    ) -> None:
+        """Carry out what a broker reports of a partition; its replicas are told if it changes.
+
+        If nothing does, whoever reported is told how things are, because he does not know.
+        """
+        name = TopicPartition(m.topic, m.partition)
+        is_changed = False
+
+        def plan_it(draft: Draft) -> Result:
+            nonlocal is_changed
+            plan(draft)
+            is_changed = bool(draft.ops)
+            return None
+
+        def done(now: int) -> None:
+            if is_changed:
+                self._notices.tell(m.topic, now, m.partition)
+                if isinstance(m, BecomeLeader):
+                    self._rolls.led(name, now)
+            elif isinstance(m, (AlterIsr, BecomeLeader)):
+                mark("reports.nothing_changed")
+                self._notices.tell_one(m.broker, name)
+
+        self._commits.do(plan_it, scope=name, done=done)
+
+    def _alter_isr(self, m: AlterIsr) -> None:
+        def plan(draft: Draft) -> None:
+            roll = self._rolls.get(TopicPartition(m.topic, m.partition))
+            # In a take-over it is the committed set that counts; its leader must not change it.
+            if roll is None or not roll.is_takeover:
+                blocks.alter_isr(draft, m, self._members)
+
+        self._change(m, plan)
+
+    def _progress(self, m: Progress) -> None:
+        changed: list[TopicPartition] = []
+
+        def plan(draft: Draft) -> Result:
+            changed.clear()
+            # Of another incarnation it would tell what was on a disk that may be gone.
+            if self._members.is_of(m.broker, m.incarnation):
+                changed.extend(blocks.progress(draft, m))
+            return None
+
+        self._commits.do(plan, done=lambda now: self._notices.tell_all(changed, now))

@@ -1,0 +1,131 @@
+"""What it means for the tree that a broker starts anew, drains, or has removed what it had.
+
+Pure functions over the image, as in :mod:`~pymq.node.blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.metadata import BlockNode, BrokerNode
+from pymq.core.types import AckMode, TopicPartition
+from pymq.node.blocks import change, note_replica, without
+from pymq.node.image import Draft
+
+
+def register(draft: Draft, node: BrokerNode) -> list[TopicPartition]:
+    """A broker has started; returns the partitions that are others for it.
+
+    What it has not synced may be gone, and with another disk everything is.
+    """
+    path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
+    if known is None:
+        draft.create(path, node)
+        return []
+    node = attrs.evolve(node, is_draining=known.is_draining)
+    if known == node:
+        return []
+    draft.put(path, node)
+    if (known.incarnation, known.storage_id) == (node.incarnation, node.storage_id):
+        return []
+    hosted = draft.image.hosting.hosted(node.name)
+    return [name for name in hosted if _restarted(draft, name, node)]
+
+
+def _restarted(draft: Draft, name: TopicPartition, broker: BrokerNode) -> bool:
+    image = draft.image.partition(*name)
+    before = len(draft.ops)
+    epoch = image.node.epoch
+    for block in image.blocks.values():
+        if broker.name not in block.replicas:
+            continue
+        made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
+        is_wiped = bool(made_on) and made_on != broker.storage_id
+        if block.end is not None:
+            after = _lost(block, broker) if is_wiped else block
+        else:
+            after = _interrupted(block, broker.name, epoch + 1, is_wiped)
+        if after != block:
+            epoch = max(epoch, after.epoch)
+            draft.put(paths.block(*name, block.number), after)
+            if is_wiped and block.end is not None:
+                note_replica(draft, name, image, block.number, broker.name, None)
+    if len(draft.ops) == before:
+        return False
+    change(draft, name, epoch=epoch)
+    return True
+
+
+def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
+    """A sealed block, one replica of which is on a new disk and has to be fetched again."""
+    storages = tuple(
+        broker.storage_id if name == broker.name else storage
+        for name, storage in zip(block.replicas, block.storages, strict=True)
+    )
+    return attrs.evolve(block, in_sync=without(block, broker.name), storages=storages)
+
+
+def _interrupted(block: BlockNode, broker: str, epoch: int, is_wiped: bool) -> BlockNode:
+    """An open block, one replica of which may have lost its tail, or all.
+
+    Raft knows how to deal with the first, and the second is a matter of the roll that follows. A
+    fetch block that was led by it has no leader any more: it might give offsets a second time that
+    others hold.
+    """
+    if block.acks is AckMode.RAFT or (len(block.replicas) == 1 and not is_wiped):
+        return block
+    in_sync = without(block, broker)
+    if not in_sync and not is_wiped:
+        in_sync = block.in_sync  # What it has left is still the best there is.
+    if block.leader == broker:
+        return attrs.evolve(block, leader=None, epoch=epoch, in_sync=in_sync)
+    return attrs.evolve(block, in_sync=in_sync)
+
+
+def died(draft: Draft, broker: str, live: Collection[str]) -> list[TopicPartition]:
+    """A broker is dead: the leaders of fetch blocks need not wait for it; returns what changed.
+
+    A leader would find out by itself, after ``lag_max_ms``; whoever waits for all in sync should
+    not have to wait so long.
+    """
+    changed = []
+    for name in draft.image.hosting.hosted(broker):
+        block = draft.image.partition(*name).open_block
+        is_fetch = block.acks is not AckMode.RAFT and block.leader in live
+        if is_fetch and block.leader != broker and broker in block.in_sync:
+            change(draft, name)
+            in_sync = without(block, broker)
+            draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+            changed.append(name)
+    return changed
+
+
+def drain(draft: Draft, broker: str) -> None:
+    """Mark a broker so that it is given nothing new."""
+    node = draft.image.brokers[broker]
+    if not node.is_draining:
+        draft.put(paths.broker(broker), attrs.evolve(node, is_draining=True))
+
+
+def stopped(draft: Draft, name: TopicPartition, broker: str) -> None:
+    """A broker has removed all that it had of a partition."""
+    image = draft.image.find(name)
+    if image is not None and broker in image.node.leaving:
+        # Nothing that brokers are told has changed, so the version stays.
+        left = tuple(name for name in image.node.leaving if name != broker)
+        draft.put(paths.partition(*name), attrs.evolve(image.node, leaving=left))
+
+
+def topic_stopped(draft: Draft, topic_id: str, broker: str) -> None:
+    """A broker has removed all that it had of a deleted topic."""
+    node = draft.image.deleted.get(topic_id)
+    if node is None or broker not in node.brokers:
+        return
+    left = tuple(name for name in node.brokers if name != broker)
+    if left:
+        draft.put(paths.deleted_topic(topic_id), attrs.evolve(node, brokers=left))
+    else:
+        draft.delete(paths.deleted_topic(topic_id))
