@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import time
 import weakref
 from pathlib import Path
@@ -71,7 +72,13 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
         now,
     )
     broker = Broker(
-        BrokerConfig(BROKER, ZKSERVER, wall_offset_ms=wall_offset_ms), Solo, assignor, now
+        BrokerConfig(BROKER, (ZKSERVER,), wall_offset_ms=wall_offset_ms),
+        Solo,
+        assignor,
+        random.Random(),
+        store.blocks(),
+        (),  # One broker has nobody to complete its blocks from.
+        now,
     )
     loop.add_zkserver(ZKSERVER, controller, backend)
     loop.add_broker(BROKER, broker, store)

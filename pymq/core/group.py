@@ -19,6 +19,7 @@ from typing import Protocol, assert_never
 
 from pymq.core import codec
 from pymq.core.leases import NEVER, Leases
+from pymq.core.marks import mark
 from pymq.core.message import (
     BEGIN,
     Acquire,
@@ -123,7 +124,9 @@ class Group:
 class GroupCoordinator:
     """The groups of one partition of the offsets topic."""
 
-    def __init__(self, index: int, host: GroupHost, assignors: Assignors, now: int) -> None:
+    def __init__(
+        self, index: int, host: GroupHost, assignors: Assignors, now: int, first_request: int = 0
+    ) -> None:
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, Group] = {}
@@ -137,11 +140,14 @@ class GroupCoordinator:
         self._must_sync = False  # somebody waits until what was acknowledged is durable
         self._is_syncing = False
         self._loose: tuple[str, str, str] | None = None  # what was written last, without a sync
-        self._requests = 0
+        self._requests = first_request  # ids that no coordinator before has used
         self._retry_at = NEVER
-        self._load(BEGIN, now)
 
     # --- loading (immigration) ------------------------------------------------------------------
+
+    def begin(self, now: int) -> None:
+        """Read what the partition holds; requests wait until that is done."""
+        self._load(BEGIN, now)
 
     def _load(self, offset: int, now: int) -> None:
         self._requests += 1
@@ -540,19 +546,22 @@ class GroupCoordinator:
             self._requests,
             OFFSETS_TOPIC,
             str(self.index),
-            AckMode.LEADER,
+            AckMode.RAFT,  # by all in sync: an offset must not go with the leader
             batch,
             self._is_syncing,
         )
         self._host.offsets_step(self.index, produce, now)
 
     def _stored(self, m: Produced, now: int) -> None:
-        answers, self._writing = self._writing or [], None
+        if self._writing is None or m.id != self._requests:
+            return  # It was written by the coordinator before this one.
+        answers, self._writing = self._writing, None
         for source, answer in answers:
             if m.error is not None:
                 answer = Settled(answer.id, answer.refused, m.error)  # noqa: PLW2901 # replaced whole
             self._host.reply(source, answer, now)
         if m.error is not None:
+            mark("group.not_stored")
             # They are tried again after a while; until then a crash would deliver again.
             self._changed = {**self._written, **self._changed}
             self._retry_at = now + RETRY_MS
@@ -566,6 +575,7 @@ class GroupCoordinator:
         """Do what is due: sessions and leases that run out, waits that end."""
         if self._loading is not None:
             if now >= self._retry_at:
+                mark("group.load_again")
                 self._retry_at = NEVER
                 self._load(BEGIN, now)
             self._rearm(now)
@@ -574,6 +584,7 @@ class GroupCoordinator:
             self._retry_at = NEVER
         for group in list(self.groups.values()):
             for member in [x for x in group.members.values() if x.gone_at <= now]:
+                mark("group.member_gone")
                 self._remove(group, member, now)
             for leases in group.leases.values():
                 leases.expire(now)

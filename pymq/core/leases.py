@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+from pymq.core.marks import mark
 from pymq.core.message import Lease, Range
 from pymq.core.values import define
 
@@ -92,6 +93,7 @@ class Leases:
         """Skip what retention has removed; return how many records were never acknowledged."""
         if log_start <= self.committed:
             return 0
+        mark("leases.overtaken")  # by retention
         lost = log_start - max(self.committed, min(self.next, log_start))
         self._spans = [span for span in self._spans if span.end > log_start]
         if self._spans:
@@ -115,6 +117,7 @@ class Leases:
             if span.state == AVAILABLE and span.due <= now:
                 taken = self._cut(span, span.start, min(span.end, span.start + limit))
                 dead = 0 < max_deliver <= taken.count
+                mark("leases.dead" if dead else "leases.again")
                 taken.state, taken.owner, taken.due = LEASED, member, until
                 taken.count += not dead
                 leases.append(Lease("", taken.start, taken.end, taken.count, dead))
@@ -176,6 +179,7 @@ class Leases:
         records = 0
         for span in self._spans:
             if span.state == LEASED and span.due <= now:
+                mark("leases.expired")
                 span.state, span.owner = AVAILABLE, None
                 records += span.end - span.start
         return records

@@ -1,8 +1,9 @@
-"""One broker's part in a partition: append, read, wait, roll.
+"""One broker's part in a partition: append, roll, hand over, retain.
 
 A partition is a list of blocks, of which only the last is open. Everything that may be appended
 goes through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as
 a :class:`~pymq.core.metadata.PartitionState` from the zkserver, through :meth:`Partition.adopt`.
+How the replicas of the open block agree is the replicator's part.
 
 What holds at all times:
 
@@ -14,79 +15,85 @@ What holds at all times:
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
 from typing import Protocol
 
 import attrs
 
-from pymq.core import codec
+from pymq.core.answers import Answers
+from pymq.core.log import BlockLog
+from pymq.core.marks import mark
 from pymq.core.message import (
-    BEGIN,
-    END,
+    BecomeLeader,
     BlockSizes,
     Fetch,
-    Fetched,
     FindOffset,
     GetSequence,
     Message,
-    OffsetFound,
     PartitionReport,
     Produce,
     Produced,
+    Progress,
+    ReplicaFetch,
+    ReplicaFetched,
+    Replication,
     RetireBlocks,
     RollWanted,
     Seal,
     Sealed,
     Sequence,
 )
-from pymq.core.metadata import PartitionState
+from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import (
-    Append,
-    Checkpoint,
     Compact,
     Compacted,
     CreateBlock,
-    FindTime,
     Read,
     Ready,
     Recover,
     Recovered,
     RecoverFailed,
     RemoveBlock,
-    SealBlock,
-    Sync,
     TimeFound,
     WriteFailed,
 )
-from pymq.core.record import HEADER_SIZE, RecordBatch
-from pymq.core.replicator import Replicator, ReplicatorFactory
+from pymq.core.record import HEADER_SIZE
+from pymq.core.repair import Repairs
+from pymq.core.replicator import (
+    Replica,
+    ReplicaHost,
+    ReplicationConfig,
+    Replicator,
+    ReplicatorFactory,
+)
 from pymq.core.retention import first_kept
-from pymq.core.types import AckMode, BlockId, TopicPartition
+from pymq.core.sealing import Sealing
+from pymq.core.serving import Serving
+from pymq.core.types import AckMode, BlockId, Rng, TopicPartition
 from pymq.errors import (
     CorruptMetadata,
     InvalidRequest,
     NotEnoughReplicas,
     NotLeader,
-    OffsetOutOfRange,
     PartitionUnset,
     PymqError,
     RecordTooLarge,
+    ReplicaNotAvailable,
     StoreError,
 )
 
 NEVER = 1 << 62
 RETENTION_CHECK_MS = 5_000
-ROLL_RETRY_MS = 1_000
-CHECKPOINT_BYTES = 32 << 20  # a crash costs reading no more than this much of a block again
+RESTART_MS = 200  # a replica whose write has failed starts over after it
+ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 
 
-class Host(Protocol):
+class Host(ReplicaHost, Protocol):
     """What a partition needs of the broker around it."""
 
-    me: str
+    storage_id: str
+    incarnation: int
     out: Ready
 
     def wall_ms(self, now: int) -> int:
@@ -97,8 +104,16 @@ class Host(Protocol):
         """Send an answer."""
         ...
 
-    def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
+    def has_failed(self, peer: str, block: BlockId) -> bool:
+        """Whether another broker says that it cannot act on an open block."""
+        ...
+
+    def shares(self, partition: Partition, now: int) -> None:
+        """The open block may be shared with other brokers than before."""
+        ...
+
+    def role_changed(self, partition: Partition, now: int) -> None:
+        """The partition's replica here has begun or ceased to lead."""
         ...
 
 
@@ -107,196 +122,436 @@ class Partition:
 
     __slots__ = (
         "_answers",
-        "_checkpointed",
+        "_asked_at",
         "_compacted",
-        "_durable_end",
-        "_durable_soon",
-        "_durable_then",
+        "_has_begun",
         "_host",
-        "_in_flight",
+        "_is_appointed",
+        "_leads_at",
         "_make_replicator",
-        "_max_timestamp",
         "_must_sync",
         "_opened_ms",
         "_parked",
-        "_producers",
         "_recovering",
-        "_replicator",
+        "_repairs",
+        "_restart_at",
         "_retention_at",
-        "_roll_asked_at",
         "_roll_at",
-        "_sealed",
         "_sealing",
-        "_size",
-        "_stable_end",
-        "_stable_size",
-        "_starts",
+        "_serving",
         "_sync_at",
-        "_times",
-        "_unwritten",
-        "_waiting",
+        "_tell_at",
+        "_visible",
         "deadline",
-        "end",
+        "log",
         "name",
         "problem",
+        "replicator",
         "state",
     )
 
     def __init__(
-        self, state: PartitionState, host: Host, make_replicator: ReplicatorFactory, now: int
+        self,
+        state: PartitionState,
+        host: Host,
+        make_replicator: ReplicatorFactory,
+        unsealed: frozenset[int],
+        now: int,
     ) -> None:
         self.name = TopicPartition(state.topic, state.partition)
         self.state = state
-        self.end = 0  # the offset of the next record
         self.problem: PymqError | None = None  # why nothing can be read or written any more
+        self.log: BlockLog | None = None  # of the open block, if it is to be here
+        self.replicator: Replicator | None = None  # None until the open block is recovered
         self.deadline = NEVER
         self._host = host
         self._make_replicator = make_replicator
-        self._replicator: Replicator | None = None  # None until the open block is recovered
-        self._producers = ProducerTable()
-        self._recovering: list[Recovered] | None = None
-        self._unwritten: list[RecordBatch] = []  # stamped, for the next write
-        self._in_flight: int | None = None  # the end that the write under way will reach
-        self._answers: deque[tuple[int, str, Produced]] = deque()  # (committed when, whom, what)
+        self._serving = Serving(self, host)
+        self._repairs = Repairs(self)
+        self._recovering: list[Recovered] = []
+        self._answers = Answers()
         self._parked: list[tuple[str, Produce]] = []
-        self._waiting: list[tuple[int, str, Fetch]] = []  # (until, whom, what)
-        self._times: dict[int, tuple[str, FindOffset, int]] = {}  # searches, by token
-        self._sealing: Seal | None = None
-        self._sealed: Sealed | None = None
-        self._size = self._stable_size = 0  # bytes of the open block
-        self._stable_end = 0
-        self._durable_end = 0  # all before it is on the disk, even after a power cut ...
-        self._durable_then = 0  # ... which it will be before this when the write under way is done,
-        self._durable_soon = 0  # ... and this when the syncs that were asked for are done
-        self._checkpointed = 0  # how large the block was at its last checkpoint
-        self._max_timestamp = -1
-        self._opened_ms = 0
+        self._sealing = self._new_sealing()
+        self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
+        self._visible = 0  # what was before a replicator had to start over
+        self._has_begun = False  # the open block has had a replicator in this process
+        self._is_appointed = False  # to lead the open block, and does not yet
         self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
-        self._sync_at = self._roll_at = NEVER
-        self._roll_asked_at = -ROLL_RETRY_MS
+        self._opened_ms = 0
+        self._sync_at = self._roll_at = self._tell_at = self._restart_at = NEVER
+        self._asked_at = -ASK_RETRY_MS
         self._retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
-        self._starts: list[int] = []
-        self._begin(state, now)
+        self._begin(unsealed, now)
+
+    # --- what it is -----------------------------------------------------------------------------
+
+    @property
+    def _block(self) -> BlockNode:
+        return self.state.blocks[-1]
+
+    @property
+    def _is_shared(self) -> bool:
+        return len(self._block.replicas) > 1
+
+    @property
+    def _is_voted(self) -> bool:
+        """Whether the replicas of the open block elect their leader."""
+        return self._is_shared and self._block.acks is AckMode.RAFT
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker takes in records."""
+        return self._leads_at is not None and self.problem is None
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads, as far as this broker knows."""
+        return self.replicator.leader if self.replicator is not None else self.state.leader
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The other brokers that this one must know to be alive."""
+        if self.log is None or self.problem is not None:
+            return ()
+        return tuple(name for name in self._block.replicas if name != self.me)
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record."""
+        return self.log.end if self.log is not None else self._block.start
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset before which everything may be read."""
+        if self.replicator is None:
+            return max(self._visible, self._block.start)
+        return max(self._visible, self.replicator.high_watermark)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known where the log ends, or that it never will be."""
+        return self.replicator is not None or self.problem is not None or self.log is None
+
+    def has(self, block: BlockNode) -> bool:
+        """Whether all of a sealed block is here."""
+        return self.me in block.in_sync and block.number not in self._repairs
+
+    def _holds(self, block: BlockNode) -> bool:
+        """Whether this broker is to hold a block, and still has the disk that it was given to."""
+        if self.me not in block.replicas:
+            return False
+        if not block.storages:
+            return True
+        return block.storages[block.replicas.index(self.me)] == self._host.storage_id
 
     # --- metadata -------------------------------------------------------------------------------
 
-    def adopt(self, state: PartitionState, now: int) -> None:
+    def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
         """Go over to *state*; the zkserver's word is final, and doing it twice changes nothing."""
+        fenced = self._sealing.fenced
+        if fenced is not None and controller_epoch > fenced:
+            mark("partition.fence_lifted")
+            self._sealing.give_up()  # Whoever was taking over can commit nothing any more.
         before, self.state = self.state, state
+        kept = {block.number for block in state.blocks}
         for gone in before.blocks:
-            if gone.number < state.blocks[0].number:
+            if gone.number not in kept and self.me in gone.replicas:
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
-        self._starts = [block.start for block in state.blocks]
-        if state.blocks[-1].number != before.blocks[-1].number:
-            self._open_next(state, now)
-        elif state.epoch != before.epoch and self._replicator is not None:
-            self._replicator = self._make_replicator(state, self._host.me, self.end)
-            self._sealing = self._sealed = None
-            self._drive_parked(now)
-        elif before.blocks[-1].leader is None and self._replicator is None:
-            self._begin(state, now)
+        self._serving.adopt(state)
         if state.config != before.config:
             self._retention_at, self._roll_at = now, NEVER  # Both go by the new options.
-            if self._replicator is not None:
+        if state.blocks[-1].number != before.blocks[-1].number:
+            self._open_next(before.blocks[-1], now)
+        elif self.replicator is not None:
+            self.replicator.adopt(state, now)
+            if state.epoch > before.epoch and not self._is_shared:
+                self._sealing.give_up()
+                self._drive_parked(now)
+        elif not before.blocks[-1].replicas and self.log is None:
+            self._begin(frozenset(), now)
+        self._repairs.adopt(state, now)
+        if self.replicator is not None:
+            self._look(now)
+            if self._roll_at == NEVER:
                 self._want_roll(now)
+        self._serving.wake(now)
+        self._host.shares(self, now)
         self._rearm()
 
-    def _begin(self, state: PartitionState, now: int) -> None:
-        self._starts = [block.start for block in state.blocks]
-        if state.leader is None:
-            return
-        block = state.blocks[-1]
-        self._recovering = []
-        self._host.out.ask.append(Recover(state.block_id(block), block.start, True))
+    def _begin(self, unsealed: frozenset[int], now: int) -> None:
+        state = self.state
+        self._serving.adopt(state)
+        for block in state.blocks[:-1]:
+            if block.number in unsealed and self.me in block.replicas:
+                self._repairs.start(state, block, None, now)
+        self._repairs.adopt(state, now)
+        self._sealing = self._new_sealing()
+        if self._holds(self._block):
+            self._recovering = []
+            self.log = self._new_log(self._block)
+            self.log.recover()
 
-    def _open_next(self, state: PartitionState, now: int) -> None:
-        """The roll: the block before was sealed at its end, this one takes the next record."""
-        block = state.blocks[-1]
-        assert self._sealed is None or block.start == self.end, (block, self.end)
-        self._sealing = self._sealed = None
-        self._roll_at, self._roll_asked_at = NEVER, -ROLL_RETRY_MS
-        self.end = self._stable_end = block.start
-        self._durable_end = self._durable_then = self._durable_soon = block.start
-        self._size = self._stable_size = 0
-        self._max_timestamp = -1
+    def _new_log(self, block: BlockNode) -> BlockLog:
+        shared = len(block.replicas) > 1
+        return BlockLog(self._host, self.state.block_id(block), block.start, is_shared=shared)
+
+    def _new_sealing(self) -> Sealing:
+        is_raft = self._block.acks is AckMode.RAFT
+        return Sealing(is_shared=self._is_shared, is_raft=is_raft)
+
+    def _open_next(self, last: BlockNode, now: int) -> None:
+        """The roll: the block before was sealed at its end, another one takes the next record."""
+        log, block, state = self.log, self._block, self.state
+        self.log = self.replicator = None
+        self._has_begun = False
+        self._sealing = self._new_sealing()
+        self._roll_at = self._sync_at = self._tell_at = self._restart_at = NEVER
+        self._asked_at = -ASK_RETRY_MS
+        self._retention_at = now  # A newly sealed block may be one too many.
         self._opened_ms = block.opened_ms
-        name = state.block_id(block)
-        self._host.out.write.append(CreateBlock(name, block.start, state.topic, state.partition))
-        # What the block must know of the past: without it, recovery reads the blocks before it.
-        self._host.out.write.append(Checkpoint(name, self._snapshot()))
-        self._checkpointed = 0
-        self._replicator = self._make_replicator(state, self._host.me, block.start)
-        self._retention_at = now  # a newly sealed block may be one too many
+        self._refuse_answers(NotLeader(f"{self.name} has been rolled", leader=state.leader), now)
+        past = self._close(last, log, now)
+        self._look(now)
+        if self._holds(block) and self.problem is None:
+            self.log = self._new_log(block)
+            if block.past:
+                mark("partition.past_inherited")
+                past = ProducerTable.restore(block.past)
+            self.log.create(state.topic, state.partition, past or ProducerTable())
+            self._make(None, now, is_new=True)
         self._drive_parked(now)
+
+    def _close(self, last: BlockNode, log: BlockLog | None, now: int) -> ProducerTable | None:
+        """Let go of the block that was open, or bring it to its end; returns what it knew."""
+        sealed = next((b for b in self.state.blocks if b.number == last.number), None)
+        if log is None or self.problem is not None:
+            return None
+        if sealed is None:
+            mark("partition.empty_block")
+            return log.producers  # It was empty, and is no more.
+        is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
+        if len(sealed.replicas) > 1 or not is_whole:
+            mark("partition.close.repair")
+            # Even a whole copy is to be made durable, with its index.
+            self._repairs.start(self.state, sealed, log, now)
+        return log.producers if is_whole else None
 
     # --- recovery -------------------------------------------------------------------------------
 
     def recovered(self, found: Recovered, now: int) -> None:
         """The store has found a block's end."""
-        if self._recovering is None:
+        log = self.log
+        if self._repairs.recovered(self.state, found, now) or log is None or not log.is_recovering:
+            self._rearm()
             return
         self._recovering.append(found)
-        if found.snapshot is None and found.block.number > self.state.blocks[0].number:
-            # Without a snapshot the producers before this block are only in the block before.
-            index = found.block.number - self.state.blocks[0].number - 1
-            block = self.state.blocks[index]
-            self._host.out.ask.append(Recover(self.state.block_id(block), block.start, False))
-            return
-        last = self._recovering[0]
         try:
-            for part in reversed(self._recovering):
-                self._max_timestamp = -1  # it is of the open block, which comes last
-                if part.snapshot is not None:
-                    self._restore(part.snapshot)
-                for header in part.headers:
-                    self._producers.replay(header)
-                    self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
+            done = self._restore(log)
         except CorruptMetadata as error:
             self.recover_failed(RecoverFailed(found.block, error), now)
             return
-        self._recovering = None
-        self.end = self._stable_end = last.end
-        self._durable_end = self._durable_then = self._durable_soon = last.end
-        self._size = self._stable_size = last.size
-        self._checkpointed = last.size if last.snapshot is not None and not last.headers else 0
-        block = self.state.blocks[-1]
-        self._opened_ms = block.opened_ms
-        name = self.state.block_id(block)
-        if last.size == 0:
-            self._host.out.write.append(
-                CreateBlock(name, block.start, self.state.topic, self.state.partition)
-            )
-        self._replicator = self._make_replicator(self.state, self._host.me, self.end)
-        self._drive_parked(now)
-        self._wake(now)
+        if not done:
+            return
+        first, self._recovering = self._recovering[0], []
+        if self._is_voted and first.state is None and log.end > log.start:
+            # Nothing is accepted before a term is saved, so what was promised here is lost.
+            mark("partition.votes_lost")
+            lost = StoreError(f"{log.name} has records, and what it has voted on is missing")
+            self._fail(lost, now)
+        elif self.replicator is None:
+            block = self._block
+            self._opened_ms = block.opened_ms
+            if log.size == 0:
+                create = CreateBlock(log.name, block.start, self.state.topic, self.state.partition)
+                self._host.out.write.append(create)
+            is_new = first.state is None and not self._has_begun
+            self._make(first.state, now, is_new=is_new)
+            self._drive_parked(now)
+            self._serving.wake(now)
         self._rearm()
 
-    def _snapshot(self) -> bytes:
-        return codec.dumps([self._max_timestamp, self._producers.snapshot()])
+    def _restore(self, log: BlockLog) -> bool:
+        """Restore the log from what was found, newest block first; False when more is needed."""
+        blocks, found = self.state.blocks, self._recovering
+        before: ProducerTable | None = None
+        if self._block.past:
+            before = ProducerTable.restore(self._block.past)
+        elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
+            # Without a snapshot the producers before this block are only in the block before.
+            index = [block.number for block in blocks].index(found[-1].block.number) - 1
+            earlier = blocks[index]
+            if self._holds(earlier) and self.has(earlier):
+                mark("partition.recover_earlier")
+                ask = Recover(self.state.block_id(earlier), earlier.start, False)
+                self._host.out.ask.append(ask)
+                return False
+        for part in reversed(found[1:]):
+            older = BlockLog(self._host, part.block, part.start, is_shared=False)
+            older.restore(part, before or ProducerTable())
+            before = older.producers
+        return log.restore(found[0], before or ProducerTable())
 
-    def _restore(self, snapshot: bytes) -> None:
-        try:
-            max_timestamp, producers = codec.loads(snapshot)
-            self._max_timestamp = int(max_timestamp)
-        except (InvalidRequest, TypeError, ValueError) as error:
-            raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
-        self._producers = ProducerTable.restore(producers)
+    def _make(self, saved: bytes | None, now: int, *, is_new: bool) -> None:
+        assert self.log is not None
+        replica = Replica(self.log.name, self.log, self, self.state, saved, is_new=is_new)
+        self.replicator = self._make_replicator(replica, now)
+        # It leads as soon as that is on the disk; what comes until then waits for it.
+        self._is_appointed = is_new and self.state.leader == self.me
+        self._has_begun = True
+        self._look(now)
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
-        self._recovering = None
+        self._recovering = []
         self._fail(failed.error, now)
 
     def _fail(self, error: Exception, now: int) -> None:
         self.problem = error if isinstance(error, PymqError) else StoreError(str(error))
-        self._sync_at = self._roll_at = self._retention_at = NEVER  # Nothing is due any more.
-        self._drop_unstable(self.problem, now)
+        # Nothing is due any more.
+        self._sync_at = self._roll_at = self._retention_at = NEVER
+        self._tell_at = self._restart_at = NEVER
+        if self.log is not None:
+            self.log.fail()
+        self._refuse_answers(self.problem, now)
         parked, self._parked = self._parked, []
         for source, produce in parked:
-            self._host.reply(source, Produced(produce.id, error=self.problem), now)
-        self._wake(now)
+            self._answer(source, Produced(produce.id, error=self.problem), produce.acks, now)
+        self._serving.wake(now)
+        if (seal := self._sealing.give_up()) is not None:
+            self._refuse_seal(seal, self.problem)
+        self._leads_at = None
+        self._host.role_changed(self, now)
         self._rearm()
+
+    # --- what the replicator is given -----------------------------------------------------------
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        return self._host.me
+
+    @property
+    def rng(self) -> Rng:
+        """The broker's dice."""
+        return self._host.rng
+
+    @property
+    def replication(self) -> ReplicationConfig:
+        """The broker's patience."""
+        return self._host.replication
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        return self._host.out
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        return self._host.wall_ms(now)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message to another broker."""
+        self._host.send(peer, message)
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        self._host.tell_controller(message)
+
+    def is_alive(self, peer: str) -> bool:
+        """Whether another broker can act on the open block."""
+        if not self._host.is_alive(peer):
+            return False
+        return self.log is None or not self._host.has_failed(peer, self.log.name)
+
+    # --- replication ----------------------------------------------------------------------------
+
+    @property
+    def _acting(self) -> Replicator | None:
+        """The replicator, if it may act now."""
+        log = self.log
+        if self.problem is not None or self._sealing.is_fenced or log is None or log.is_recovering:
+            return None
+        return self.replicator
+
+    def replicate(self, source: str, m: Replication, now: int) -> None:
+        """Take in what another broker says about one of the blocks."""
+        log, acting = self.log, self._acting
+        if isinstance(m, ReplicaFetched) and self._repairs.step(source, m, now):
+            pass
+        elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
+            self._serve_sealed(source, m)
+        elif acting is not None and log is not None and log.name == m.block:
+            log.at(self._host.wall_ms(now))
+            acting.step(source, m, now)
+            self._look(now)
+        self._rearm()
+
+    def peer_changed(self, peer: str, now: int) -> None:
+        """Another broker seems gone, or is back."""
+        if (acting := self._acting) is not None:
+            acting.peer_changed(peer, now)
+            self._look(now)
+        self._rearm()
+
+    def _serve_sealed(self, source: str, m: ReplicaFetch) -> None:
+        block = next((b for b in self.state.blocks[:-1] if b.number == m.block.number), None)
+        answer = ReplicaFetched(m.id, m.block, m.offset, 0, 0)
+        if block is None or block.end is None or not self.has(block) or self.problem is not None:
+            error = ReplicaNotAvailable(f"{self.me} does not hold all of {m.block}")
+            self.send(source, attrs.evolve(answer, error=error))
+        elif block.start <= m.offset < block.end:
+            read = Read(source, answer, m.block, m.offset, block.end, m.max_bytes)
+            self._host.out.read.append(read)
+
+    def _look(self, now: int) -> None:
+        """Act on what the replicator has come to: a role, a high watermark."""
+        replicator, log = self.replicator, self.log
+        leads = replicator.epoch if replicator is not None and replicator.is_leader else None
+        if leads != self._leads_at and self.problem is None and not self._sealing.is_fenced:
+            was, self._leads_at = self._leads_at, leads
+            self._role_changed(was, now)
+        if replicator is None or log is None:
+            return
+        if self._is_appointed and replicator.epoch != self._block.epoch:
+            mark("partition.appointed_too_late")
+            self._is_appointed = False  # Another was elected before this one began.
+            self._drive_parked(now)
+        for source, answer in self._answers.due(log.stable_end, replicator.high_watermark):
+            self._host.reply(source, answer, now)
+        self._serving.wake(now)
+
+    def _role_changed(self, was: int | None, now: int) -> None:
+        leads = self._leads_at
+        if was is not None and leads is None:
+            error = NotLeader(f"{self.name} is led by another replica", leader=self.leader)
+            self._refuse_answers(error, now)
+            self._sealing.give_up()
+        if leads is not None:
+            self._asked_at = -ASK_RETRY_MS
+            self._want_roll(now)
+            self._tell_leader(now)
+            self._is_appointed = False
+        self._host.role_changed(self, now)
+        if self.replicator is not None:
+            self._drive_parked(now)
+
+    def _tell_leader(self, now: int) -> None:
+        """Tell the zkserver who was elected, until it knows."""
+        state, epoch = self.state, self._leads_at
+        if epoch is None or not self._is_voted:
+            return
+        if (state.leader, state.epoch) != (self.me, epoch):
+            self.tell_controller(BecomeLeader(*self.name, self._block.number, epoch, self.me))
+            self._tell_at = now + ASK_RETRY_MS
+
+    def _tell_repairs(self, now: int) -> None:
+        """Tell the zkserver of the blocks that are whole now, until it knows."""
+        ends = self._repairs.ends(self.state)
+        if ends:
+            mark("partition.progress")
+            self.tell_controller(Progress(self.me, tuple(ends), self._host.incarnation))
+            self._tell_at = now + ASK_RETRY_MS
 
     # --- producing ------------------------------------------------------------------------------
 
@@ -306,30 +561,35 @@ class Partition:
         if error is not None:
             self._answer(source, Produced(m.id, error=error), m.acks, now)
             return
-        if self._replicator is None or self._sealing is not None:
+        replicator, log = self.replicator, self.log
+        if replicator is None or log is None or self._is_parking:
+            mark("partition.parked")
             self._parked.append((source, m))
             return
-        verdict = self._producers.check(m.batch.header)
+        verdict = log.producers.check(m.batch.header)
         if isinstance(verdict, PymqError):
             self._answer(source, Produced(m.id, error=verdict), m.acks, now)
             return
-        epoch = self.state.epoch
+        epoch = replicator.epoch
         if verdict is not None:
+            mark("partition.repeat")
             # The repeat may still be on its way to the disk: it is answered when that is done.
-            self._await(
-                verdict + m.batch.header.span, source, m, Produced(m.id, verdict, epoch, True)
-            )
-            self._answer_committed(now)
+            repeat = Produced(m.id, verdict, epoch, True)
+            self._await(verdict + m.batch.header.span, source, m, repeat)
+            self._look(now)
             return
-        batch = m.batch.stamp(self.end, epoch, self._durable_end)
-        header = batch.header
-        self._producers.propose(header)
-        self._unwritten.append(batch)
+        header = log.append(m.batch, epoch).header
         self._must_sync = self._must_sync or m.sync
-        self._await(header.end_offset, source, m, Produced(m.id, self.end, epoch))
-        self.end = header.end_offset
-        self._size += header.length
-        self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
+        answer = Produced(m.id, header.base_offset, epoch)
+        self._await(header.base_offset + header.span, source, m, answer)
+        replicator.appended(now)
+
+    @property
+    def _is_parking(self) -> bool:
+        log = self.log
+        if log is not None and (log.is_recovering or log.seal_end is not None):
+            return True
+        return self._sealing.is_parking or self._is_appointed
 
     def _refusal(self, m: Produce) -> PymqError | None:
         if self.problem is not None:
@@ -340,7 +600,10 @@ class Partition:
                 f"{self.name} has no ack mode yet; call set_partition_state({state.topic!r}, "
                 f"{state.partition!r}, acks=...) first"
             )
-        if state.leader != self._host.me:
+        replicator = self.replicator
+        if replicator is not None and not replicator.is_leader and not self._is_appointed:
+            return NotLeader(f"{self.name} is led by {replicator.leader}", leader=replicator.leader)
+        if replicator is None and (self.log is None or state.leader != self.me):
             return NotLeader(f"{self.name} is led by {state.leader}", leader=state.leader)
         header = m.batch.header
         if header.count == 0 or header.span != header.count or header.is_control:
@@ -353,26 +616,24 @@ class Partition:
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"
             )
-        if self._replicator is not None and m.acks is AckMode.RAFT:
-            needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
-            if len(self._replicator.in_sync) < needed:
+        if replicator is not None and m.acks is AckMode.RAFT:
+            needed = min(state.config.min_in_sync, len(self._block.replicas))
+            if len(replicator.in_sync) < needed:
                 return NotEnoughReplicas(f"{self.name} has fewer than {needed} replicas in sync")
         return None
 
     def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
         if m.acks is not AckMode.NONE:
-            self._answers.append((end, source, answer))
+            is_local = m.acks is AckMode.LEADER and self._is_shared
+            self._answers.add(end, source, answer, is_local=is_local)
 
     def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
         if acks is not AckMode.NONE:
             self._host.reply(source, answer, now)
 
-    def _answer_committed(self, now: int) -> None:
-        assert self._replicator is not None
-        committed = self._replicator.high_watermark
-        while self._answers and self._answers[0][0] <= committed:
-            _, source, answer = self._answers.popleft()
-            self._host.reply(source, answer, now)
+    def _refuse_answers(self, error: PymqError, now: int) -> None:
+        for source, answer in self._answers.take():
+            self._host.reply(source, Produced(answer.id, error=error), now)
 
     def _drive_parked(self, now: int) -> None:
         parked, self._parked = self._parked, []
@@ -381,322 +642,273 @@ class Partition:
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
         """Tell how far a producer has got."""
-        error = self.problem
-        self._host.reply(
-            source, Sequence(m.id, self._producers.next_sequence(m.producer_id), error), now
-        )
+        error, known = self.problem, 0
+        if error is None and self.is_settled and not self.leads:
+            error = NotLeader(f"{self.name} is led by {self.leader}", leader=self.leader)
+        elif self.log is not None:
+            known = self.log.producers.next_sequence(m.producer_id)
+        self._host.reply(source, Sequence(m.id, known, error), now)
 
     # --- the disk -------------------------------------------------------------------------------
 
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write or to seal, and no write is under way."""
-        return self._in_flight is None and (bool(self._unwritten) or self._must_seal)
-
-    @property
-    def _must_seal(self) -> bool:
-        return self._sealing is not None and self._sealed is None and self._replicator is not None
+        log, replicator = self.log, self.replicator
+        if log is not None and not log.is_writing and not log.is_recovering:
+            if log.has_unwritten:
+                return True
+            if replicator is not None and self.problem is None:
+                must_write = self._sealing.must_write(log, replicator)
+                return replicator.is_dirty or must_write or self._repairs.is_dirty
+        return self._repairs.is_dirty
 
     def flush(self, ready: Ready, now: int) -> None:
         """Add the pending write to *ready*; :meth:`advance` or :meth:`write_failed` follows."""
-        block = self.state.block_id(self.state.blocks[-1])
-        self._in_flight = self.end
-        self._durable_then = self._durable_soon
-        if self._unwritten:
-            policy = self.state.config.sync_policy(self.state.acks)
-            is_synced, self._must_sync = self._must_sync or policy == "always", False
-            if is_synced:
-                self._durable_then = self.end
-                self._sync_at = NEVER
-            ready.write.append(Append(block, self._unwritten, is_synced))
-            self._unwritten = []
-            self._producers.write()
-            if policy == "interval" and not is_synced and self._sync_at == NEVER:
-                self._sync_at = now + self.state.config.fsync_interval_ms
-                self.deadline = min(self.deadline, self._sync_at)
-        else:
-            ready.write.append(SealBlock(block))
-            self._durable_then = self.end
+        self._repairs.flush(ready)
+        log, replicator = self.log, self.replicator
+        if log is None or replicator is None or log.is_recovering or log.is_writing:
+            return
+        must_seal = self._sealing.must_write(log, replicator)
+        config = self.state.config
+        policy = config.sync_policy(self._block.acks)
+        is_synced, self._must_sync = self._must_sync or policy == "always", False
+        if is_synced:
             self._sync_at = NEVER
+        elif log.has_unwritten and policy == "interval" and self._sync_at == NEVER:
+            self._sync_at = now + config.fsync_interval_ms
+            self.deadline = min(self.deadline, self._sync_at)
+        log.flush(ready, sync=is_synced)
+        if must_seal:
+            self._sealing.write(log, ready)
+            self._sync_at = NEVER
+        if replicator.is_dirty:
+            replicator.flush(ready, now)
 
     def advance(self, now: int) -> None:
         """The write is done, and durable as far as its mode asks for that."""
-        if self._in_flight is None or self._replicator is None:
+        if self._repairs.advance(now):
+            self._repairs.adopt(self.state, now)  # Of some the zkserver knows that they are whole.
+            self._tell_repairs(now)
+        log, replicator = self.log, self.replicator
+        if log is None or replicator is None or not log.advance():
+            self._rearm()
             return
-        end, self._in_flight = self._in_flight, None
-        self._producers.settle()
-        self._durable_end = max(self._durable_end, self._durable_then)
-        if self._must_seal and end == self._stable_end and not self._unwritten:
-            self._seal_done()
-        self._stable_end, self._stable_size = (
-            end,
-            self._size - sum(batch.size for batch in self._unwritten),
-        )
-        self._replicator.stable(end, now)
-        self._answer_committed(now)
-        if self._stable_size - self._checkpointed >= CHECKPOINT_BYTES:
-            self.checkpoint()
-        if self._waiting:
-            self._wake(now)
-        if self._size >= self.state.config.block_bytes or self._roll_at == NEVER:
+        if self._sealing.written(log):
+            self._seal_done(now)
+        replicator.stable(log.stable_end, now)
+        self._look(now)
+        if log.size >= self.state.config.block_bytes or self._roll_at == NEVER:
             self._want_roll(now)
+        self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
         """Nothing of the write counts; after a failed sync the replica stops for good."""
-        if self._replicator is None:
-            return
-        self._in_flight = None
-        self._durable_soon = self._durable_end  # The syncs may be among what was not done.
         error = failed.error
         if not isinstance(error, PymqError):
             error = StoreError(str(error))
+        log, replicator = self.log, self.replicator
+        if self._repairs.failed(failed.block.number, now) or log is None or replicator is None:
+            return
+        if log.name != failed.block:
+            return
         if failed.fatal:
             self._fail(error, now)
-        else:
-            self._drop_unstable(error, now)
-            if self._sealing is not None:
-                self._give_up_seal(error, now)
+            return
+        if self._is_shared:
+            mark("partition.write_failed.start_over")
+            self._start_over(error, now)
+            return
+        log.fail()
+        self._refuse_answers(error, now)
+        if (seal := self._sealing.give_up()) is not None:
+            mark("partition.seal_failed")
+            self._refuse_seal(seal, error)  # The block stays open.
+            self._drive_parked(now)
 
-    def _drop_unstable(self, error: PymqError, now: int) -> None:
-        """Forget what is not on the disk, and tell those who wait for it."""
-        self._unwritten = []
-        self._producers.discard()
-        self.end, self._size = self._stable_end, self._stable_size
-        answers, self._answers = self._answers, deque()
-        for _, source, answer in answers:
-            self._host.reply(source, Produced(answer.id, error=error), now)
+    def _start_over(self, error: PymqError, now: int) -> None:
+        """Go on as after a restart: others may have what this disk has not (Raft, term by term).
+
+        A leader has perhaps sent what its own disk failed to take, so it must not lead on.
+        """
+        log = self.log
+        assert log is not None
+        self._visible = self.high_watermark
+        self.replicator = None
+        self._is_appointed = False
+        self._sealing = self._new_sealing()
+        self._refuse_answers(error, now)
+        was, self._leads_at = self._leads_at, None
+        if was is not None:
+            self._host.role_changed(self, now)
+        log.fail()
+        log.is_recovering = True
+        self._recovering = []
+        self._restart_at = now + RESTART_MS  # What failed now fails again at once.
 
     # --- rolling --------------------------------------------------------------------------------
 
     def _want_roll(self, now: int) -> None:
         """Ask for the next block when this one is large or old enough; ask again if unheard."""
-        block, config = self.state.blocks[-1], self.state.config
-        if self._stable_size == 0 or self._sealing is not None or self.problem is not None:
-            self._roll_at = NEVER
+        config, log = self.state.config, self.log
+        self._roll_at = NEVER
+        if log is None or not (self.leads or self._sealing.is_fenced) or self.problem is not None:
             return
-        opened = self._opened_ms or self._host.wall_ms(now)
-        age = self._host.wall_ms(now) - opened
-        full = self._size >= config.block_bytes
-        if full or age >= config.block_ms:
-            if now >= self._roll_asked_at + ROLL_RETRY_MS:
-                self._roll_asked_at = now
-                reason = "size" if full else "age"
-                self._host.tell_controller(
-                    RollWanted(*self.name, block.number, self.state.epoch, reason)
-                )
-            self._roll_at = self._roll_asked_at + ROLL_RETRY_MS
-        elif self._roll_at == NEVER:
+        is_sealed = log.seal_end is not None or self._sealing.answer is not None
+        if not is_sealed and (log.stable_size == 0 or self._sealing.is_parking):
+            return
+        wall = self._host.wall_ms(now)
+        age = wall - (self._opened_ms or wall)
+        is_full = log.size >= config.block_bytes
+        if is_full or is_sealed or age >= config.block_ms:
+            if now >= self._asked_at + ASK_RETRY_MS:
+                self._asked_at = now
+                reason = "sealed" if is_sealed else "size" if is_full else "age"
+                wanted = RollWanted(*self.name, self._block.number, self.state.epoch, reason)
+                self.tell_controller(wanted)
+            self._roll_at = self._asked_at + ASK_RETRY_MS
+        else:
             self._roll_at = now + config.block_ms - age
         self.deadline = min(self.deadline, self._roll_at)
 
     def seal(self, m: Seal, now: int) -> None:
         """Let the open block end where it is; records that come now wait for the next one."""
-        block = self.state.blocks[-1]
-        if m.block != block.number or m.epoch <= self.state.epoch:
+        log, replicator = self.log, self.replicator
+        if m.block != self._block.number or m.epoch <= self.state.epoch or log is None:
             return  # From a roll that is over, or from a controller that has been replaced.
         if self.problem is not None:
-            self._host.tell_controller(
-                Sealed(*self.name, m.block, m.epoch, self._host.me, error=self.problem)
-            )
-        elif self._sealed is not None:
-            self._sealing = m
-            self._seal_done()  # The first answer was lost, or another controller took over.
+            self._refuse_seal(m, self.problem)
+        elif replicator is None or log.is_recovering:
+            mark("partition.seal_too_early")  # It is asked for again.
+        elif not m.takeover and not replicator.is_leader:
+            mark("partition.seal.not_leader")
+            self._refuse_seal(m, NotLeader(f"{self.name} is led by {replicator.leader}"))
         else:
-            self._sealing = m
+            self._sealing.begin(m)
+            if m.takeover and self._leads_at is not None:
+                self._leads_at = None
+                self._host.role_changed(self, now)
+            if self._sealing.answer is not None:
+                mark("partition.seal_again")
+                # The first answer was lost, or another controller took over.
+                self._seal_done(now)
+            elif self._is_voted and not m.takeover and log.seal_end is None:
+                log.at(self._host.wall_ms(now))
+                log.seal(replicator.epoch)
+                replicator.appended(now)
+        self._rearm()
 
-    def _give_up_seal(self, error: PymqError, now: int) -> None:
-        """The block cannot be sealed now: it stays open, and whoever wanted the roll is told."""
-        assert self._sealing is not None
-        seal, self._sealing = self._sealing, None
-        refused = Sealed(*self.name, seal.block, seal.epoch, self._host.me, error=error)
-        self._host.tell_controller(refused)
-        self._drive_parked(now)
-
-    def _seal_done(self) -> None:
-        assert self._sealing is not None
-        self._sealed = Sealed(
-            *self.name,
-            self._sealing.block,
-            self._sealing.epoch,
-            self._host.me,
-            self.end,
-            self._size,
-            self._max_timestamp,
+    def _refuse_seal(self, m: Seal, error: PymqError) -> None:
+        incarnation = self._host.incarnation
+        refused = Sealed(
+            *self.name, m.block, m.epoch, self.me, error=error, incarnation=incarnation
         )
-        self._host.tell_controller(self._sealed)
+        self.tell_controller(refused)
+
+    def _seal_done(self, now: int) -> None:
+        assert self.log is not None
+        assert self.replicator is not None
+        answer = self._sealing.done(
+            self.name, self.me, self._host.incarnation, self.log, self.replicator
+        )
+        if answer is not None:
+            self.tell_controller(answer)
+            # Should nothing come of it, because the zkserver was replaced, the next one is to know.
+            self._asked_at = now
+            self._roll_at = now + ASK_RETRY_MS
 
     # --- reading --------------------------------------------------------------------------------
 
-    @property
-    def log_start(self) -> int:
-        """The first offset that is kept."""
-        return self.state.blocks[0].start
-
-    @property
-    def high_watermark(self) -> int:
-        """The offset before which everything may be read."""
-        return self._replicator.high_watermark if self._replicator else self._starts[-1]
-
     def fetch(self, source: str, m: Fetch, now: int) -> None:
         """Answer with batches, or wait until there are some."""
-        if self._replicator is None and self.problem is None and self.state.leader is not None:
-            self._wait(source, m, now)
-            return
-        start, high = self.log_start, self.high_watermark
-        offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
-        if self.problem is not None:
-            self._fetch_error(source, m, offset, self.problem, now)
-        elif not start <= offset <= max(high, self.end):
-            error = OffsetOutOfRange(
-                f"{self.name} holds offsets {start} to {high}, not {m.offset}",
-                log_start=start,
-                high_watermark=high,
-            )
-            self._fetch_error(source, m, offset, error, now)
-        elif not self._serve(source, m, offset, now):
-            # "The end" is the one at the time of asking, however long the fetch waits.
-            self._wait(source, attrs.evolve(m, offset=offset), now)
-
-    def _fetch_error(self, source: str, m: Fetch, offset: int, error: PymqError, now: int) -> None:
-        answer = Fetched(m.id, *self.name, offset, self.log_start, self.high_watermark, b"", error)
-        self._host.reply(source, answer, now)
-
-    def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
-        """Answer a fetch if there is something for it."""
-        high = self.high_watermark
-        limit = high if m.end is None else min(high, m.end)
-        answer = Fetched(m.id, *self.name, offset, self.log_start, high)
-        if offset >= limit:
-            if m.max_wait_ms > 0 and offset >= high:
-                return False
-            self._host.reply(source, answer, now)
-        elif m.max_bytes == 0:
-            self._host.reply(source, answer, now)
-        else:
-            index = bisect_right(self._starts, offset) - 1
-            block = self.state.blocks[index]
-            end = limit if block.end is None else min(limit, block.end)
-            self._host.out.read.append(
-                Read(source, answer, self.state.block_id(block), offset, end, m.max_bytes)
-            )
-        return True
-
-    def _wait(self, source: str, m: Fetch, now: int) -> None:
-        # A consumer's next fetch of the partition takes the place of the one before.
-        self._waiting = [w for w in self._waiting if w[1] != source or w[2].id != m.id]
-        self._waiting.append((now + m.max_wait_ms, source, m))
-        if self._is_settled:
-            self.deadline = min(self.deadline, now + m.max_wait_ms)
-
-    def _wake(self, now: int) -> None:
-        """Serve the fetches for which there is something now."""
-        waiting, self._waiting = self._waiting, []
-        for until, source, m in waiting:
-            if self.problem is not None or (m.offset < 0 and self._replicator is not None):
-                self.fetch(source, m, now)
-            elif self._replicator is None or not self._serve(source, m, m.offset, now):
-                self._waiting.append((until, source, m))
+        self._serving.fetch(source, m, now)
+        if self.is_settled:
+            self.deadline = min(self.deadline, self._serving.deadline)
 
     def cancel(self, source: str, request: int) -> None:
         """The fetch is no longer waited for."""
-        self._waiting = [w for w in self._waiting if w[1] != source or w[2].id != request]
+        self._serving.cancel(source, request)
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> None:
-        """Look for an offset by time, block by block; the answer of the store comes to *found*."""
-        blocks = self.state.blocks
-        for index, block in enumerate(blocks):
-            may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
-            if may_hold and block.end != block.start and self.problem is None:
-                self._times[token] = (source, m, index)
-                end = self.high_watermark if block.end is None else block.end
-                name = self.state.block_id(block)
-                self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
-                return
-        self._host.reply(source, OffsetFound(m.id, self.high_watermark, self.problem), now)
+        """Look for an offset by time; the answer of the store comes to :meth:`found`."""
+        self._serving.find(source, m, now, token)
 
     def found(self, m: TimeFound, now: int) -> None:
         """The store has searched one block."""
-        source, request, _ = self._times.pop(m.token)
-        error = m.error
-        if error is not None and not isinstance(error, PymqError):
-            error = StoreError(str(error))
-        offset = self.high_watermark if m.offset is None else m.offset
-        self._host.reply(source, OffsetFound(request.id, offset, error), now)
+        self._serving.found(m, now)
 
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Do what is due."""
+        if now >= self._restart_at:
+            self._restart_at = NEVER
+            if self.log is not None:
+                self.log.recover()
         if now >= self._sync_at:
             self._sync_at = NEVER
-            block = self.state.block_id(self.state.blocks[-1])
-            self._host.out.write.append(Sync(block))
-            self._durable_soon = self._stable_end
-        if now >= self._roll_at and self._replicator is not None:
-            self._want_roll(now)
-        if now >= self._retention_at and self._replicator is not None:
-            self._retain(now)
-        if self._waiting and self._is_settled:
-            self._end_waits(now)
+            if self.log is not None:
+                self.log.sync()
+        if self.replicator is not None and self.problem is None:
+            if now >= self._roll_at:
+                self._want_roll(now)
+            if now >= self._retention_at:
+                self._retain(now)
+        if (acting := self._acting) is not None and acting.deadline <= now and self.log is not None:
+            self.log.at(self._host.wall_ms(now))
+            acting.tick(now)
+            self._look(now)
+        if now >= self._tell_at:
+            self._tell_at = NEVER
+            self._tell_leader(now)
+            self._tell_repairs(now)
+        if now >= self._repairs.deadline:
+            self._repairs.tick(now)
+        if self.is_settled:
+            self._serving.tick(now)
         self._rearm()
 
-    def _end_waits(self, now: int) -> None:
-        over = [w for w in self._waiting if w[0] <= now]
-        if over:
-            self._waiting = [w for w in self._waiting if w[0] > now]
-            for _, source, m in over:
-                offset = m.offset if m.offset >= 0 else self.high_watermark
-                answer = Fetched(m.id, *self.name, offset, self.log_start, self.high_watermark)
-                self._host.reply(source, answer, now)
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether it is known where the log ends, or that it never will be."""
-        return self._replicator is not None or self.problem is not None
-
     def _rearm(self) -> None:
-        if not self._is_settled:
-            self.deadline = NEVER  # Whatever is due waits for the store to say where the log ends.
-            return
-        self.deadline = min(self._sync_at, self._roll_at, self._retention_at)
-        for until, _, _ in self._waiting:
-            self.deadline = min(self.deadline, until)
+        due = min(self._tell_at, self._restart_at, self._repairs.deadline)
+        if self.is_settled:  # Else what is due waits for the store to say where the log ends.
+            due = min(due, self._serving.deadline)
+            if self.replicator is not None and self.problem is None:
+                due = min(due, self._sync_at, self._roll_at, self._retention_at)
+            if (acting := self._acting) is not None:
+                due = min(due, acting.deadline)
+        self.deadline = due
 
     def _retain(self, now: int) -> None:
         """Let go of sealed blocks beyond the retention, and compact those that are new."""
-        config, blocks = self.state.config, self.state.blocks
+        config, blocks, log = self.state.config, self.state.blocks, self.log
         self._retention_at = NEVER  # A partition of one block that never rolls costs nothing.
-        if len(blocks) == 1 or self.problem is not None:
+        if len(blocks) == 1 or self.problem is not None or log is None:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
             self._retention_at = now + RETENTION_CHECK_MS
-            kept = first_kept(blocks, self._stable_size, config, self._host.wall_ms(now))
-            if kept > blocks[0].number:
-                self._host.tell_controller(RetireBlocks(*self.name, self.state.epoch, kept))
+            kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
+            if kept > blocks[0].number and self.leads:
+                mark("partition.retired")
+                self.tell_controller(RetireBlocks(*self.name, self.state.epoch, kept))
         if config.cleanup_policy == "compact":
-            sealed = tuple(self.state.block_id(block) for block in blocks[:-1])
-            if sealed != self._compacted:
+            sealed = tuple(self.state.block_id(b) for b in blocks[:-1] if self.has(b))
+            if sealed != self._compacted and len(sealed) == len(blocks) - 1:
                 self._compacted = sealed
                 before = self._host.wall_ms(now) - config.tombstone_ms
                 self._host.out.jobs.append(Compact(*self.name, sealed, before))
 
     def compacted(self, m: Compacted, now: int) -> None:
         """Compaction is over; a failed one is tried again after the next roll."""
-        if m.error is None:
+        if m.error is None and self.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
-            self._host.tell_controller(BlockSizes(*self.name, sizes))
+            self.tell_controller(BlockSizes(*self.name, sizes))
 
     # --- leaving --------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Keep what a recovery would have to find out, unless it is kept already."""
-        if self._replicator is None or self.problem is not None or self._unwritten:
-            return
-        if self._stable_size != self._checkpointed:
-            self._checkpointed = self._stable_size
-            block = self.state.block_id(self.state.blocks[-1])
-            self._host.out.write.append(Checkpoint(block, self._snapshot()))
-            self._durable_soon = self._stable_end
+        if self.replicator is not None and self.problem is None and self.log is not None:
+            self.log.checkpoint()
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
         """Give the partition up: everybody who waits is told *error*."""
@@ -709,10 +921,10 @@ class Partition:
         """What only the leader knows."""
         return PartitionReport(
             *self.name,
-            self.log_start,
+            self._serving.log_start,
             self.end,
             self.high_watermark,
-            self._size,
-            self._replicator.in_sync if self._replicator else (),
+            self.log.size if self.log is not None else 0,
+            self.replicator.in_sync if self.replicator else (),
             str(self.problem) if self.problem else None,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -141,6 +142,14 @@ class Driver:
             self._sleepers.pop(waiter, None)
         self._check()
         return in_time
+
+    def monotonic(self) -> float:
+        """The seconds by which timeouts are measured."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass, before something is tried again."""
+        time.sleep(seconds)
 
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""

@@ -15,7 +15,7 @@ import attrs
 
 from pymq.coord.base import Coordinator
 from pymq.core.coordination import Commit, CoordEvent
-from pymq.core.message import Fetched, Message
+from pymq.core.message import Message
 from pymq.core.ready import (
     Compact,
     Compacted,
@@ -79,11 +79,18 @@ class CoordinatorUser(Machine, Protocol):
         ...
 
 
-class Loop:
-    """Drives the machines of one process; one thread at a time may call it."""
+Far = Callable[[str, str, Message], None]  # (for whom, from whom, what)
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+
+class Loop:
+    """Drives the machines of one process; one thread at a time may call it.
+
+    Messages for machines that are not here go to *far*; without one they are dropped.
+    """
+
+    def __init__(self, clock: Callable[[], int], far: Far | None = None) -> None:
         self.clock = clock
+        self._far = far
         self.machines: dict[str, Machine] = {}
         self.jobs: deque[Compact] = deque()  # long work, for whoever has the time
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
@@ -125,6 +132,10 @@ class Loop:
     def poke(self, name: str) -> None:
         """A machine was given something by another thread: look at it next."""
         self._pokes.append(name)
+
+    def deliver(self, peer: str, source: str, message: Message) -> None:
+        """Take in a message from another process for machine *peer*."""
+        self._inbox.append((peer, source, message))
 
     @property
     def has_work(self) -> bool:
@@ -216,8 +227,15 @@ class Loop:
         machine.advance(ready, now)
 
     def _post(self, name: str, envelopes: list[tuple[str, Message]]) -> None:
+        if self._far is None:
+            for peer, message in envelopes:
+                self._inbox.append((peer, name, message))
+            return
         for peer, message in envelopes:
-            self._inbox.append((peer, name, message))
+            if peer in self.machines:
+                self._inbox.append((peer, name, message))
+            else:
+                self._far(peer, name, message)
 
     # --- the store ------------------------------------------------------------------------------
 
@@ -235,12 +253,12 @@ class Loop:
         assert self._store is not None
         try:
             data = self._store[2].read(read.block, read.offset, read.end, read.max_bytes)
-            answer: Fetched = attrs.evolve(read.answer, data=data)
+            answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             answer = attrs.evolve(read.answer, error=error)
         # A group coordinator reads through its own broker.
         peer = name if read.peer.startswith("#") else read.peer
-        self._inbox.append((peer, name, answer))
+        self._post(name, [(peer, answer)])
 
     def _ask(self, ask: Recover | FindTime, now: int) -> None:
         assert self._store is not None

@@ -57,6 +57,7 @@ class Host:
         self.mail: dict[str, list[Message]] = {}
         self.now = 0
         self.coordinator = GroupCoordinator(0, self, assignor, 0)
+        self.coordinator.begin(0)
         self._ids = 0
         if loads:
             self.load()

@@ -1,0 +1,254 @@
+"""Completing this broker's copy of a sealed block from the brokers that hold all of it.
+
+A block is sealed when its end is committed, not when every replica has it. The others bring
+themselves to exactly that end: what they have and the sealed log has not is cut off, what they lack
+is fetched. Nothing is cut before the end is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.log import BlockLog, LogHost
+from pymq.core.marks import mark
+from pymq.core.message import ReplicaFetch, ReplicaFetched
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.producers import ProducerTable
+from pymq.core.ready import CreateBlock, Ready, Recovered
+from pymq.core.replicator import ReplicaHost
+from pymq.errors import CorruptBatch
+
+NEVER = 1 << 62
+
+
+class RepairHost(ReplicaHost, LogHost, Protocol):
+    """What a repair needs of the broker around it."""
+
+
+class Repair:
+    """One sealed block that this broker is to hold and does not, or does not know to."""
+
+    __slots__ = ("_asked", "_block", "_host", "_is_sealing", "_tries", "deadline", "is_done", "log")
+
+    def __init__(self, host: RepairHost, block: BlockNode, log: BlockLog) -> None:
+        self._host = host
+        self._block = block
+        self.log = log
+        self.deadline = NEVER
+        self.is_done = False  # the copy is whole, durable and sealed
+        self._asked: str | None = None  # who is to answer
+        self._tries = 0
+        self._is_sealing = False
+
+    def begin(self, topic: str, partition: str, now: int) -> None:
+        """Bring the log to where the sealed one is; it is recovered."""
+        block, log = self._block, self.log
+        if log.is_recovering:
+            return
+        assert block.end is not None
+        agreed = log.agreed(block.epochs, block.end) if block.epochs else min(log.end, block.end)
+        if agreed < log.end:
+            mark("repair.cut")
+            log.truncate(agreed)
+        if not log.is_recovering:
+            if log.size == 0:
+                create = CreateBlock(log.name, block.start, topic, partition)
+                mark("repair.from_nothing")
+                log.write_first(create)
+            self._go_on(now)
+
+    def adopt(self, block: BlockNode, now: int) -> None:
+        """Others may hold the block now."""
+        self._block = block
+        if self._asked is None and not self.log.is_recovering:
+            self._go_on(now)
+
+    def recovered(self, found: Recovered, topic: str, partition: str, now: int) -> None:
+        """The store has found where the copy ends."""
+        self.log.restore(found, ProducerTable())
+        self.begin(topic, partition, now)
+
+    def _go_on(self, now: int) -> None:
+        if self.log.end < (self._block.end or 0) and not self.log.has_unwritten:
+            self._ask(now)
+
+    def _ask(self, now: int) -> None:
+        host, log = self._host, self.log
+        holders = [b for b in self._block.in_sync if b != host.me]
+        alive = [b for b in holders if host.is_alive(b)] or holders
+        self.deadline = now + 2 * host.replication.retry_ms
+        if alive:
+            self._asked = alive[self._tries % len(alive)]
+            self._tries += 1
+            limit = host.replication.append_bytes
+            last = log.epoch_at(log.end)
+            host.send(self._asked, ReplicaFetch(self._tries, log.name, log.end, last, 0, limit, 0))
+
+    def step(self, source: str, m: ReplicaFetched, now: int) -> None:
+        """Take in a part of the block."""
+        if source != self._asked or m.id != self._tries or m.offset != self.log.end:
+            return
+        self._asked = None
+        if m.error is None and m.data:
+            try:
+                self.log.extend(m.data)
+            except CorruptBatch:
+                mark(
+                    "repair.corrupt"
+                )  # Another holder may have it undamaged: the deadline asks it.
+            else:
+                mark("repair.part")
+                self._tries -= 1  # Who has answered well is asked again.
+                self.deadline = NEVER
+
+    def tick(self, now: int) -> None:
+        """Ask again, somebody else."""
+        if now >= self.deadline:
+            mark("repair.asked_again")
+            self._asked = None
+            self.deadline = NEVER
+            self._go_on(now)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write."""
+        log = self.log
+        if log.is_recovering or log.is_writing or self.is_done:
+            return False
+        return log.has_unwritten or (log.end == self._block.end and not self._is_sealing)
+
+    def flush(self, ready: Ready) -> None:
+        """Add what is to be written to *ready*."""
+        self.log.flush(ready, sync=False)
+        if self.log.end == self._block.end:
+            self._is_sealing = True
+            self.log.seal_block(ready)
+
+    def advance(self, now: int) -> None:
+        """The write is done."""
+        if not self.log.advance():
+            return
+        if self._is_sealing:
+            self.is_done = True
+            self.deadline = NEVER
+        else:
+            self._go_on(now)
+
+    def failed(self, now: int) -> None:
+        """The write failed: try again, later."""
+        self.log.fail()
+        mark("repair.write_failed")
+        self._is_sealing = False
+        self._asked = None
+        self.deadline = now + 10 * self._host.replication.retry_ms
+
+
+class Repairs:
+    """The sealed blocks of one partition that this broker is bringing to their end."""
+
+    __slots__ = ("_host", "_repairs", "deadline")
+
+    def __init__(self, host: RepairHost) -> None:
+        self._host = host
+        self._repairs: dict[int, Repair] = {}  # by block number
+        self.deadline = NEVER
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._repairs
+
+    def start(
+        self, state: PartitionState, block: BlockNode, log: BlockLog | None, now: int
+    ) -> None:
+        """Bring *block* to its end, from *log* if it was open here until now."""
+        fresh = log is None
+        if log is None:
+            name = state.block_id(block)
+            log = BlockLog(self._host, name, block.start, is_shared=True)
+        repair = self._repairs[block.number] = Repair(self._host, block, log)
+        if fresh:
+            log.recover()
+        else:
+            repair.begin(state.topic, state.partition, now)
+        self._rearm()
+
+    def adopt(self, state: PartitionState, now: int) -> None:
+        """Begin what is missing, and end what the zkserver knows to be whole."""
+        me = self._host.me
+        numbers = {block.number for block in state.blocks[:-1]}
+        for number in [number for number in self._repairs if number not in numbers]:
+            del self._repairs[number]
+        for block in state.blocks[:-1]:
+            known = self._repairs.get(block.number)
+            if known is not None and known.is_done and me in block.in_sync:
+                del self._repairs[block.number]
+            elif known is not None:
+                known.adopt(block, now)
+            elif me in block.replicas and me not in block.in_sync:
+                self.start(state, block, None, now)
+        self._rearm()
+
+    def ends(self, state: PartitionState) -> list[tuple[str, str, int, int]]:
+        """What is whole here by now: (topic, partition, block number, end)."""
+        ends = {block.number: block.end for block in state.blocks}
+        return [
+            (state.topic, state.partition, number, ends[number] or 0)
+            for number, repair in self._repairs.items()
+            if repair.is_done
+        ]
+
+    def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
+        """The store has found where a copy ends; whether it was one of these."""
+        repair = self._repairs.get(found.block.number)
+        if repair is None or not repair.log.is_recovering:
+            return False
+        repair.recovered(found, state.topic, state.partition, now)
+        self._rearm()
+        return True
+
+    def step(self, source: str, m: ReplicaFetched, now: int) -> bool:
+        """Take in a part of a block; whether it was for one of these."""
+        repair = self._repairs.get(m.block.number)
+        if repair is None:
+            return False
+        repair.step(source, m, now)
+        self._rearm()
+        return True
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        for repair in self._repairs.values():
+            repair.tick(now)
+        self._rearm()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write."""
+        return any(repair.is_dirty for repair in self._repairs.values())
+
+    def flush(self, ready: Ready) -> None:
+        """Add what is to be written to *ready*."""
+        for repair in self._repairs.values():
+            if repair.is_dirty:
+                repair.flush(ready)
+
+    def advance(self, now: int) -> bool:
+        """The write is done; whether a copy is whole by it."""
+        is_done = False
+        for repair in self._repairs.values():
+            if repair.log.is_writing:
+                repair.advance(now)
+                is_done |= repair.is_done
+        self._rearm()
+        return is_done
+
+    def failed(self, number: int, now: int) -> bool:
+        """A write failed; whether it was of one of these."""
+        repair = self._repairs.get(number)
+        if repair is None:
+            return False
+        repair.failed(now)
+        self._rearm()
+        return True
+
+    def _rearm(self) -> None:
+        self.deadline = min((repair.deadline for repair in self._repairs.values()), default=NEVER)

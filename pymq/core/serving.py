@@ -1,0 +1,250 @@
+"""What consumers read of a partition: fetches, now or when there is something, and times."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+import attrs
+
+from pymq.core.marks import mark
+from pymq.core.message import (
+    BEGIN,
+    END,
+    Fetch,
+    Fetched,
+    FindOffset,
+    Message,
+    OffsetFound,
+)
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.ready import FindTime, Read, Ready, TimeFound
+from pymq.core.types import TopicPartition
+from pymq.core.waits import Waits
+from pymq.errors import (
+    NotLeader,
+    OffsetOutOfRange,
+    PymqError,
+    ReplicaNotAvailable,
+    StoreError,
+)
+
+
+class Readable(Protocol):
+    """What of a partition matters to those who read it."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica here leads."""
+        ...
+
+    @property
+    def leader(self) -> str | None:
+        """Who does, as far as is known here."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known where the log ends, or that it never will be."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record."""
+        ...
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset before which everything may be read."""
+        ...
+
+    def has(self, block: BlockNode) -> bool:
+        """Whether all of a sealed block is here."""
+        ...
+
+
+class ServingHost(Protocol):
+    """What serving needs of the broker."""
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        ...
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+
+class Serving:
+    """The reading side of one partition on one broker."""
+
+    __slots__ = ("_host", "_partition", "_starts", "_times", "_waits")
+
+    def __init__(self, partition: Readable, host: ServingHost) -> None:
+        self._partition = partition
+        self._host = host
+        self._waits = Waits()
+        self._times: dict[int, tuple[str, FindOffset]] = {}  # searches, by token
+        self._starts: list[int] = []  # of the blocks
+
+    def adopt(self, state: PartitionState) -> None:
+        """The blocks are those of *state*."""
+        self._starts = [block.start for block in state.blocks]
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that is kept."""
+        return self._starts[0]
+
+    @property
+    def open_start(self) -> int:
+        """Where the open block begins."""
+        return self._starts[-1]
+
+    # --- fetching -------------------------------------------------------------------------------
+
+    def fetch(self, source: str, m: Fetch, now: int) -> None:
+        """Answer with batches, or wait until there are some."""
+        partition = self._partition
+        if not partition.is_settled and partition.state.leader is not None:
+            mark("serving.unsettled")
+            self._waits.add(source, m, now)
+            return
+        start, high = self.log_start, partition.high_watermark
+        offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
+        error = self._unreadable(m.offset, offset)
+        if error is None and not start <= offset <= max(high, partition.end):
+            mark("serving.out_of_range")
+            error = OffsetOutOfRange(
+                f"{partition.name} holds offsets {start} to {high}, not {m.offset}",
+                log_start=start,
+                high_watermark=high,
+            )
+        if error is not None:
+            self._refuse(source, m, offset, error, now)
+        elif not self._serve(source, m, offset, now):
+            # "The end" is the one at the time of asking, however long the fetch waits.
+            mark("serving.waits")
+            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+
+    def _unreadable(self, asked: int, offset: int) -> PymqError | None:
+        """Why a fetch of *offset* cannot be served here, if so."""
+        partition = self._partition
+        if partition.problem is not None:
+            return partition.problem
+        if asked == END or offset >= self.open_start:
+            if partition.leads or partition.state.leader is None:
+                return None
+            leader = partition.leader
+            mark("serving.not_leader")
+            return NotLeader(f"{partition.name} is led by {leader}", leader=leader)
+        block = partition.state.blocks[max(0, bisect_right(self._starts, offset) - 1)]
+        if partition.has(block):
+            return None
+        mark("serving.not_here")
+        return ReplicaNotAvailable(
+            f"{partition.me} does not hold {partition.name} {block.name}",
+            brokers=[name for name in block.in_sync if name != partition.me],
+        )
+
+    def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:
+        partition = self._partition
+        high = partition.high_watermark
+        return Fetched(m.id, *partition.name, offset, self.log_start, high, b"", error)
+
+    def _refuse(self, source: str, m: Fetch, offset: int, error: PymqError, now: int) -> None:
+        self._host.reply(source, self._answer(m, offset, error), now)
+
+    def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
+        """Answer a fetch if there is something for it."""
+        high = self._partition.high_watermark
+        limit = high if m.end is None else min(high, m.end)
+        if offset >= limit and m.max_wait_ms > 0 and offset >= high:
+            return False
+        answer = self._answer(m, offset)
+        if offset >= limit or m.max_bytes == 0:
+            self._host.reply(source, answer, now)
+            return True
+        state = self._partition.state
+        block = state.blocks[bisect_right(self._starts, offset) - 1]
+        end = limit if block.end is None else min(limit, block.end)
+        self._host.out.read.append(
+            Read(source, answer, state.block_id(block), offset, end, m.max_bytes)
+        )
+        return True
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> int:
+        """When a fetch has waited long enough."""
+        return self._waits.deadline
+
+    def wake(self, now: int) -> None:
+        """Serve the fetches for which there is something now, or will never be."""
+        if not self._waits:
+            return
+
+        def is_served(source: str, m: Fetch) -> bool:
+            if not self._partition.is_settled:
+                return False
+            if m.offset < 0:
+                self.fetch(source, m, now)
+                return True
+            error = self._unreadable(m.offset, m.offset)
+            if error is not None:
+                self._refuse(source, m, m.offset, error, now)
+                return True
+            return self._serve(source, m, m.offset, now)
+
+        self._waits.serve(is_served)
+
+    def tick(self, now: int) -> None:
+        """Answer those that have waited long enough."""
+        for source, m in self._waits.over(now):
+            offset = m.offset if m.offset >= 0 else self._partition.high_watermark
+            self._host.reply(source, self._answer(m, offset), now)
+
+    def cancel(self, source: str, request: int) -> None:
+        """A fetch is no longer waited for."""
+        self._waits.cancel(source, request)
+
+    # --- times ----------------------------------------------------------------------------------
+
+    def find(self, source: str, m: FindOffset, now: int, token: int) -> None:
+        """Look for an offset by time, block by block; the answer of the store comes to *found*."""
+        partition = self._partition
+        state = partition.state
+        for block in state.blocks if partition.problem is None else ():
+            may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
+            if may_hold and block.end != block.start:
+                error = self._unreadable(block.start, block.start)
+                if error is not None:
+                    self._host.reply(source, OffsetFound(m.id, -1, error), now)
+                    return
+                self._times[token] = (source, m)
+                end = partition.high_watermark if block.end is None else block.end
+                name = state.block_id(block)
+                self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
+                return
+        found = OffsetFound(m.id, partition.high_watermark, partition.problem)
+        self._host.reply(source, found, now)
+
+    def found(self, m: TimeFound, now: int) -> None:
+        """The store has searched one block."""
+        source, request = self._times.pop(m.token)
+        error = m.error
+        if error is not None and not isinstance(error, PymqError):
+            error = StoreError(str(error))
+        offset = self._partition.high_watermark if m.offset is None else m.offset
+        self._host.reply(source, OffsetFound(request.id, offset, error), now)
