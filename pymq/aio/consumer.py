@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, Handle, called
 from pymq.client.base import Loop, Waitable
-from pymq.client.consumer import CHUNK, REQUEST_S, Consumer, ConsumerStatus, Records
+from pymq.client.consumer import CHUNK, REQUEST_S, Consumer, ConsumerStatus, Records, Stall
 from pymq.client.worker import Settling
 from pymq.core.record import Record
 from pymq.core.view import BatchView
-from pymq.errors import Closed, RequestTimeout
+from pymq.errors import Closed
 
 if TYPE_CHECKING:
     from pymq.aio.client import AsyncClient
@@ -134,12 +134,15 @@ class AsyncConsumer(Handle):
         """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
         ends = await self._bridge.call(consumer.end_offsets)
+        stall = Stall(consumer, ends)
         try:
             while not await self._is_at_end(ends):
                 if not consumer._buffer:
                     consumer._ack_previous()
                     if not await self._arrive(CHUNK, UNTIL_END_S):
+                        stall.look()
                         continue
+                stall.over()
                 for record in consumer._before(ends, consumer._chunk(0)):
                     yield record
             consumer._ack_previous()
@@ -182,7 +185,7 @@ class AsyncConsumer(Handle):
             return done
 
         if not await self._bridge.wait(settle, timeout):
-            raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+            raise self._consumer._unanswered(timeout)
         if settling[0] is not None and settling[0].error is not None:
             raise settling[0].error
 

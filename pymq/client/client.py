@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from pymq.client.base import Driver
 from pymq.client.consumer import REQUEST_S, Consumer, parse_offset
 from pymq.client.intake import Intake, Reader
 from pymq.client.producer import Producer
+from pymq.client.route import Route
 from pymq.client.router import Call, Router
 from pymq.client.sender import Sender, SenderConfig
 from pymq.client.worker import Worker, WorkerConfig
@@ -33,15 +33,22 @@ from pymq.errors import (
     InvalidName,
     InvalidRequest,
     NoBrokers,
+    NotLeader,
+    PartitionExists,
     PymqError,
     RequestTimeout,
+    TopicExists,
     UnknownGroup,
     UnknownPartition,
+    UnknownTopic,
 )
 from pymq.hash.assign import names as assignor_names
 
 DEFAULT_GROUP = "ptp"
-RETRY_PAUSE_S = 0.02
+RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
+RETRY_PAUSE_MAX_S = 0.25
+TRY_S = 0.5  # how long a broker has to answer, the first time; then twice as long, up to ...
+TRY_MAX_S = 4.0
 _FORGET_MS = 1_000
 PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 1_000
@@ -70,11 +77,13 @@ class Client:
         controllers: Sequence[str],
         wall_ms: Callable[[], int],
         on_close: Callable[[], None],
+        random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.driver = driver
         self.name = name
         self._wall_ms = wall_ms
         self._on_close = on_close
+        self._random_bytes = random_bytes
         self._router = Router(name, controllers, lambda: driver.loop.touch(name))
         self._producers: dict[Producer, None] = {}
         # A consumer that nobody holds any more is given up, so it must not be held here.
@@ -123,13 +132,39 @@ class Client:
         TopicConfig.of(config)
         mode = AckMode.of(acks)
         _check_range("replicas", replicas, 1, REPLICAS_MAX)
-        self._ask(lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok))
+        made = self._call(
+            lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok)
+        )
+        # It may be ours: the first try was carried out, and its answer was lost.
+        is_ours = made.is_repeated and isinstance(made.error, TopicExists)
+        if not is_ours or not self._is_made(name, names, replicas, mode, config):
+            _raise(made.error)
+
+    def _is_made(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        replicas: int,
+        acks: AckMode,
+        config: dict[str, Any],
+    ) -> bool:
+        """Whether there is a topic of exactly this definition."""
+        try:
+            found = self.describe_topic(name)
+        except UnknownTopic:
+            return False
+        if found.config != TopicConfig.of(config):
+            return False
+        return tuple(p.name for p in found.partitions) == names and all(
+            p.acks is acks and len(p.replicas) == (0 if acks is AckMode.UNSET else replicas)
+            for p in found.partitions
+        )
 
     def create_partition(self, topic: str, partition: str) -> None:
         """Add a partition to a topic. Keys are hashed over one more from then on."""
         _check_topic(topic)
         check_name(partition, "partition name")
-        self._ask(lambda r: msg.CreatePartition(r, topic, partition))
+        self._ask(lambda r: msg.CreatePartition(r, topic, partition), done=PartitionExists)
         self.topic_metadata(topic)  # Those who use the topic here hear of it at once.
 
     def delete_topic(self, topic: str) -> None:
@@ -139,7 +174,7 @@ class Client:
             UnknownTopic: there is none of that name.
         """
         _check_topic(topic)
-        self._ask(lambda r: msg.DeleteTopic(r, topic))
+        self._ask(lambda r: msg.DeleteTopic(r, topic), done=UnknownTopic)
         self._router.topics.pop(topic, None)
 
     def alter_topic(self, topic: str, **config: Any) -> None:
@@ -192,10 +227,11 @@ class Client:
         """The names of all consumer groups."""
         if OFFSETS_TOPIC not in self._internal_topics():
             return []
-        metadata = self.topic_metadata(OFFSETS_TOPIC)
-        brokers = sorted({p.leader for p in metadata.partitions if p.leader is not None})
-        found = [self._ask(msg.ListGroups, peer=broker) for broker in brokers]
-        return sorted({name for answer in found for name in answer.groups})
+        partitions = [p.partition for p in self.topic_metadata(OFFSETS_TOPIC).partitions]
+        # Whoever leads one of them tells the groups of all that it leads.
+        found = self.ask_leaders(OFFSETS_TOPIC, partitions, lambda r, _: msg.ListGroups(r))
+        answers = [answer for answer in found.values() if isinstance(answer, msg.GroupNames)]
+        return sorted({name for answer in answers for name in answer.groups})
 
     def _internal_topics(self) -> list[str]:
         # Asking for its metadata would make the topic; the cluster's description does not.
@@ -204,7 +240,7 @@ class Client:
     def _probe_offsets(self) -> list[str]:
         try:
             self._ask(lambda r: msg.DescribeTopic(r, OFFSETS_TOPIC))
-        except PymqError:
+        except UnknownTopic:
             return []
         return [OFFSETS_TOPIC]
 
@@ -217,8 +253,14 @@ class Client:
         if not self._internal_topics():
             raise UnknownGroup(f"there is no group {group!r}")
         state = self.group_state(group)
-        names = [(o.topic, o.partition) for o in state.offsets]
-        ends = {name: self.bounds(*name)[1] for name in names}
+        by_topic: dict[str, list[str]] = {}
+        for offset in state.offsets:
+            by_topic.setdefault(offset.topic, []).append(offset.partition)
+        ends = {
+            (topic, partition): end
+            for topic, partitions in by_topic.items()
+            for partition, (_, end) in self.all_bounds(topic, partitions).items()
+        }
         return GroupDescription(
             group,
             state.generation,
@@ -240,9 +282,8 @@ class Client:
         """
         check_name(group, "group name")
         wanted = parse_offset(offset)
-        for partition in self.topic_metadata(topic).partitions:
-            name = partition.partition
-            start, end = self.bounds(topic, name)
+        names = [p.partition for p in self.topic_metadata(topic).partitions]
+        for name, (start, end) in self.all_bounds(topic, names).items():
             at = {BEGIN: start, END: end}.get(wanted, min(max(wanted, start), end))
             commit = partial(msg.CommitOffset, group=group, topic=topic, partition=name, offset=at)
             self._ask_group(group, commit)
@@ -333,7 +374,7 @@ class Client:
             init = partial(msg.InitProducer, name=name)
             config.producer_epoch = int(self._ask(init)) << EPOCH_HALF
         elif idempotent:
-            config.producer_id = int.from_bytes(os.urandom(8), "big") >> 1
+            config.producer_id = int.from_bytes(self._random_bytes(8), "big") >> 1
         sender = Sender(self._next("p"), self._router, self.driver, config, self._wall_ms)
         producer = Producer(self, sender, config)
         self._add(producer, sender)
@@ -415,7 +456,7 @@ class Client:
                 max_deliver,
                 BEGIN if auto_offset_reset == "begin" else END,
             )
-            intake = Worker(name, topic, self._router, self.driver, worker, _new_member)
+            intake = Worker(name, topic, self._router, self.driver, worker, self._new_member)
         subscription = cast(str, group) if mode == "ptp" else name
         self._ask(lambda r: msg.Subscribe(r, subscription, topic, mode, group))
         letters = (dead_letter or f"{topic}.dlq") if mode == "ptp" and max_deliver else None
@@ -436,6 +477,9 @@ class Client:
         if on_record is not None:
             consumer.start_push(on_record, credit)
         return consumer
+
+    def _new_member(self) -> str:
+        return self._random_bytes(8).hex()
 
     def _next(self, kind: str) -> str:
         if self._is_closed:
@@ -479,14 +523,15 @@ class Client:
 
     # --- for handles ----------------------------------------------------------------------------
 
-    def topic_metadata(self, topic: str) -> TopicMetadata:
+    def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
         """Where a topic's partitions are led, asked anew.
 
         Raises:
             UnknownTopic: there is none of that name.
         """
         _check_topic(topic)
-        return cast(TopicMetadata, self._ask(lambda r: msg.GetMetadata(r, topic)))
+        ask = self._ask(lambda r: msg.GetMetadata(r, topic), timeout=timeout)
+        return cast(TopicMetadata, ask)
 
     def partition_name(self, topic: str, partition: str | int) -> str:
         """A partition's name, from its name or its index.
@@ -505,47 +550,145 @@ class Client:
 
     def bounds(self, topic: str, partition: str) -> tuple[int, int]:
         """Where a partition's log starts and ends now."""
-        found = cast(
-            Fetched,
-            self.ask_leader(topic, partition, lambda r: Fetch(r, topic, partition, BEGIN, 0, 0)),
+        return self.all_bounds(topic, [partition])[partition]
+
+    def all_bounds(
+        self, topic: str, partitions: Iterable[str], timeout: float = REQUEST_S
+    ) -> dict[str, tuple[int, int]]:
+        """Where the logs of some partitions start and end now."""
+        found = self.ask_leaders(
+            topic, partitions, lambda r, partition: Fetch(r, topic, partition, END, 0, 0), timeout
         )
-        return found.log_start, found.high_watermark
+        return {
+            partition: (answer.log_start, answer.high_watermark)
+            for partition, answer in found.items()
+            if isinstance(answer, Fetched)
+        }
 
     def ask_leader(self, topic: str, partition: str, make: Callable[[int], Message]) -> Message:
         """Ask a partition's leader, and the next one if it has moved."""
-        until = time.monotonic() + REQUEST_S
-        while True:
-            found = next(
-                (p for p in self.topic_metadata(topic).partitions if p.partition == partition), None
-            )
-            if found is None:
-                raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}")
-            try:
-                if found.leader is None:
-                    raise NoBrokers(f"{topic}/{partition} has no live leader")
-                return cast(Message, self._ask(make, peer=found.leader))
-            except PymqError as error:
-                if not error.retriable or time.monotonic() > until:
-                    raise
-            time.sleep(RETRY_PAUSE_S)
+        return self.ask_leaders(topic, [partition], lambda r, _: make(r))[partition]
 
-    def group_state(self, group: str) -> GroupState:
+    def ask_leaders(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        make: Callable[[int, str], Message],
+        timeout: float = REQUEST_S,
+    ) -> dict[str, Message]:
+        """Ask the leaders of some partitions, all at a time, and the next ones if they have moved.
+
+        What lies on other brokers than the leader is asked for there.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as they say.
+            RequestTimeout: somebody did not answer; the message names him.
+        """
+        until = self.driver.monotonic() + timeout
+        missing = {partition: Route(topic, partition) for partition in partitions}
+        found: dict[str, Message] = {}
+        tries = 0
+        while missing:
+            left = max(TRY_S, until - self.driver.monotonic())
+            self._check_partitions(self.topic_metadata(topic, left), missing)
+            patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
+            calls: dict[str, Call] = {}
+            with self.driver as loop:
+                for name, route in missing.items():
+                    if (peer := route.find(self._router)) is not None:
+                        ask = partial(_make_for, make, name)
+                        calls[name] = self._router.call(ask, loop.clock(), patience, peer)
+                loop.touch(self.name)
+            self._await(calls, patience / 1000 + 1)
+            pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
+            for name, call in calls.items():
+                if call.error is None:
+                    found[name] = call.result
+                    del missing[name]
+                elif self._try_route(missing[name], call.error):
+                    pause = 0.0
+            if missing and self.driver.monotonic() > until:
+                raise RequestTimeout(self._missing(missing, timeout))
+            if missing and pause:
+                self.driver.pause(pause)
+            tries += 1
+        return found
+
+    def _check_partitions(self, metadata: TopicMetadata, wanted: Iterable[str]) -> None:
+        names = {found.partition for found in metadata.partitions}
+        for partition in wanted:
+            if partition not in names:
+                raise UnknownPartition(f"topic {metadata.topic!r} has no partition {partition!r}")
+
+    def _await(self, calls: dict[str, Call], timeout: float) -> None:
+        for call in calls.values():
+            if not self.driver.wait(call, timeout):
+                call.error = RequestTimeout(f"{call.peer} did not answer")
+
+    def _try_route(self, route: Route, error: PymqError) -> bool:
+        """Whether to try another broker at once.
+
+        Raises:
+            PymqError: it is of no use.
+        """
+        if isinstance(error, RequestTimeout):
+            with self.driver:
+                route.silent(self._router)
+            return False
+        with self.driver:
+            pause = route.refused(self._router, error)
+        if pause is None:
+            _raise(error)
+        return pause == 0
+
+    def _missing(self, missing: dict[str, Route], timeout: float) -> str:
+        whys = [
+            route.why(self._router) or f"{route.asked} did not answer" for route in missing.values()
+        ]
+        more = f", and {len(whys) - 1} partitions more" if len(whys) > 1 else ""
+        return f"not within {timeout:g} s: {whys[0]}{more}"
+
+    def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:
         """A group's state, from its coordinator."""
-        return cast(GroupState, self._ask_group(group, lambda r: msg.GetGroup(r, group)))
+        return cast(GroupState, self._ask_group(group, lambda r: msg.GetGroup(r, group), timeout))
 
-    def _ask_group(self, group: str, make: Callable[[int], Message]) -> Message:
-        until = time.monotonic() + REQUEST_S
+    def _ask_group(
+        self, group: str, make: Callable[[int], Message], timeout: float = REQUEST_S
+    ) -> Message:
+        until = self.driver.monotonic() + timeout
+        pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
         while True:
+            coordinator: str | None = None
             try:
-                self.topic_metadata(OFFSETS_TOPIC)
+                self.topic_metadata(OFFSETS_TOPIC, left)
                 coordinator = self._router.coordinator(group)
                 if coordinator is None:
-                    raise NoBrokers(f"the coordinator of group {group!r} is not known yet")
-                return cast(Message, self._ask(make, peer=coordinator))
+                    raise NoBrokers(
+                        f"it has no leader: {self._router.why_no_leader(OFFSETS_TOPIC)}"
+                    )
+                return cast(Message, self._ask(make, peer=coordinator, timeout=min(patience, left)))
             except PymqError as error:
-                if not error.retriable or time.monotonic() > until:
+                if not error.retriable:
                     raise
-            time.sleep(RETRY_PAUSE_S)
+                left = until - self.driver.monotonic()
+                if left <= 0:
+                    raise RequestTimeout(
+                        f"the coordinator of group {group!r}, not within {timeout:g} s: {error}"
+                    ) from error
+                self._distrust(group, coordinator, error)
+            self.driver.pause(pause)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+            patience = min(2 * patience, TRY_MAX_S)
+
+    def _distrust(self, group: str, coordinator: str | None, error: PymqError) -> None:
+        place = self._router.coordinator_of(group)
+        if place is None or coordinator is None:
+            return
+        with self.driver:
+            if isinstance(error, NotLeader):
+                self._router.refused(*place, coordinator, error)
+            else:
+                self._router.distrust(*place)
 
     def _ask(
         self,
@@ -553,7 +696,23 @@ class Client:
         *,
         peer: str | None = None,
         timeout: float = REQUEST_S,
+        done: type[PymqError] | None = None,
     ) -> Any:
+        """Ask *peer*, or the active zkserver.
+
+        *done* is the error that says that it was done before: an earlier try of ours may have been.
+        """
+        call = self._call(make, peer, timeout)
+        if done is None or not call.is_repeated or not isinstance(call.error, done):
+            _raise(call.error)
+        return call.result
+
+    def _call(
+        self,
+        make: Callable[[int], Message],
+        peer: str | None = None,
+        timeout: float = REQUEST_S,
+    ) -> Call:
         if self._is_closed:
             raise Closed("the client was closed")
         with self.driver as loop:
@@ -561,10 +720,7 @@ class Client:
             loop.touch(self.name)
         if not self.driver.wait(call, timeout + 1):
             raise RequestTimeout(f"{call.peer} did not answer within {timeout:g} s")
-        if call.error is not None:
-            # The traceback is the caller's; the error object is not shared with anybody.
-            raise call.error.with_traceback(None)
-        return call.result
+        return call
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -640,12 +796,14 @@ _CONSUMER_OPTIONS = (
 )
 
 
-def _commit_offset(group: str, topic: str, name: str, at: int) -> Callable[[int], Message]:
-    return lambda request: msg.CommitOffset(request, group, topic, name, at)
+def _make_for(make: Callable[[int, str], Message], partition: str, request: int) -> Message:
+    return make(request, partition)
 
 
-def _new_member() -> str:
-    return os.urandom(8).hex()
+def _raise(error: PymqError | None) -> None:
+    if error is not None:
+        # The traceback is the caller's; the error object is not shared with anybody.
+        raise error.with_traceback(None)
 
 
 def _number(name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pymq.core.view import BatchView
 from pymq.errors import (
     Closed,
     ConfigError,
+    FencedMember,
     InvalidRequest,
     PymqError,
     RequestTimeout,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CHUNK = 500  # records that an iteration takes at a time
 REQUEST_S = 10.0
+STATUS_S = 1.0  # how long those may take who are asked for a status
+STALL_S = 30.0  # how long until_end may be kept from its end
 
 _PARTITION, _OFFSET = attrgetter("partition"), attrgetter("offset")
 
@@ -149,7 +151,7 @@ class Consumer:
             raise ConfigError(f"max_records={max_records} must be at least 1")
         self._ack_last()
         self._ack_previous()
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else self._driver.monotonic() + timeout
         while True:
             views = self._take(max_records, max_bytes)
             if views:
@@ -160,7 +162,7 @@ class Consumer:
                 loop.touch(self._intake.name)
             with self._driver:
                 arrival = self._intake.arrival()
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - self._driver.monotonic()
             if not arrival.is_done and (left is not None and left <= 0):
                 self._tell_changes()
                 return []
@@ -237,11 +239,18 @@ class Consumer:
 
         In a group it ends when nothing more is to be had: what other consumers hold is theirs, and
         what was given back with ``nack`` is waited for.
+
+        Raises:
+            RequestTimeout: it cannot go on, and has not for half a minute; the message says why.
         """
         ends = self.end_offsets()
+        stall = Stall(self, ends)
         try:
             while not self._is_at_end(ends):
-                yield from self._before(ends, self._chunk(0.05))
+                for record in self._before(ends, self._chunk(0.05)):
+                    stall.over()
+                    yield record
+                stall.look()
             self._ack_previous()
         finally:
             self._bring_back()
@@ -266,11 +275,14 @@ class Consumer:
     def _is_at_end(self, ends: dict[str, int]) -> bool:
         active = {p: end for p, end in ends.items() if p not in self._intake.paused}
         if self._reader is not None:
-            cursors = self._reader.cursors
-            return all(cursors[p].handed >= end for p, end in active.items())
+            read = self._read_so_far(self._reader)
+            return all(read[p] >= end for p, end in active.items())
         if self._buffer or self._intake.chunks:
             return False
-        self._settle(REQUEST_S, durable=False)
+        try:
+            self._settle(REQUEST_S, durable=False)
+        except FencedMember:
+            return False  # What was acknowledged in vain is delivered again.
         found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
@@ -320,7 +332,9 @@ class Consumer:
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
-            FencedMember: the group had given this consumer up; its records go to others.
+            FencedMember: the group had given this consumer up, or has another coordinator, which
+                knows nothing of what was leased: some records are delivered again, here or to
+                others. The consumer goes on.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
         self._settle(timeout, durable=True)
@@ -331,9 +345,15 @@ class Consumer:
             done = worker.settle(wait=True, durable=durable)
             loop.touch(worker.name)
         if done is not None and not self._driver.wait(done, timeout):
-            raise RequestTimeout(f"the coordinator of group {self.group!r} did not answer")
+            raise self._unanswered(timeout)
         if done is not None and done.error is not None:
             raise done.error
+
+    def _unanswered(self, timeout: float | None) -> RequestTimeout:
+        """The coordinator has let somebody wait for too long."""
+        trouble = self._intake.trouble()
+        why = trouble or f"the coordinator of group {self.group!r} did not answer"
+        return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)
 
     def _member(self) -> Worker:
         if self._worker is None:
@@ -398,7 +418,7 @@ class Consumer:
             done = reader.find(name, timestamp_ms)
             loop.touch(reader.name)
         if not self._driver.wait(done, REQUEST_S):
-            raise RequestTimeout(f"the leader of {self.topic}/{name} did not answer")
+            raise RequestTimeout(f"{self.topic}/{name}: {self._intake.trouble() or 'no answer'}")
         if (problem := reader.take_problem()) is not None:
             raise problem
         self._drop({name})
@@ -414,16 +434,29 @@ class Consumer:
         """The offset of the next record of a partition."""
         name = self._name(partition)
         if self._reader is not None:
-            return self._reader.cursors[name].handed
+            return self._read_so_far(self._reader)[name]
         return self.committed().get(name, 0)
+
+    def _read_so_far(self, reader: Reader) -> dict[str, int]:
+        """The offset of the next record of each partition, as far as the application has got."""
+        # First this: what comes meanwhile is made ready before the position goes on.
+        fetched = {p: c.position for p, c in reader.cursors.items()}
+        unread = {record.partition for record in (*self._buffer, *self._later)}
+        unread |= {view.partition for view in reader.chunks.copy()}
+        found = {p: reader.cursors[p].handed for p in fetched}
+        # What holds no record for consumers, behind the last one that does, has been read too.
+        for partition in fetched.keys() - unread:
+            if found[partition] >= 0:
+                found[partition] = max(found[partition], fetched[partition])
+        return found
 
     def end_offsets(self) -> dict[str, int]:
         """Where each partition of the topic ends now."""
-        return {partition: self._bounds(partition)[1] for partition in self._names()}
+        return {p: end for p, (_, end) in self._all_bounds().items()}
 
     def begin_offsets(self) -> dict[str, int]:
         """Where each partition of the topic starts now."""
-        return {partition: self._bounds(partition)[0] for partition in self._names()}
+        return {p: start for p, (start, _) in self._all_bounds().items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the end when all are."""
@@ -441,6 +474,9 @@ class Consumer:
 
     def _bounds(self, partition: str) -> tuple[int, int]:
         return self._client.bounds(self.topic, partition)
+
+    def _all_bounds(self, timeout: float = REQUEST_S) -> dict[str, tuple[int, int]]:
+        return self._client.all_bounds(self.topic, self._names(), timeout)
 
     def _psb(self) -> Reader:
         self._check()
@@ -470,16 +506,17 @@ class Consumer:
 
     def lag(self) -> dict[str, int]:
         """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
-        ends = self.end_offsets()
+        bounds = self._all_bounds()
         if self._reader is not None:
-            return {p: end - self._reader.cursors[p].handed for p, end in ends.items()}
+            read = self._read_so_far(self._reader)
+            return {p: end - read[p] for p, (_, end) in bounds.items()}
         done = self.committed()
-        return {p: end - done.get(p, self._bounds(p)[0]) for p, end in ends.items()}
+        return {p: end - done.get(p, start) for p, (start, end) in bounds.items()}
 
-    def _group_state(self) -> GroupState:
+    def _group_state(self, timeout: float = REQUEST_S) -> GroupState:
         assert self.group is not None
         try:
-            return self._client.group_state(self.group)
+            return self._client.group_state(self.group, timeout)
         except UnknownGroup:
             return GroupState(0, self.group)
 
@@ -506,14 +543,20 @@ class Consumer:
             loop.touch(self._intake.name)
 
     def status(self) -> ConsumerStatus:
-        """Where this consumer stands, and why it gets nothing if it does."""
-        assigned = self.assignment()
-        ends = {} if self._is_closed else self.end_offsets()
+        """Where this consumer stands, and why it gets nothing if it does.
+
+        Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
+        """
+        assigned = self._assigned()
+        ends, state, silence = self._ask_status()
         if self._reader is not None:
-            positions = {p: c.handed for p, c in self._reader.cursors.items()}
+            positions = self._read_so_far(self._reader)
         else:
-            positions = {} if self._is_closed else self.committed()
+            positions = {o.partition: o.committed for o in state.offsets if o.topic == self.topic}
         buffered = len(self._buffer) + sum(map(len, self._intake.chunks))
+        idle = self._idle(assigned, positions, ends, buffered, state)
+        if not (buffered or self._is_closed or self._intake.problem):
+            idle = self._intake.trouble() or silence or idle
         return ConsumerStatus(
             self.topic,
             "psb" if self._reader is not None else "ptp",
@@ -523,8 +566,33 @@ class Consumer:
             ends,
             buffered,
             self._worker.refused if self._worker is not None else 0,
-            self._idle(assigned, positions, ends, buffered),
+            idle,
         )
+
+    def _assigned(self) -> tuple[str, ...]:
+        """What it is to read, as far as is known without asking anybody."""
+        return self._worker.assigned if self._worker is not None else tuple(self._psb_names())
+
+    def _psb_names(self) -> Names:
+        return list(self._reader.cursors) if self._reader is not None else []
+
+    def _ask_status(self) -> tuple[dict[str, int], GroupState, str | None]:
+        """Ends of partitions, the group's state, and why something of it is out of date."""
+        ends: dict[str, int] = {}
+        state, silence = GroupState(0, self.group or ""), None
+        if self._is_closed:
+            return ends, state, None
+        try:
+            ends = {p: end for p, (_, end) in self._all_bounds(STATUS_S).items()}
+            if self._worker is not None:
+                state = self._group_state(STATUS_S)
+        except RequestTimeout as error:
+            silence = str(error)
+        if self._reader is not None and not ends:
+            ends = {p: c.end for p, c in self._reader.cursors.items()}
+        elif self._worker is not None and not ends:
+            ends = {p: self._worker.known_end(p) for p in self._worker.assigned}
+        return ends, state, silence
 
     def _idle(
         self,
@@ -532,6 +600,7 @@ class Consumer:
         positions: dict[str, int],
         ends: dict[str, int],
         buffered: int,
+        state: GroupState,
     ) -> str | None:
         worker = self._worker
         if self._is_closed:
@@ -551,7 +620,6 @@ class Consumer:
         if not behind:
             return "it has reached the end of all its partitions"
         if worker is not None:
-            state = self._group_state()
             offsets = {o.partition: o for o in state.offsets if o.topic == self.topic}
             if awaited := [p for p in behind if p in offsets and _is_awaited(offsets[p], state)]:
                 return f"other consumers still work on records of {', '.join(awaited)}"
@@ -663,6 +731,41 @@ class Consumer:
     def _forgo(self) -> None:
         """What the application got last was not done: do not acknowledge it by itself."""
         self._last, self._previous = [], None
+
+
+class Stall:
+    """How long an iteration to the end has been kept from it."""
+
+    def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
+        self._consumer = consumer
+        self._ends = ends
+        self._since: float | None = None
+
+    def over(self) -> None:
+        """It goes on."""
+        self._since = None
+
+    def look(self) -> None:
+        """Nothing has come for a while.
+
+        Raises:
+            RequestTimeout: that has been so for too long, and should not be.
+        """
+        consumer = self._consumer
+        why = consumer._intake.trouble()
+        if why is None and consumer._reader is not None:
+            read, paused = consumer._read_so_far(consumer._reader), consumer._intake.paused
+            lost = [p for p, end in self._ends.items() if read[p] < end and p not in paused]
+            if lost:
+                at, end = read[lost[0]], self._ends[lost[0]]
+                why = f"{consumer.topic}/{lost[0]} has nothing from {at} on, and reached to {end}"
+        now = consumer._driver.monotonic()
+        if why is None:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > STALL_S:
+            raise RequestTimeout(f"nothing has come for {STALL_S:g} s: {why}")
 
 
 def _spans(records: Records) -> list[tuple[str, Range]]:

@@ -7,7 +7,6 @@ whoever waits for it waits for the batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -85,8 +84,11 @@ class Batch(Waitable):
         "deliveries",
         "encoded",
         "error",
+        "past",
+        "place",
         "queue",
         "request",
+        "sent_at",
         "sequence",
         "size",
         "timestamp_ms",
@@ -114,7 +116,10 @@ class Batch(Waitable):
         self.deliveries = deliveries  # None: it was part of a bulk send
         self.encoded: RecordBatch | None = None
         self.sequence = -1
+        self.past: list[RecordBatch] | None = None  # as it was sent under earlier numbers
+        self.place = 0  # among all batches that its queue ever sent, once it is sent
         self.request = 0  # 0: not under way
+        self.sent_at = 0
         self.base_offset = -1
         self.error: PymqError | None = None
         if deliveries is not None:
@@ -250,11 +255,11 @@ class Deliveries:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
             PymqError: the first thing that kept a record from being written.
         """
-        until = NEVER if timeout is None else time.monotonic() + timeout
+        until = NEVER if timeout is None else self._driver.monotonic() + timeout
         if not all(part.batches for part in self._parts):
             self._flush()  # There is nothing to wait for before they are sealed.
         for batch in self._batches():
-            left = None if timeout is None else until - time.monotonic()
+            left = None if timeout is None else until - self._driver.monotonic()
             if not self._driver.wait(batch, left):
                 raise DeliveryTimeout(f"not all records were answered within {timeout} s")
         failed = [batch for batch in self._batches() if batch.error is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -314,9 +313,9 @@ class Producer:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
             DeliveryFailed: records failed, and nobody has looked at their deliveries.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else self._driver.monotonic() + timeout
         for batch in self._sender.flush():
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - self._driver.monotonic()
             if not self._driver.wait(batch, left):
                 raise DeliveryTimeout(f"not everything was answered within {timeout} s")
         self._raise_failed()

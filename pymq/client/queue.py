@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pymq.client.base import Waitable
 from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part
+from pymq.core.metadata import PartitionLeader
 from pymq.core.record import NO_PRODUCER, RecordBatch
 from pymq.core.types import AckMode
 
@@ -47,9 +48,11 @@ class Queue:
         "must_resend",
         "next_sequence",
         "partition",
+        "places",
         "retry_at",
         "sealed",
         "sender",
+        "target",
         "topic",
         "topic_id",
         "tries",
@@ -71,14 +74,17 @@ class Queue:
         self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
         # Below is the machine's alone.
         self.sealed: deque[Batch] = deque()  # not sent yet
-        self.in_flight: deque[Batch] = deque()  # sent and not answered, in order
+        # What was sent, in order, from the first that is not answered on.
+        self.in_flight: deque[Batch] = deque()
+        self.places = 0  # batches that were ever sent: a partition remembers the last few of them
+        self.target: PartitionLeader | None = None  # to whom they were sent
         self.epoch = self.config.producer_epoch  # rises when a batch is lost for good
         self.next_sequence = -1 if self.config.is_named else 0  # -1: to be asked for
-        self.is_asking = False
+        self.is_asking = 0  # the request for it that is under way
         self.known = Waitable()  # done once the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
         self.retry_at = 0
-        self.tries = 0
+        self.tries = 0  # since something was answered last
 
     # --- sealing --------------------------------------------------------------------------------
 
@@ -154,7 +160,7 @@ class Queue:
         if self.topic_id and self.topic_id != topic_id:
             self.next_sequence = -1 if self.config.is_named else 0
             for batch in self.sealed:
-                batch.sequence = -1
+                batch.sequence, batch.past = -1, None
         self.topic_id = topic_id
 
     def number(self, batch: Batch, acks: AckMode) -> RecordBatch:
@@ -180,41 +186,79 @@ class Queue:
             )
             batch.columns = None
         assert encoded is not None, "a batch has its records, encoded or not"
-        if not named or 0 <= batch.sequence < self.next_sequence:
-            return encoded  # It is written, as the broker has told, and is asked for its offset.
-        if batch.sequence != self.next_sequence:
+        if not named:
+            return encoded
+        if batch.sequence < 0 or self._is_void(batch, encoded):
+            if batch.sequence >= 0:
+                batch.past = [*(batch.past or ()), encoded]
             batch.sequence = self.next_sequence
             encoded = batch.encoded = encoded.numbered(self.epoch, batch.sequence)
-        self.next_sequence += batch.count
+        # What was sent before keeps its number, even if those after it were answered: under another
+        # it would be written twice, and under that of another it would be taken for that one.
+        self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
-    def renumber(self, batch: Batch, sequence: int, now: int) -> None:
+    def _is_void(self, batch: Batch, encoded: RecordBatch) -> bool:
+        """Whether the numbers of a batch are of an earlier epoch, and nothing is written there."""
+        is_past = encoded.header.producer_epoch != self.epoch
+        return is_past and batch.sequence >= self.next_sequence
+
+    def renumber(self, batch: Batch, now: int) -> None:
         """A batch is lost for good: those after it take its place, under a new epoch.
 
         The new epoch fences the lost batch, should it turn up at the broker after all.
         """
         if batch.sequence < 0:
             return
-        if not self.is_renumbering:
-            self.is_renumbering = True
-            self.epoch += 1
-        self.next_sequence = min(self.next_sequence, sequence)
+        self._raise_epoch()
+        if self.next_sequence >= 0:
+            self.next_sequence = min(self.next_sequence, batch.sequence)
         self.must_resend = True
         self.retry_at = now
 
+    def void(self, expected: int) -> None:
+        """The partition goes on at *expected*: what is in flight is not there, by these numbers.
+
+        It may be there by earlier ones: it is asked for by those first. What is not there by any
+        gets a new number.
+        """
+        self._raise_epoch()
+        for batch in self.in_flight:
+            if batch.is_done or batch.sequence < 0:
+                continue
+            batch.sequence = -1
+            while batch.past:
+                before = batch.past.pop()
+                if before.header.base_sequence < expected:
+                    batch.encoded, batch.sequence = before, before.header.base_sequence
+                    break
+        self.next_sequence = expected
+        self.must_resend = True
+
+    def _raise_epoch(self) -> None:
+        if not self.is_renumbering:
+            self.is_renumbering = True
+            self.epoch += 1
+
+    def shift(self) -> None:
+        """Let go of what is answered, up to the first that is not."""
+        in_flight = self.in_flight
+        while in_flight and in_flight[0].is_done:
+            in_flight.popleft()
+
     def resume(self) -> bool:
-        """Begin again, once all in flight is answered, at the first that is not written."""
+        """Begin again, once nothing in flight is waited for, at the first that is not written."""
         if not self.must_resend or any(batch.request for batch in self.in_flight):
             return False
-        self.must_resend = self.is_renumbering = False
+        self.must_resend = False
+        again = [batch for batch in self.in_flight if not batch.is_done]
+        self.in_flight.clear()
+        self.target = None
         if self.must_ask:
             self.must_ask = False
             self.next_sequence = -1  # only the broker knows what became of what was given up
-        elif self.in_flight and self.in_flight[0].sequence >= 0:
-            # They keep their numbers, unless one before them was lost for good.
-            self.next_sequence = min(self.next_sequence, self.in_flight[0].sequence)
-        self.sealed.extendleft(reversed(self.in_flight))
-        self.in_flight.clear()
+        self.is_renumbering = False
+        self.sealed.extendleft(reversed(again))
         return True
 
 

@@ -2,6 +2,11 @@
 
 One router a client: producers and consumers ask it for leaders and let it refresh what turned out
 to be out of date.
+
+What is for the active zkserver is sent to the one that was active last. If it does not answer, or
+says that it is not the active one, the request goes to another, under the same id, until somebody
+has carried it out or its time is up. So a request may be carried out twice: whoever asks for
+something that cannot be done twice looks at :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -9,28 +14,58 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from pymq.client.base import NEVER, Outbox, Waitable
+from pymq.client.deadlines import Deadlines
 from pymq.core.message import Answer, GetMetadata, Message
 from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.ready import Ready
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.errors import NotController, PymqError, RequestTimeout
 from pymq.hash.partitioner import key_partition
 
+TRY_MS = 500  # how long a zkserver has to answer: the first time, then twice as long, up to ...
+TRY_MAX_MS = 4_000
 REFRESH_MS = 50  # between two tries to find a leader, doubled up to ...
-REFRESH_MAX_MS = 1_000
+REFRESH_MAX_MS = 250  # ... and after many of them up to ...
+REFRESH_IDLE_MS = 1_000
+REFRESH_TRIES = 20
 
 
 class Call(Waitable):
     """One request and its answer."""
 
-    __slots__ = ("error", "peer", "result", "until")
+    __slots__ = (
+        "error",
+        "fixed",
+        "is_repeated",
+        "message",
+        "peer",
+        "refusals",
+        "result",
+        "topic",
+        "tries",
+        "until",
+    )
 
-    def __init__(self, peer: str, until: int) -> None:
+    def __init__(
+        self, message: Message, fixed: str | None, until: int, topic: str | None = None
+    ) -> None:
         super().__init__()
-        self.peer = peer
-        self.until = until
+        self.message = message
+        self.fixed = fixed  # whom to ask; None: whichever zkserver is active
+        self.until = until  # when it is given up
+        self.topic = topic  # of which it is to refresh the metadata
+        self.peer = fixed or ""  # who was asked last
+        self.tries = 0  # times that it was sent
+        self.refusals = 0  # by zkservers that were not active
+        self.is_repeated = False  # it may have been carried out before the try that was answered
         self.result: Any = None
         self.error: PymqError | None = None
+
+
+Pair = tuple[str, str]  # topic and partition
 
 
 class Router(Outbox):
@@ -42,61 +77,123 @@ class Router(Outbox):
         self.name = name
         self.topics: dict[str, TopicMetadata] = {}
         self.gone: dict[str, PymqError] = {}  # topics that there are no more
-        self._leaders: dict[tuple[str, str], PartitionLeader] = {}
+        self._leaders: dict[Pair, PartitionLeader] = {}
+        self._hinted: dict[Pair, PartitionLeader] = {}  # what metadata said, where we know better
         self._controllers = list(controllers)
         self._active = 0
         self._ids = 0
+        self._unsent: list[int] = []
         self._calls: dict[int, Call] = {}
-        self._refreshing: dict[int, tuple[str, int]] = {}  # by request: topic, tries so far
-        self._again: dict[str, tuple[int, int]] = {}  # by topic: when, tries so far
+        self._refreshing: dict[str, int] = {}  # requests, by topic
+        self._tries: dict[str, int] = {}  # to find all leaders of a topic, so far
+        self._timers: Deadlines[int | str] = Deadlines()  # calls by id; topics to be asked for
         self._listeners: dict[str, Callable[[], None]] = {}
+        self.silent: str | None = None  # the zkserver that did not answer when it was asked last
 
     @property
     def controller(self) -> str:
         """The zkserver that is taken to be the active one."""
         return self._controllers[self._active]
 
+    @property
+    def deadline(self) -> int:
+        """When ``tick`` has something to do."""
+        return self._timers.due
+
     # --- calls ----------------------------------------------------------------------------------
 
     def call(
         self, make: Callable[[int], Message], now: int, timeout_ms: int, peer: str | None = None
     ) -> Call:
-        """Send ``make(id)`` to *peer*, by default the active zkserver."""
+        """Send ``make(id)`` to *peer*, once, or to the active zkserver, until it is answered."""
         self._ids += 1
-        call = Call(peer or self.controller, now + timeout_ms)
-        self._calls[self._ids] = call
-        self.out.send.append((call.peer, make(self._ids)))
-        self._rearm()
+        call = self._calls[self._ids] = Call(make(self._ids), peer, now + timeout_ms)
+        self._send(self._ids, call, now)
         return call
+
+    def _send(self, request: int, call: Call, now: int) -> None:
+        due = call.until
+        call.tries += 1
+        if call.fixed is None:
+            call.peer = self.controller
+            patience = TRY_MS << min((call.tries - 1) // len(self._controllers), 10)
+            due = min(due, now + min(patience, TRY_MAX_MS))
+        self.out.send.append((call.peer, call.message))
+        self._timers.set(request, due)
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
         request = getattr(message, "id", 0)
-        if request in self._refreshing:
-            self._refreshed(request, message, now)
-        elif (call := self._calls.pop(request, None)) is not None:
-            call.error = getattr(message, "error", None)
-            call.result = message.result if isinstance(message, Answer) else message
-            if isinstance(call.error, NotController):
-                self._active = (self._active + 1) % len(self._controllers)
-            if isinstance(call.result, TopicMetadata):
-                self._learn(call.result)
-            call.finish()
-        self._rearm()
+        call = self._calls.get(request)
+        if call is None:
+            return
+        error = getattr(message, "error", None)
+        if source == self.silent:
+            self.silent = None
+        if call.fixed is None and isinstance(error, NotController):
+            if source == call.peer:
+                self._not_active(request, call, error, now)
+            return
+        self._end(request, call)
+        if call.topic is not None:
+            self._refreshed(call.topic, message, now)
+            return
+        call.error = error
+        call.result = message.result if isinstance(message, Answer) else message
+        if isinstance(call.result, TopicMetadata):
+            self._learn(call.result)
+        call.finish()
+
+    def _end(self, request: int, call: Call) -> None:
+        del self._calls[request]
+        self._timers.drop(request)
+        if call.topic is not None:
+            self._refreshing.pop(call.topic, None)
+
+    def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
+        """Ask another zkserver: the one that is said to be active, or the next one."""
+        hint, count = error.details.get("controller"), len(self._controllers)
+        if call.peer == self.controller:
+            is_known = hint in self._controllers and hint != call.peer
+            self._active = (
+                self._controllers.index(str(hint)) if is_known else (self._active + 1) % count
+            )
+        call.refusals += 1
+        if hint is None:
+            call.is_repeated = True  # It was active until now, perhaps, and has begun with it.
+        rounds = call.refusals // count
+        if rounds == 0:
+            self._send(request, call, now)
+        else:  # Nobody is, or they do not agree: it takes them a while.
+            pause = min(REFRESH_MS << min(rounds - 1, 10), REFRESH_MAX_MS)
+            call.peer = ""
+            self._timers.set(request, min(call.until, now + pause))
 
     def tick(self, now: int) -> None:
-        """Give up what was not answered in time; ask again for leaders that are missing."""
-        for request in [r for r, call in self._calls.items() if call.until <= now]:
-            call = self._calls.pop(request)
-            call.error = RequestTimeout(f"{call.peer} did not answer in time")
-            call.finish()
-        for topic in [t for t, (due, _) in self._again.items() if due <= now]:
-            self._ask(topic, self._again.pop(topic)[1])
-        self._rearm()
+        """Ask another zkserver where one did not answer; give up what has taken too long."""
+        for key in self._timers.over(now):
+            if isinstance(key, str):
+                self._ask(key)
+                continue
+            call = self._calls[key]
+            if call.until <= now:
+                self._end(key, call)
+                call.error = RequestTimeout(self._silence(call))
+                call.finish()
+                continue
+            if call.peer:
+                call.is_repeated = True
+                self.silent = call.peer
+                if call.peer == self.controller:
+                    self._active = (self._active + 1) % len(self._controllers)
+            self._send(key, call, now)
 
-    def _rearm(self) -> None:
-        due = min((call.until for call in self._calls.values()), default=NEVER)
-        self.due = min(due, min((when for when, _ in self._again.values()), default=NEVER))
+    def _silence(self, call: Call) -> str:
+        if call.fixed is not None:
+            return f"{call.fixed} did not answer in time"
+        names = ", ".join(self._controllers)
+        who = "no zkserver is active of" if call.refusals else "no answer from"
+        return f"{who} {names}, asked {call.tries} times"
 
     # --- metadata -------------------------------------------------------------------------------
 
@@ -116,56 +213,127 @@ class Router(Outbox):
         self.refresh(topic)
         return None
 
+    def find(self, topic: str, partition: str) -> str | None:
+        """The leader of a partition, if it is known; nobody is asked."""
+        found = self._leaders.get((topic, partition))
+        return found.leader if found is not None else None
+
+    def why_no_leader(self, topic: str) -> str:
+        """What keeps us from knowing a leader, for people."""
+        if self.silent is not None:
+            return f"{self.silent} did not answer"
+        return "it is being asked for" if topic in self._refreshing else "none was elected yet"
+
+    def refused(self, topic: str, partition: str, asked: str, error: PymqError) -> bool:
+        """A broker that was *asked* is not the leader; returns whether another one is known now."""
+        key = (topic, partition)
+        known = self._leaders.get(key)
+        if known is not None and known.leader is not None and known.leader != asked:
+            return True  # Somebody has found out meanwhile.
+        hint = error.details.get("leader")
+        if known is not None and isinstance(hint, str) and hint and hint != asked:
+            self._hinted.setdefault(key, known)
+            self._leaders[key] = attrs.evolve(known, leader=hint, endpoint=self._endpoint(hint))
+            self.refresh(topic)
+            self._announce()
+            return True
+        self.distrust(topic, partition)
+        return False
+
+    def distrust(self, topic: str, partition: str) -> None:
+        """The leader does not answer or does not lead: go by what the zkserver says."""
+        key = (topic, partition)
+        base = self._hinted.pop(key, None)
+        if base is not None:
+            self._leaders[key] = base
+        self.refresh(topic)
+
+    def _endpoint(self, broker: str) -> str | None:
+        for known in self.topics.values():
+            for found in known.partitions:
+                if found.leader == broker:
+                    return found.endpoint
+        return None
+
+    def coordinator_of(self, group: str) -> tuple[str, str] | None:
+        """The offsets partition of a group, as (topic, partition), if the topic is known."""
+        known = self.topics.get(OFFSETS_TOPIC)
+        if known is None:
+            return None
+        index = key_partition(group.encode(), len(known.partitions))
+        return OFFSETS_TOPIC, known.partitions[index].partition
+
     def coordinator(self, group: str) -> str | None:
         """The broker that coordinates a group, if that is known; else it is being found out."""
-        known = self.topics.get(OFFSETS_TOPIC)
-        if known is not None:
-            index = key_partition(group.encode(), len(known.partitions))
-            if known.partitions[index].leader is not None:
-                return known.partitions[index].leader
+        place = self.coordinator_of(group)
+        if place is not None:
+            found = self._leaders.get(place)
+            if found is not None and found.leader is not None:
+                return found.leader
         self.refresh(OFFSETS_TOPIC)
         return None
 
-    def refresh(self, topic: str, tries: int = 0) -> None:
+    def refresh(self, topic: str) -> None:
         """What is known of *topic* is out of date."""
-        if topic not in self._again and all(topic != t for t, _ in self._refreshing.values()):
-            self._ask(topic, tries)
+        if topic not in self._refreshing and topic not in self._timers:
+            self._ask(topic)
 
-    def _ask(self, topic: str, tries: int) -> None:
+    def _ask(self, topic: str) -> None:
         self._ids += 1
-        self._refreshing[self._ids] = (topic, tries)
-        self.out.send.append((self.controller, GetMetadata(self._ids, topic)))
+        self._calls[self._ids] = Call(GetMetadata(self._ids, topic), None, NEVER, topic)
+        self._refreshing[topic] = self._ids
+        self._unsent.append(self._ids)
         self._touch()
 
-    def _refreshed(self, request: int, message: Message, now: int) -> None:
-        topic, tries = self._refreshing.pop(request)
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work."""
+        while self._unsent:
+            request = self._unsent.pop()
+            if (call := self._calls.get(request)) is not None:
+                self._send(request, call, now)
+        return super().ready(now)
+
+    def _refreshed(self, topic: str, message: Message, now: int) -> None:
         result = message.result if isinstance(message, Answer) else None
         if isinstance(result, TopicMetadata):
             self._learn(result)
             if all(found.leader is not None for found in result.partitions):
+                self._tries.pop(topic, None)
                 return
-        elif isinstance(message, Answer) and isinstance(message.error, NotController):
-            self._active = (self._active + 1) % len(self._controllers)
         elif isinstance(message, Answer) and message.error is not None:
             gone = self.topics.pop(topic, None)
             for partition in gone.partitions if gone is not None else ():
                 self._leaders.pop((topic, partition.partition), None)
+                self._hinted.pop((topic, partition.partition), None)
             if not message.error.retriable:
                 self.gone[topic] = message.error
+                self._tries.pop(topic, None)
                 self._announce()
                 return
-        pause = min(REFRESH_MS << min(tries, 10), REFRESH_MAX_MS)
-        self._again[topic] = (now + pause, tries + 1)
+        tries = self._tries[topic] = self._tries.get(topic, 0) + 1
+        limit = REFRESH_MAX_MS if tries <= REFRESH_TRIES else REFRESH_IDLE_MS
+        self._timers.set(topic, now + min(REFRESH_MS << min(tries - 1, 10), limit))
 
     def _learn(self, found: TopicMetadata) -> None:
         self.gone.pop(found.topic, None)
-        if self.topics.get(found.topic) != found:
-            before = self.topics.get(found.topic)
-            for gone in before.partitions if before is not None else ():
-                self._leaders.pop((found.topic, gone.partition), None)
-            self.topics[found.topic] = found
-            self._leaders.update(((found.topic, p.partition), p) for p in found.partitions)
-            self._announce()
+        before = self.topics.get(found.topic)
+        if before == found:
+            return
+        is_same = before is not None and before.topic_id == found.topic_id
+        for old in before.partitions if before is not None and not is_same else ():
+            self._leaders.pop((found.topic, old.partition), None)
+            self._hinted.pop((found.topic, old.partition), None)
+        self.topics[found.topic] = found
+        for partition in found.partitions:
+            key = (found.topic, partition.partition)
+            known = self._leaders.get(key)
+            if known is not None and known.epoch > partition.epoch:
+                continue  # It comes from a zkserver that has been replaced, or came late.
+            if self._hinted.get(key) == partition:
+                continue  # The zkserver does not know yet.
+            self._hinted.pop(key, None)
+            self._leaders[key] = partition
+        self._announce()
 
     def _announce(self) -> None:
         for callback in list(self._listeners.values()):

@@ -2,19 +2,23 @@
 
 Records come in through the queues (:mod:`pymq.client.queue`), without a lock. The batches of a
 partition are sent in the order of their sequence numbers, several at a time. If one is refused for
-a reason that passes, nothing more is sent until all in flight are answered; then the rest goes
-again from the first. If one is refused for good, those after it are given the numbers that follow
-the last written one.
+a reason that passes, or is not answered, all go again from the first one, in their order: what was
+written already is known by its numbers. Without numbers nothing goes again before everything in
+flight is answered or given up. If one is refused for good, those after it are given the numbers
+that follow the last written one.
+
+Nobody says that a broker has died. So whoever does not answer for a while has his leadership looked
+up; if another leads by now, it gets everything at once.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.deadlines import Deadlines
 from pymq.client.delivery import Batch, Delivery
 from pymq.client.queue import Queue
 from pymq.client.router import Router
@@ -35,8 +39,12 @@ from pymq.errors import (
 __all__ = ["Queue", "Sender", "SenderConfig"]
 
 RETRY_MS = 20
-RETRY_MAX_MS = 1_000
-REQUEST_MS = 10_000  # a request that is not answered in this time is sent again
+RETRY_MAX_MS = 250
+PROBE_MS = 500  # what is not answered in this time makes us ask who leads, ...
+PROBE_AGAIN_MS = 150  # ... again and again; after ...
+REQUEST_MS = 2_000  # ... it is sent again, and then after twice as long each time, up to ...
+REQUEST_MAX_MS = 16_000
+DOUBTS = 2  # times that a partition must say that it has lost something
 
 
 @define
@@ -77,9 +85,12 @@ class Sender(Outbox):
         self._driver = driver
         self._wall_ms = wall_ms
         self._requests = 0
-        self._sent: dict[int, tuple[Batch, int]] = {}  # by request: what, and until when
+        self._sent: dict[int, Batch] = {}  # by request
         self._asked: dict[int, Queue] = {}
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
+        self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
+        self._timers: Deadlines[Queue] = Deadlines()
+        self._has_news = False  # of leaders
         self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
         self._is_closed = False
         router.listen(name, self._on_metadata)
@@ -92,13 +103,13 @@ class Sender(Outbox):
         Raises:
             DeliveryTimeout: *timeout* seconds are over.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else self._driver.monotonic() + timeout
         owner = delivery.owner
         while not isinstance(owner, Batch):
             self._wait_sealed(delivery, owner, until)
             owner = delivery.owner
         if not owner.is_done:
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - self._driver.monotonic()
             if not self._driver.wait(owner, left):
                 raise _timeout(timeout)
         return owner
@@ -123,7 +134,7 @@ class Sender(Outbox):
             self._driver.poke(self.name)
         # The machine makes it a batch's first, and then takes the waiters: one sees the other.
         if not isinstance(delivery.owner, Batch):
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - self._driver.monotonic()
             if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
@@ -183,12 +194,17 @@ class Sender(Outbox):
         with self._driver as loop:
             self._seal_due(loop.clock(), everything=True)
             loop.touch(self.name)
-            return [batch for queue in self._live for batch in (*queue.in_flight, *queue.sealed)]
+            return [
+                batch
+                for queue in self._live
+                for batch in (*queue.in_flight, *queue.sealed)
+                if not batch.is_done
+            ]
 
     def ask_sequence(self, queue: Queue) -> None:
         """Find out how far this producer has got in a partition."""
         with self._driver as loop:
-            self._live[queue] = None
+            self._live[queue] = self._dirty[queue] = None
             loop.touch(self.name)
 
     def close(self, now: int) -> None:
@@ -197,7 +213,9 @@ class Sender(Outbox):
         self._router.ignore(self.name)
         for queue in list(self._live):
             for batch in (*queue.in_flight, *queue.sealed):
-                self._fail(batch, Closed("the producer was closed before the record was answered"))
+                if not batch.is_done:
+                    error = Closed("the producer was closed before the record was answered")
+                    self._fail(batch, error)
             queue.in_flight.clear()
             queue.sealed.clear()
 
@@ -214,8 +232,9 @@ class Sender(Outbox):
     def _seal(self, queue: Queue, now: int) -> None:
         queue.seal(now, self._wall_ms())
         if queue.sealed:
-            self._live[queue] = None
-            self.due = min(self.due, queue.sealed[0].until)
+            self._live[queue] = self._dirty[queue] = None
+            if queue not in self._timers:
+                self._timers.set(queue, queue.sealed[0].until)
 
     # --- the four verbs -------------------------------------------------------------------------
 
@@ -224,14 +243,21 @@ class Sender(Outbox):
         armed = self.armed
         if self.full or self._space or (armed and armed[0][0] <= now):
             self._seal_due(now, everything=bool(self._space))  # What lingers keeps a buffer full.
-        if self._live:
-            for queue in list(self._live):
+        if self._has_news:
+            self._has_news = False
+            for queue in self._live:
+                self._look_at_leader(queue, now)
+            self._dirty.update(self._live)
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for queue in dirty:
                 if queue.sealed:
                     self._send(queue, now)
                 elif queue.next_sequence < 0:
-                    self._ask(queue)
+                    self._ask(queue, now)
                 elif not queue.in_flight:
-                    del self._live[queue]
+                    self._live.pop(queue, None)
+                    self._timers.drop(queue)
         while armed and not armed[0][1].is_armed:
             armed.popleft()  # It was sealed because it was full, or somebody waited for it.
         if not self.out.send:
@@ -240,32 +266,40 @@ class Sender(Outbox):
         return out
 
     def tick(self, now: int) -> None:
-        """Give up what has taken too long; send again what was not answered."""
-        for request in [r for r, (_, until) in self._sent.items() if until <= now]:
-            batch, _ = self._sent.pop(request)
-            batch.request = 0
-            self._retry(batch.queue, now)
-        for queue in list(self._live):
+        """Give up what has taken too long; ask about and send again what was not answered."""
+        for queue in self._timers.over(now):
             self._expire(queue, now)
-            self._resume(queue)
-        self.due = NEVER
-        for queue in self._live:
-            waiting = queue.in_flight or queue.sealed
-            if waiting:
-                self.due = min(self.due, waiting[0].until)
-                if queue.retry_at > now and not queue.must_resend:
-                    self.due = min(self.due, queue.retry_at)
-        if self._sent:
-            self.due = min(self.due, next(iter(self._sent.values()))[1])
+            if queue.in_flight:
+                self._look_at_silence(queue, now)
+            if queue.is_asking and queue.retry_at <= now:
+                self._asked.pop(queue.is_asking, None)
+                queue.is_asking = 0
+                self._router.distrust(queue.topic, queue.partition)
+            if queue in self._live:
+                self._dirty[queue] = None
+                self._rearm(queue, now)
+
+    def _rearm(self, queue: Queue, now: int) -> None:
+        """See to it that ``tick`` looks at a queue when something of it is due."""
+        due = NEVER
+        if queue.in_flight:
+            first = queue.in_flight[0]
+            due = min(first.until, max(first.sent_at + PROBE_MS, now + PROBE_AGAIN_MS))
+        if queue.sealed:
+            due = min(due, queue.sealed[0].until)
+        if queue.retry_at > now:
+            due = min(due, queue.retry_at)
+        if due < NEVER:
+            self._timers.set(queue, due)
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
         if isinstance(message, SequenceFound):
             self._sequence_found(message, now)
         elif isinstance(message, Produced):
-            sent = self._sent.pop(message.id, None)
-            if sent is not None:
-                self._answered(sent[0], message, now)
+            batch = self._sent.pop(message.id, None)
+            if batch is not None:
+                self._answered(source, batch, message, now)
 
     @property
     def deadline(self) -> int:
@@ -274,15 +308,16 @@ class Sender(Outbox):
         An answer does not put it off, which would cost more than a tick in vain now and then.
         """
         try:
-            return min(self.due, self.armed[0][0])
+            return min(self._timers.due, self.armed[0][0])
         except IndexError:
-            return self.due
+            return self._timers.due
 
     # --- sending --------------------------------------------------------------------------------
 
     def _send(self, queue: Queue, now: int) -> None:
         if queue.must_resend or now < queue.retry_at or self._is_closed:
             return
+        queue.retry_at = 0  # Whatever it waits for from here on is not time.
         leader = self._router.leader(queue.topic, queue.partition)
         known = self._router.topics.get(queue.topic)
         if leader is None or leader.leader is None or known is None:
@@ -291,13 +326,26 @@ class Sender(Outbox):
             return
         queue.meet(known.topic_id)
         if queue.next_sequence < 0:
-            self._ask(queue)
+            self._ask(queue, now)
             return
-        queue.retry_at = 0
+        if queue.target is None or not queue.in_flight:
+            queue.target = leader
+        elif queue.target.leader != leader.leader:
+            return  # What is in flight goes first.
         acks = self.config.acks if self.config.acks is not None else leader.acks
-        unanswered, until = 0, now + REQUEST_MS
-        while queue.sealed and len(queue.in_flight) + unanswered < self.config.max_in_flight:
-            batch = queue.sealed.popleft()
+        unanswered, in_flight, is_first = 0, queue.in_flight, not queue.in_flight
+        while queue.sealed and len(in_flight) + unanswered < self.config.max_in_flight:
+            batch = queue.sealed[0]
+            if in_flight:
+                if _is_of_the_past(in_flight[-1], queue):
+                    break  # The next one would fence it.
+                place = batch.place or queue.places + 1
+                if place >= in_flight[0].place + self.config.max_in_flight:
+                    break  # The partition would forget the first one.
+            queue.sealed.popleft()
+            if not batch.place:
+                queue.places += 1
+                batch.place = queue.places
             self._requests += 1
             request, encoded = self._requests, queue.number(batch, acks)
             produce = Produce(request, queue.topic, queue.partition, acks, encoded)
@@ -306,12 +354,14 @@ class Sender(Outbox):
                 self._finish(batch)
                 unanswered += 1
                 continue
-            batch.request = request
-            queue.in_flight.append(batch)
-            self._sent[request] = (batch, until)
-        self.due = min(self.due, until)
+            batch.request, batch.sent_at = request, now
+            in_flight.append(batch)
+            self._sent[request] = batch
+        if is_first and in_flight:
+            self._timers.set(queue, now + PROBE_MS)
         if unanswered and queue.sealed:
             # Nobody answers, so the rest waits for the next turn: else the broker has no say.
+            self._dirty[queue] = None
             self._driver.loop.touch(self.name)
 
     def _give_up_if_gone(self, queue: Queue) -> None:
@@ -323,68 +373,144 @@ class Sender(Outbox):
             while queue.sealed:
                 self._fail(queue.sealed.popleft(), error)
 
-    def _ask(self, queue: Queue) -> None:
-        leader = self._router.leader(queue.topic, queue.partition)
-        if queue.is_asking or leader is None or leader.leader is None:
+    def _ask(self, queue: Queue, now: int) -> None:
+        if queue.is_asking or now < queue.retry_at:
             return
-        queue.is_asking = True
+        leader = self._router.leader(queue.topic, queue.partition)
+        if leader is None or leader.leader is None:
+            return
         self._requests += 1
+        queue.is_asking = self._requests
         self._asked[self._requests] = queue
         ask = GetSequence(self._requests, queue.topic, queue.partition, self.config.producer_id)
         self.out.send.append((leader.leader, ask))
+        queue.retry_at = now + PROBE_MS
+        self._timers.set(queue, queue.retry_at)
 
     def _sequence_found(self, m: SequenceFound, now: int) -> None:
         queue = self._asked.pop(m.id, None)
         if queue is None:
             return
-        queue.is_asking = False
+        queue.is_asking = 0
+        self._live[queue] = self._dirty[queue] = None
         if m.error is None:
             queue.next_sequence = m.next_sequence
+            queue.retry_at = 0
             queue.known.finish()
-            self._live[queue] = None
         else:
             self._router.refresh(queue.topic)
+            queue.retry_at = now + self._pause(queue)
+        self._rearm(queue, now)
+
+    # --- silence --------------------------------------------------------------------------------
+
+    def _look_at_leader(self, queue: Queue, now: int) -> None:
+        """Metadata has changed: what is in flight may be at a broker that does not lead any more.
+
+        Without numbers it is waited for, since it may still be answered.
+        """
+        target = queue.target
+        if target is None or not queue.in_flight:
+            return
+        leader = self._router.leader(queue.topic, queue.partition)
+        if leader is None or leader.leader is None:
+            return
+        silent_ms = now - queue.in_flight[0].sent_at
+        is_other = leader.leader != target.leader
+        if (silent_ms >= PROBE_MS and (is_other or leader.epoch != target.epoch)) or (
+            is_other and queue.in_flight[0].sequence >= 0
+        ):
+            self._send_again(queue, now)
+
+    def _look_at_silence(self, queue: Queue, now: int) -> None:
+        silent_ms = now - queue.in_flight[0].sent_at
+        if silent_ms < PROBE_MS:
+            return
+        if silent_ms >= min(REQUEST_MS << min(queue.tries, 10), REQUEST_MAX_MS):
+            queue.tries += 1
+            self._send_again(queue, now)
+        self._router.distrust(queue.topic, queue.partition)
+        self._look_at_leader(queue, now)
+
+    def _send_again(self, queue: Queue, now: int, pause: int = 0) -> None:
+        """Wait for nothing in flight any more, and send it again after *pause*."""
+        for batch in queue.in_flight:
+            self._sent.pop(batch.request, None)
+            batch.request = 0
+        queue.must_resend, queue.retry_at = True, now + pause
+        self._resume(queue, now)
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answered(self, batch: Batch, m: Produced, now: int) -> None:
+    def _answered(self, source: str, batch: Batch, m: Produced, now: int) -> None:
         queue, batch.request = batch.queue, 0
+        self._dirty[queue] = None
         error = m.error
         if error is None:
             queue.tries = 0
-            queue.in_flight.remove(batch)
             batch.base_offset = m.base_offset
             self._finish(batch)
+            queue.shift()
         elif error.retriable:
-            if isinstance(error, NotLeader):
-                self._router.refresh(queue.topic)
-            self._retry(queue, now)
-        elif isinstance(error, OutOfOrderSequence) and queue.must_resend:
-            pass  # One before it was refused; both go again, in their order.
+            self._refused(source, batch, error, now)
+        elif isinstance(error, OutOfOrderSequence) and batch.sequence >= 0:
+            self._out_of_order(batch, error, now)
         else:
-            expected = error.details.get("expected")
             queue.in_flight.remove(batch)
+            queue.shift()
             self._fail(batch, error)
-            sequence = expected if isinstance(expected, int) else batch.sequence
-            queue.renumber(batch, sequence, now)
-        self._resume(queue)
+            queue.renumber(batch, now)
+            if batch.sequence >= 0:
+                self._send_again(queue, now)
+        if queue.must_resend:
+            self._resume(queue, now)
 
-    def _retry(self, queue: Queue, now: int) -> None:
-        """Send nothing more until everything in flight is answered; then begin again."""
-        if not queue.must_resend:
-            queue.must_resend = True
-            queue.retry_at = now + min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
-            queue.tries += 1
+    def _refused(self, source: str, batch: Batch, error: PymqError, now: int) -> None:
+        """A batch was refused for a reason that passes."""
+        queue = batch.queue
+        if isinstance(error, NotLeader):
+            is_known = self._router.refused(queue.topic, queue.partition, source, error)
+        else:
+            is_known = False
+            self._router.refresh(queue.topic)
+        # Two brokers may take each other for the leader, so even a hint is not followed for ever.
+        pause = 0 if is_known and queue.tries == 0 else self._pause(queue)
+        queue.tries += 1
+        if batch.sequence >= 0:
+            self._send_again(queue, now, pause)
+        elif not queue.must_resend:
+            queue.must_resend, queue.retry_at = True, now + pause
 
-    def _resume(self, queue: Queue) -> None:
+    def _out_of_order(self, batch: Batch, error: PymqError, now: int) -> None:
+        """Something before it is missing: on its way to the broker, or in the broker's log."""
+        queue = batch.queue
+        expected = error.details.get("expected")
+        pause = self._pause(queue) if queue.tries else 0
+        queue.tries += 1
+        if batch is queue.in_flight[0] and isinstance(expected, int):
+            if expected < batch.sequence and queue.tries <= DOUBTS:
+                # It has lost what was acknowledged, or leads no more and does not know.
+                self._router.refresh(queue.topic)
+                pause = self._pause(queue)
+            else:
+                queue.void(expected)
+        self._send_again(queue, now, pause)
+
+    def _pause(self, queue: Queue) -> int:
+        return min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
+
+    def _resume(self, queue: Queue, now: int) -> None:
         if queue.must_resend and queue.resume():
-            self._live[queue] = None
-            self.due = min(self.due, queue.retry_at)
+            self._live[queue] = self._dirty[queue] = None
+            self._rearm(queue, now)
 
     def _expire(self, queue: Queue, now: int) -> None:
+        is_lost = False
         for waiting in (queue.in_flight, queue.sealed):
-            while waiting and waiting[0].until <= now:
+            while waiting and (waiting[0].is_done or waiting[0].until <= now):
                 batch = waiting.popleft()
+                if batch.is_done:
+                    continue
                 self._sent.pop(batch.request, None)
                 seconds = self.config.delivery_timeout_ms / 1000
                 self._fail(
@@ -395,12 +521,14 @@ class Sender(Outbox):
                     ),
                 )
                 if batch.sequence >= 0:
-                    queue.renumber(batch, batch.sequence, now)
-                    queue.must_ask = True
+                    queue.renumber(batch, now)
+                    queue.must_ask = is_lost = True
+        if is_lost:
+            self._send_again(queue, now)
 
     def _finish(self, batch: Batch) -> None:
         self.buffered -= batch.size
-        batch.encoded = batch.columns = None
+        batch.encoded = batch.columns = batch.past = None
         batch.finish()
         self._offer_space()
 
@@ -420,7 +548,16 @@ class Sender(Outbox):
             space.finish()
 
     def _on_metadata(self) -> None:
+        self._has_news = True
         self._driver.loop.touch(self.name)
+
+
+def _is_of_the_past(batch: Batch, queue: Queue) -> bool:
+    """Whether a batch is asked for by the numbers of an earlier epoch."""
+    encoded = batch.encoded
+    return (
+        encoded is not None and batch.sequence >= 0 and encoded.header.producer_epoch < queue.epoch
+    )
 
 
 def _deliveries(batch: Batch) -> list[Delivery]:

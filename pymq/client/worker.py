@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pymq.client.base import NEVER, Driver, Waitable
-from pymq.client.intake import FETCH_BYTES, FETCH_WAIT_MS, RETRY_MS, Intake, located
+from pymq.client.deadlines import Deadlines
+from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
+from pymq.client.route import ANSWER_MAX_MS, ANSWER_MS, CONFIRMED, RETRY_MAX_MS, RETRY_MS, Route
 from pymq.client.router import Router
 from pymq.core.message import (
-    BEGIN,
+    END,
     Acquire,
     Acquired,
     Assigned,
@@ -32,14 +34,25 @@ from pymq.core.message import (
 )
 from pymq.core.ready import Ready
 from pymq.core.record import RecordBatch, split
+from pymq.core.types import OFFSETS_TOPIC
 from pymq.core.values import Factory, define
 from pymq.core.view import BatchView
-from pymq.errors import Closed, FencedMember, OffsetOutOfRange, PymqError
+from pymq.errors import (
+    Closed,
+    FencedMember,
+    NotLeader,
+    OffsetOutOfRange,
+    PymqError,
+    ReplicaNotAvailable,
+)
 
 T = TypeVar("T")
 
 SESSION_MS = 30_000
 BEAT_MS = 5_000
+ACQUIRE_WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
+ACQUIRES_MAX = 16  # requests for leases that may still be answered, long after they should be
+LEASE_WAIT_MS = 500  # a new leader may not know yet that what was leased is safe
 ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
 
 
@@ -59,10 +72,10 @@ class Watch:
     """One assigned partition: how far it is known to reach."""
 
     partition: str
+    route: Route
     log_start: int = 0
     end: int = -1  # -1: not known yet
     request: int = 0
-    retry_at: int = 0
 
 
 @define
@@ -70,6 +83,7 @@ class Fetching:
     """A lease whose records are being fetched."""
 
     lease: Lease
+    route: Route
     handed: int  # ready to be handed out up to here,
     position: int  # fetched up to here,
     end: int  # to be fetched up to here
@@ -86,6 +100,29 @@ class Settling(Waitable):
         self.is_waited_for = is_waited_for
         self.is_durable = is_durable
         self.error: PymqError | None = None
+
+
+@define
+class Settlement:
+    """Acknowledgements that were sent and are not answered."""
+
+    message: Settle
+    waits: list[Settling]
+    tries: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many records are acknowledged by it."""
+        return sum(end - start for _, (start, end) in self.message.acks)
+
+    def finish(self, error: PymqError | None) -> None:
+        """It was answered, or will not be."""
+        for done in self.waits:
+            done.error = error
+            done.finish()
+
+
+Key = tuple[str, str | int]  # kind of request; partition or number of the request
 
 
 class Worker(Intake):
@@ -130,8 +167,15 @@ class Worker(Intake):
         self._renew_at = NEVER
         self._retry_at = 0  # join, at first at once
         self._settle_at = NEVER
-        self._settling: dict[int, list[Settling]] = {}
+        self._settling: dict[int, Settlement] = {}
         self._held: list[Settling] = []  # commits that wait until we are a member again
+        self._timers: Deadlines[Key] = Deadlines()  # when an answer is missing
+        self._unarmed: list[Key] = []  # requests that were sent and have no time yet
+        self._asked = ""  # the broker that we take for the coordinator
+        self._tries = 0  # to get an answer from the coordinator, since it gave one
+        self._trouble: str | None = None  # why the coordinator does not do what we want
+        self._was_fenced = False  # at least once
+        self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -157,21 +201,18 @@ class Worker(Intake):
         if not (acks or nacks or wait or self._held):
             return None
         done = Settling(wait, durable)
-        coordinator = self._router.coordinator(self.config.group) if self.is_joined else None
+        coordinator = self._coordinator() if self.is_joined else None
         if coordinator is None:
             self._put_back(acks, nacks)
             self._held += [done] if wait else []
             return done
+        waits, self._held = [*self._held, done], []
+        is_durable = any(waiting.is_durable for waiting in waits)
         request = self._request()
-        self._settling[request], self._held = [*self._held, done], []
-        settle = Settle(
-            request,
-            self.config.group,
-            self._member,
-            tuple(acks),
-            nacks,
-            durable=any(waits.is_durable for waits in self._settling[request]),
-        )
+        group, member = self.config.group, self._member
+        settle = Settle(request, group, member, tuple(acks), nacks, durable=is_durable)
+        self._settling[request] = Settlement(settle, waits)
+        self._unarmed.append(("settle", request))
         self.out.send.append((coordinator, settle))
         return done
 
@@ -205,7 +246,7 @@ class Worker(Intake):
         """Settle and leave; the caller holds the driver."""
         super().close(unread)
         self.settle()
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         if coordinator is not None and (self.is_joined or self._joining):
             unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks]
             unread += self._coming()
@@ -216,9 +257,11 @@ class Worker(Intake):
         self._last.clear()
         self.is_joined = False
         self._is_closed = True
-        for done in self._held:
-            done.error = Closed("the consumer was closed before it could settle")
-            done.finish()
+        error = Closed("the consumer was closed before it could settle")
+        for settlement in (Settlement(_NO_SETTLE, self._held), *self._settling.values()):
+            settlement.finish(error)
+        self._settling.clear()
+        self._timers.clear()
         self._beat_at = self._renew_at = self._settle_at = NEVER
         self._retry_at = 0
 
@@ -243,7 +286,7 @@ class Worker(Intake):
             self._try_acquire(now, True)
 
     def _give_back(self, unread: list[tuple[str, Range]]) -> None:
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         if unread and coordinator is not None and self.is_joined:
             settle = Settle(0, self.config.group, self._member, unread=tuple(unread))
             self.out.send.append((coordinator, settle))
@@ -256,13 +299,13 @@ class Worker(Intake):
             return
         match message:
             case Fetched():
-                self._on_fetched(message, now)
+                self._on_fetched(source, message, now)
             case Acquired():
-                self._on_acquired(message, now)
+                self._on_acquired(source, message, now)
             case Assigned():
-                self._on_assigned(message, now)
+                self._on_assigned(source, message, now)
             case Settled():
-                self._on_settled(message, now)
+                self._on_settled(source, message, now)
             case _:
                 pass
 
@@ -277,6 +320,15 @@ class Worker(Intake):
             self._heartbeat(now)
         if now >= self._renew_at:
             self._renew(now)
+        for kind, what in self._timers.over(now):
+            if kind == "watch":
+                self._no_watch(str(what), now)
+            elif kind == "lease":
+                self._no_data(int(what), now)
+            elif kind == "again":
+                self._settle_again(int(what), now)
+            else:
+                self._no_answer(kind, int(what), now)
         if self._retry_at and now >= self._retry_at:
             self._retry_at = 0
             self._has_news = True
@@ -286,6 +338,8 @@ class Worker(Intake):
         if (self._has_news or not self.is_joined) and not self._is_closed:
             self._has_news = False
             self._go_on(now)
+        while self._unarmed:
+            self._timers.set(self._unarmed.pop(), now + self._patience_ms)
         return super().ready(now)
 
     @property
@@ -293,7 +347,13 @@ class Worker(Intake):
         """When something is due; the application arms settling at any time."""
         if self.is_abandoned:
             return 0
-        return min(self._beat_at, self._renew_at, self._settle_at, self._retry_at or NEVER)
+        return min(
+            self._beat_at,
+            self._renew_at,
+            self._settle_at,
+            self._retry_at or NEVER,
+            self._timers.due,
+        )
 
     def _go_on(self, now: int) -> None:
         if self.topic in self._router.gone:
@@ -302,27 +362,129 @@ class Worker(Intake):
         if not self.is_joined:
             self._join(now)
             return
+        if self._retry_at > now:
+            return
         if self._held:
             self.settle()
         if not set(self._partitions()) <= set(self._told):
             self._heartbeat(now)  # The topic has grown.
         for watch in self._watches.values():
+            if watch.request and watch.route.has_moved(self._router):
+                watch.request = 0
+                self._timers.drop(("watch", watch.partition))
             self._watch(watch, now)
         waiting, self._to_fetch = self._to_fetch, []
         for fetching in waiting:
             self._fetch(fetching, now)
+        if not (self.started.is_done or self._introduction) and self._knows_ends:
+            self._introduce()
         if self._wanted and not self._acquire:
             self._try_acquire(now, True)
 
     def _gone(self) -> None:
         """The topic was deleted; should it be made again, it begins at its beginning."""
-        self._watches = {partition: Watch(partition) for partition in self._watches}
+        self._watches = {partition: self._new_watch(partition) for partition in self._watches}
         self._forget_leases()
         self.fail(self._router.gone[self.topic])
 
-    def _retry(self, now: int) -> None:
+    def _new_watch(self, partition: str) -> Watch:
+        return Watch(partition, Route(self.topic, partition))
+
+    def _retry(self, now: int, pause: int = RETRY_MS) -> None:
         if not self._retry_at:
-            self._retry_at = now + RETRY_MS
+            self._retry_at = now + pause
+
+    def trouble(self) -> str | None:
+        """What keeps records from coming, for people; None if nothing does."""
+        group = self.config.group
+        place = self._router.coordinator_of(group)
+        if place is None or self._router.find(*place) is None:
+            reason = self._router.why_no_leader(OFFSETS_TOPIC)
+            return f"the coordinator of group {group!r} is unknown: {reason}"
+        if self._trouble is not None:
+            return f"the coordinator of group {group!r}: {self._trouble}"
+        lines = [fetching.route for line in self._leased.values() for fetching in line]
+        for route in (*lines, *(watch.route for watch in self._watches.values())):
+            if why := route.why(self._router):
+                return why
+        return None
+
+    # --- the coordinator ------------------------------------------------------------------------
+
+    def _coordinator(self) -> str | None:
+        """Whom to send what is for the coordinator; None while that is being found out."""
+        found = self._router.coordinator(self.config.group)
+        if found is not None:
+            self._asked = found
+        return found
+
+    @property
+    def _patience_ms(self) -> int:
+        return min(ANSWER_MS << min(self._tries, 10), ANSWER_MAX_MS)
+
+    def _answered(self) -> None:
+        self._tries, self._trouble = 0, None
+
+    def _distrust(self) -> None:
+        """Whoever we take for the coordinator does not answer, or not as one."""
+        place = self._router.coordinator_of(self.config.group)
+        if place is None:
+            self._router.refresh(OFFSETS_TOPIC)
+        else:
+            self._router.distrust(*place)
+
+    def _no_answer(self, kind: str, request: int, now: int) -> None:
+        """The coordinator has not answered, for longer than it should take: ask again."""
+        self._tries += 1
+        self._trouble = f"{self._asked} did not answer"
+        self._distrust()
+        if kind == "join" and request == self._joining:
+            self._joining = 0
+            self._join(now)
+        elif kind == "beat" and request == self._beat:
+            self._heartbeat(now)
+        elif kind == "settle" and request in self._settling:
+            self._settle_again(request, now)
+        elif kind == "acquire" and request == self._introduction:
+            self._introduce()
+        elif kind == "acquire" and request == self._acquire:
+            # It may have given us leases; should its answer come after all, they are taken.
+            self._acquire = 0
+            if self._wanted:
+                self._try_acquire(now, True)
+
+    def _settle_again(self, request: int, now: int) -> None:
+        settlement = self._settling.get(request)
+        if settlement is None:
+            return
+        settlement.tries += 1
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            self.out.send.append((coordinator, settlement.message))
+        self._timers.set(("settle", request), now + self._patience_ms)
+
+    def _turned_down(self, source: str, error: PymqError, now: int) -> bool:
+        """The coordinator cannot do it now; returns False if it never will."""
+        if isinstance(error, FencedMember):
+            self._lost_group(error, now)
+            return True
+        if not error.retriable:
+            return False
+        pause = 0
+        if self._tries:
+            pause = min(RETRY_MS << min(self._tries - 1, 10), RETRY_MAX_MS)
+        self._tries += 1
+        self._trouble = f"{source}: {error}"
+        place = self._router.coordinator_of(self.config.group)
+        if isinstance(error, NotLeader) and place is not None:
+            if not self._router.refused(*place, source, error):
+                pause = max(pause, RETRY_MS)
+        else:
+            self._router.refresh(OFFSETS_TOPIC)
+            pause = max(pause, RETRY_MS)
+        self._retry(now, pause)
+        self._has_news = True
+        return True
 
     # --- membership -----------------------------------------------------------------------------
 
@@ -333,7 +495,7 @@ class Worker(Intake):
     def _join(self, now: int) -> None:
         if self._joining or self._retry_at > now:
             return
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         self._told = self._partitions()
         if not self._told:
             self._router.refresh(self.topic)
@@ -354,16 +516,25 @@ class Worker(Intake):
             c.reset,
         )
         self.out.send.append((coordinator, join))
+        self._timers.set(("join", self._joining), now + self._patience_ms)
 
-    def _on_assigned(self, m: Assigned, now: int) -> None:
-        if m.id not in (self._joining, self._beat):
+    def _on_assigned(self, source: str, m: Assigned, now: int) -> None:
+        if not m.id or m.id not in (self._joining, self._beat):
             return
-        is_join, self._beat = m.id == self._joining, 0
+        is_join = m.id == self._joining
+        self._timers.drop(("join" if is_join else "beat", m.id))
         if is_join:
             self._joining = 0
+        else:
+            self._beat = 0
         if m.error is not None:
-            self._lost_group(m.error, now)
+            if not is_join and self.is_joined:
+                self._beat_at = now + RETRY_MAX_MS
+            if not self._turned_down(source, m.error, now):
+                self.fail(m.error)
+                self._retry(now, BEAT_MS)
             return
+        self._answered()
         self.is_joined = True
         self._beat_at = now + BEAT_MS
         self.generation = m.generation
@@ -375,7 +546,7 @@ class Worker(Intake):
             self._watches.pop(partition, None)
         self.assigned = m.partitions
         for partition in gained:
-            self._watches[partition] = Watch(partition)
+            self._watches[partition] = self._new_watch(partition)
         self._has_news = True
         if is_join:
             self.settle()
@@ -384,92 +555,128 @@ class Worker(Intake):
         self._go_on(now)
 
     def _lost_group(self, error: PymqError, now: int) -> None:
-        """The coordinator has moved, or gave us up: join again."""
-        if isinstance(error, FencedMember):
-            self._member = self._new_member()
-        elif not error.retriable:
-            self.fail(error)
-            return
-        else:
-            self._router.refresh("__consumer_offsets")
-        self.is_joined = False
-        self._acquire = self._introduction = 0
+        """The coordinator does not know us, because it is a new one or gave us up: join again.
+
+        What the application has got until now is no longer leased to us: acknowledgements of it
+        come to nothing, and it is delivered again, perhaps to others.
+        """
+        self._member = self._new_member()
+        self._was_fenced, self.is_joined = True, False
+        settling, self._settling = self._settling, {}
+        for request, settlement in settling.items():
+            self._timers.drop(("settle", request))
+            self._forfeit(settlement.count)
+            is_waited_for = any(done.is_waited_for for done in settlement.waits)
+            if is_waited_for:
+                self._forfeited = 0  # It is told now.
+            settlement.finish(error)
+        self._forfeit(
+            sum(end - start for q in self.acks.values() for start, end in ranges(_drain(q)))
+        )
+        self.nacks.clear()
+        self._joining = self._beat = self._acquire = self._introduction = 0
         self._acquires.clear()
         self._beat_at = NEVER
         # Without the leases these would be worked on here and by others.
         self._forget_leases()
         self.chunks.clear()
         self.dead.clear()
-        self._retry(now)
+        self._retry_at = 0
+        self._has_news = True
+
+    def _forfeit(self, count: int) -> None:
+        self.refused += count
+        self._forfeited += count
 
     def _heartbeat(self, now: int) -> None:
         self._beat_at = now + BEAT_MS
-        coordinator = self._router.coordinator(self.config.group)
-        if coordinator is None or not self.is_joined:
+        coordinator = self._coordinator()
+        if not self.is_joined:
             return
         self._router.refresh(self.topic)  # Partitions may have been added.
+        self._timers.drop(("beat", self._beat))
         self._beat, self._told = self._request(), self._partitions()
         beat = Heartbeat(self._beat, self.config.group, self._member, self._told)
-        self.out.send.append((coordinator, beat))
+        if coordinator is not None:
+            self.out.send.append((coordinator, beat))
+        self._timers.set(("beat", self._beat), now + self._patience_ms)
 
     # --- how far partitions reach ---------------------------------------------------------------
 
     def _watch(self, watch: Watch, now: int) -> None:
-        if watch.request:
+        if watch.request or ("watch", watch.partition) in self._timers:
             return
-        leader = self._router.leader(self.topic, watch.partition)
-        if leader is None or leader.leader is None:
+        peer = watch.route.find(self._router)
+        if peer is None:
             return
         is_new = watch.end < 0
         watch.request = self._request()
-        offset, wait_ms = (BEGIN, 0) if is_new else (watch.end, FETCH_WAIT_MS)
-        fetch = Fetch(watch.request, self.topic, watch.partition, offset, 0, wait_ms)
-        self.out.send.append((leader.leader, fetch))
+        offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
+        fetch = Fetch(watch.request, self.topic, watch.partition, offset, 0, wait)
+        self.out.send.append((peer, fetch))
+        due = now + wait + watch.route.patience_ms
+        self._timers.set(("watch", watch.partition), due)
 
-    def _on_fetched(self, m: Fetched, now: int) -> None:
+    def _no_watch(self, partition: str, now: int) -> None:
+        """A partition is to be asked again, or has not answered."""
+        watch = self._watches.get(partition)
+        if watch is None:
+            return
+        if watch.request:
+            watch.request = 0
+            watch.route.silent(self._router)
+        self._watch(watch, now)
+
+    def _on_fetched(self, source: str, m: Fetched, now: int) -> None:
         fetching = self._fetching.pop(m.id, None)
         if fetching is not None:
+            self._timers.drop(("lease", m.id))
             self._on_data(fetching, m, now)
             return
         watch = self._watches.get(m.partition)
         if watch is None or watch.request != m.id:
             return
         watch.request = 0
-        if isinstance(m.error, OffsetOutOfRange) and watch.end >= 0:
-            watch.end = -1  # The topic was made anew.
+        self._timers.drop(("watch", watch.partition))
+        if isinstance(m.error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
+            watch.end = -1  # The topic was made anew, or its end has gone to other brokers.
             self._watch(watch, now)
             return
         if m.error is not None:
-            self._refused(m.error, now)
+            pause = watch.route.refused(self._router, m.error)
+            if pause is None:
+                self.fail(m.error)
+                pause = RETRY_MAX_MS
+            self._timers.set(("watch", watch.partition), now + pause)
             return
+        watch.route.came()
         is_new, has_more = watch.end < 0, m.high_watermark > watch.end
-        watch.log_start, watch.end = m.log_start, m.high_watermark
-        if is_new and all(other.end >= 0 for other in self._watches.values()):
+        watch.log_start = m.log_start
+        watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
+        if is_new and self._knows_ends:
             self._introduce()
         self._watch(watch, now)
         if self._wanted and has_more:
             self._try_acquire(now, True)
 
-    def _refused(self, error: PymqError, now: int) -> None:
-        if error.retriable:
-            self._router.refresh(self.topic)
-            self._retry(now)
-        else:
-            self.fail(error)
-
     # --- leases ---------------------------------------------------------------------------------
 
     def _introduce(self) -> None:
         """Tell where the partitions begin and end, so that the group's offsets are from now on."""
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         if coordinator is None or not self.is_joined:
             return
         self._introduction = self._request()
         self._acquires[self._introduction] = None
+        self._unarmed.append(("acquire", self._introduction))
         acquire = Acquire(
             self._introduction, self.config.group, self._member, self._known(()), 0, 0
         )
         self.out.send.append((coordinator, acquire))
+
+    @property
+    def _knows_ends(self) -> bool:
+        return all(watch.end >= 0 for watch in self._watches.values())
 
     def _known(self, but: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
         return tuple(
@@ -482,31 +689,45 @@ class Worker(Intake):
         """Ask for leases, unless a request is waiting that knows as much."""
         if not (self.is_joined and is_news) or any(self._leased.values()):
             return
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         if coordinator is None:
             return
         known = self._known(self.paused)
         if not known and self.assigned and not self.paused:
             return  # The watches will tell.
+        self._timers.drop(("acquire", self._acquire))
         self._acquire = self._request()
         self._acquires[self._acquire] = None
+        if len(self._acquires) > ACQUIRES_MAX:
+            del self._acquires[next(iter(self._acquires))]
         count = self._wanted or 1
         acquire = Acquire(
-            self._acquire, self.config.group, self._member, known, count, FETCH_WAIT_MS
+            self._acquire, self.config.group, self._member, known, count, ACQUIRE_WAIT_MS
         )
         self.out.send.append((coordinator, acquire))
+        due = now + ACQUIRE_WAIT_MS + self._patience_ms
+        self._timers.set(("acquire", self._acquire), due)
 
-    def _on_acquired(self, m: Acquired, now: int) -> None:
+    def _on_acquired(self, source: str, m: Acquired, now: int) -> None:
         if m.id not in self._acquires:
             return  # As another member, we had it asked.
         del self._acquires[m.id]
+        self._timers.drop(("acquire", m.id))
         if m.error is not None:
-            self._lost_group(m.error, now)
+            if m.id == self._introduction:
+                self._introduction = 0
+            elif m.id == self._acquire:
+                self._acquire = 0
+            else:
+                return  # An old one, which was asked again.
+            if not self._turned_down(source, m.error, now):
+                self.fail(m.error)
             return
+        self._answered()
         if m.leases:
             # Even if a later request has taken its place: both may have met on the way.
             self._wanted = 0
-            self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 2)
+            self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 3)
             self._take_leases(m.leases, now)
         if m.id == self._introduction:
             self.started.finish()
@@ -522,12 +743,15 @@ class Worker(Intake):
             if lease.partition in self.paused and not lease.dead:
                 self._give_back([(lease.partition, (lease.start, lease.end))])
             else:
-                fetching = Fetching(lease, lease.start, lease.start, lease.end)
+                route = Route(self.topic, lease.partition)
+                fetching = Fetching(lease, route, lease.start, lease.start, lease.end)
                 self._leased.setdefault(lease.partition, deque()).append(fetching)
                 self._fetch(fetching, now)
 
     def _forget_leases(self) -> None:
         self._leased.clear()
+        for request in self._fetching:
+            self._timers.drop(("lease", request))
         self._fetching.clear()
         self._to_fetch.clear()
 
@@ -542,30 +766,53 @@ class Worker(Intake):
         ]
 
     def _fetch(self, fetching: Fetching, now: int) -> None:
-        lease = fetching.lease
-        leader = self._router.leader(self.topic, lease.partition)
-        if leader is None or leader.leader is None:
+        lease, route = fetching.lease, fetching.route
+        peer = route.find(self._router)
+        if peer is None:
             self._to_fetch.append(fetching)
             return
         request = self._request()
         self._fetching[request] = fetching
         at, end = fetching.position, fetching.end
-        fetch = Fetch(request, self.topic, lease.partition, at, FETCH_BYTES, 0, end)
-        self.out.send.append((leader.leader, fetch))
+        wait = 0 if route.is_elsewhere else LEASE_WAIT_MS
+        fetch = Fetch(request, self.topic, lease.partition, at, FETCH_BYTES, wait, end)
+        self.out.send.append((peer, fetch))
+        self._timers.set(("lease", request), now + wait + route.patience_ms)
+
+    def _no_data(self, request: int, now: int) -> None:
+        """What was leased has not come, or is to be asked for again."""
+        fetching = self._fetching.pop(request, None)
+        if fetching is not None:
+            fetching.route.silent(self._router)
+            self._fetch(fetching, now)
+
+    def _fetch_later(self, fetching: Fetching, pause: int, now: int) -> None:
+        if pause:
+            self._to_fetch.append(fetching)
+            self._retry(now, pause)
+        else:
+            self._fetch(fetching, now)
 
     def _on_data(self, fetching: Fetching, m: Fetched, now: int) -> None:
-        partition = fetching.lease.partition
+        partition, route = fetching.lease.partition, fetching.route
         if partition in self.paused and not fetching.lease.dead:
             fetching.position = fetching.end  # It is going to be given back.
-        elif isinstance(m.error, OffsetOutOfRange) and m.log_start > fetching.position:
+        elif (
+            isinstance(m.error, OffsetOutOfRange)
+            and m.log_start > fetching.position
+            and not route.is_elsewhere
+        ):
             # Retention was faster. The coordinator lets go of it when it hears of the new start.
             watch = self._watches.get(partition)
             if watch is not None:
                 watch.log_start = max(watch.log_start, m.log_start)
             fetching.position = min(m.log_start, fetching.end)
-        elif m.error is not None and m.error.retriable:
-            self._to_fetch.append(fetching)
-            self._refused(m.error, now)
+        elif m.error is not None and (pause := self._pause(route, m.error)) is not None:
+            self._fetch_later(fetching, pause, now)
+            return
+        elif m.error is None and not m.data:
+            # It is not to be had here yet: a new leader, or one that knows no better.
+            self._fetch_later(fetching, route.refused(self._router, _NOTHING) or 0, now)
             return
         else:
             try:
@@ -577,13 +824,23 @@ class Worker(Intake):
                 fetching.end = fetching.position  # The rest stays leased until that runs out.
         if fetching.position < fetching.end:
             self._fetch(fetching, now)
-        self._line_up(partition)
+        self._line_up(partition, now)
         if not any(self._leased.values()) and not self.has_chunks:
             self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
             self._try_acquire(now, True)
         self._arrived()
 
+    def _pause(self, route: Route, error: PymqError) -> int | None:
+        """In how many ms to ask again for what was leased; None if that is of no use."""
+        is_leader = not route.is_elsewhere
+        pause = route.refused(self._router, error)
+        if isinstance(error, OffsetOutOfRange) and is_leader and route.tries < CONFIRMED:
+            self._router.refresh(self.topic)
+            return route.patience_ms // 2
+        return pause
+
     def _read(self, fetching: Fetching, data: bytes) -> None:
+        fetching.route.came()
         lease = fetching.lease
         for batch in split(data):
             whole = self._whole(batch, lease.partition)
@@ -591,7 +848,7 @@ class Worker(Intake):
             fetching.views.append(view)
             fetching.position = view.end_offset
 
-    def _line_up(self, partition: str) -> None:
+    def _line_up(self, partition: str, now: int) -> None:
         """Make ready what has come, in the order of the leases: records keep theirs."""
         line = self._leased.get(partition)
         while line:
@@ -599,7 +856,7 @@ class Worker(Intake):
             is_complete, is_dead = first.position >= first.end, first.lease.dead
             if partition not in self.paused or is_dead:
                 for view in first.views:
-                    self._skip(view)
+                    self._skip(view, now)
                     if len(view) and not view.is_control:
                         (self.dead if is_dead else self.chunks).append(view)
                 first.views.clear()
@@ -627,17 +884,18 @@ class Worker(Intake):
         """Whether there is something to hand out or to move away, or a problem to raise."""
         return bool(self.chunks or self.dead) or self.problem is not None
 
-    def _skip(self, view: BatchView) -> None:
-        """Offsets that hold no record for a consumer are done."""
-        queue = self.acks.setdefault(view.partition, deque())
+    def _skip(self, view: BatchView, now: int) -> None:
+        """Offsets that hold no record for a consumer are done; nobody else will say so."""
         if view.is_control:
-            queue.append((view.base_offset, view.end_offset))
+            holes: list[int | Range] = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:
-            position = view.base_offset
-            for offset in (*view.offsets, view.end_offset):
-                if offset > position:
-                    queue.append((position, offset))
-                position = offset + 1
+            ends = (*view.offsets, view.end_offset)
+            starts = (view.base_offset, *(offset + 1 for offset in view.offsets))
+            holes = [(a, b) for a, b in zip(starts, ends, strict=True) if a < b]
+        else:
+            return
+        self.acks.setdefault(view.partition, deque()).extend(holes)
+        self._settle_at = min(self._settle_at, now + ACK_LINGER_MS)
 
     def _renew(self, now: int) -> None:
         """What the application has not seen yet must not be taken for abandoned."""
@@ -645,22 +903,47 @@ class Worker(Intake):
         held = self.unread() + self._coming()
         # A copy: the application takes chunks away meanwhile.
         held += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
-        coordinator = self._router.coordinator(self.config.group)
+        coordinator = self._coordinator()
         if held and coordinator is not None and self.is_joined:
             settle = Settle(0, self.config.group, self._member, renewals=tuple(held))
             self.out.send.append((coordinator, settle))
-            self._renew_at = now + self.config.ack_wait_ms // 2
+            self._renew_at = now + self.config.ack_wait_ms // 3
 
-    def _on_settled(self, m: Settled, now: int) -> None:
-        settled = self._settling.pop(m.id, [])
-        self.refused += m.refused
-        if isinstance(m.error, FencedMember):
-            self._lost_group(m.error, now)
-        elif m.error is not None and not any(done.is_waited_for for done in settled):
-            self._refused(m.error, now)
-        for done in settled:
-            done.error = m.error
-            done.finish()
+    def _on_settled(self, source: str, m: Settled, now: int) -> None:
+        settlement = self._settling.get(m.id)
+        if settlement is None:
+            return
+        error = m.error
+        is_waited_for = any(done.is_waited_for for done in settlement.waits)
+        if error is not None and error.retriable:
+            # It may have been carried out; the coordinator, or the next one, knows.
+            self._turned_down(source, error, now)
+            self._timers.drop(("settle", m.id))
+            self._timers.set(("again", m.id), max(now, self._retry_at))
+            return
+        if isinstance(error, FencedMember):
+            self._lost_group(error, now)
+            return
+        del self._settling[m.id]
+        self._timers.drop(("settle", m.id))
+        self._answered()
+        if settlement.tries == 1 or self._was_fenced:
+            self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
+        if self._was_fenced:
+            self._forfeited += m.refused
+        if error is None and self._forfeited and is_waited_for:
+            error = FencedMember(
+                f"{self._forfeited} acknowledgements came to nothing: the group's coordinator has "
+                "changed or had given this consumer up, so those records are delivered again"
+            )
+            self._forfeited = 0
+        elif error is not None and not is_waited_for:
+            self.fail(error)
+        settlement.finish(error)
+
+
+_NO_SETTLE = Settle(0, "", "")
+_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
 
 
 def _drain(queue: deque[T]) -> list[T]:

@@ -25,7 +25,16 @@ PAIRS = [
 ]
 # What is public for pymq's own use.
 OWN: dict[type, set[str]] = {
-    Client: {"ask_leader", "bounds", "forget", "group_state", "partition_name", "topic_metadata"},
+    Client: {
+        "all_bounds",
+        "ask_leader",
+        "ask_leaders",
+        "bounds",
+        "forget",
+        "group_state",
+        "partition_name",
+        "topic_metadata",
+    },
     Consumer: {"start_push"},
 }
 # What waits for nothing stays a plain call.

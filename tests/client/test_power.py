@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
@@ -11,15 +10,16 @@ import pymq
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
 from pymq.embedded import _assemble
 from pymq.store.file import FileStore
+from pymq.testing.disk import SimDisk
 from tests.client.helpers import polled, produce, values
-from tests.store.helpers import SimDisk
 
 
 class Machine:
     """A queue on a disk that loses what was not synced when its power is cut."""
 
     def __init__(self, seed: int) -> None:
-        self.disk, self.tree = SimDisk(random.Random(seed)), MemoryTree()
+        self.dice = random.Random(seed)
+        self.disk, self.tree = SimDisk(), MemoryTree()
         self.mq = self.open()
 
     def open(self) -> pymq.Client:
@@ -28,10 +28,10 @@ class Machine:
     def cut(self) -> None:
         """Cut the power now, and start again."""
         with self.mq.driver:
-            image = copy.deepcopy(self.disk)
+            image = self.disk.fork()
         self.mq.close()  # on the disk that is not used any more
         self.disk = image
-        self.disk.crash()
+        self.disk.crash(self.dice)
         self.mq = self.open()
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import pymq
 from pymq.client.delivery import Deliveries, Delivery
+from pymq.coord import paths
 from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
 from pymq.core.coordination import Commit, Put
 from pymq.core.message import Message, Produce, Produced
@@ -33,7 +34,6 @@ from pymq.errors import (
     RecordTooLarge,
     UnknownTopic,
 )
-from pymq.node.image import PRODUCERS
 from tests.acceptance.helpers import contents, values
 
 LONG_MS = 600_000  # lingers until somebody wants it
@@ -754,7 +754,7 @@ def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
         with mq.producer(producer_id="me") as first:
             first.send("one", b"0").result()
     tree = SqliteTree(tmp_path / "metadata.db")
-    (entry,) = tree.entries(f"{PRODUCERS}/me")
+    (entry,) = tree.entries(paths.producer("me"))
     node = encode_node(ProducerNode("me", opened - 1))
     SqliteCoordinator(tree).submit(Commit(1, (Put(entry.path, node, entry.version),)))
     tree.close()
@@ -838,7 +838,7 @@ def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: boo
             numbers = [int(record.value) for record in found[str(index)]]
             assert numbers == list(range(sent[index]))
         blocks = mq.describe_topic("t").partitions[0].blocks
-        assert len(blocks) >= 17
+        assert len(blocks) >= 10  # of 24; a block that nobody wrote to is not kept
         assert [block.start_offset for block in blocks[1:]] == [b.end_offset for b in blocks[:-1]]
 
 

@@ -1,0 +1,239 @@
+"""Groups of a cluster (PTP): coordinators and leaders die; each record is done at least once."""
+
+from __future__ import annotations
+
+import pytest
+
+import pymq
+from pymq.errors import FencedMember, RequestTimeout
+from pymq.testing import Cluster
+from pymq.testing.network import LinkFaults
+
+OFFSETS = "__consumer_offsets"
+
+
+def put(mq: pymq.Client, *numbers: int, topic: str = "t") -> None:
+    with mq.producer(linger_ms=1) as producer:
+        for number in numbers:
+            producer.send(topic, b"%d" % number, key=b"%d" % number)
+
+
+def values(records: list[pymq.Record]) -> list[int]:
+    return [int(record.value) for record in records]
+
+
+def coordinator(mq: pymq.Client) -> str:
+    found = mq.describe_topic(OFFSETS).partitions[0].leader
+    assert found is not None
+    return found
+
+
+def led_by(mq: pymq.Client, topic: str, name: str) -> bool:
+    return any(p.leader == name for p in mq.describe_topic(topic).partitions)
+
+
+def work(consumer: pymq.Consumer, missing: set[int], turns: int = 60) -> list[int]:
+    """Work until all of *missing* is done; commits may fail, and what was given is done again."""
+    seen: list[int] = []
+    for _ in range(turns):
+        records = consumer.poll(5, timeout=1.0)
+        seen += values(records)
+        consumer.ack(records)
+        try:
+            consumer.commit(timeout=20.0)
+        except FencedMember:
+            continue
+        missing.difference_update(values(records))
+        if not missing:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_coordinator_dies(seed: int) -> None:
+    """The consumer joins the next one; nothing is left out, and what is committed stays so."""
+    with Cluster(brokers=3, seed=seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        put(other, *range(40))
+        with mq.consumer("t", group="g") as consumer:
+            missing = set(range(40))
+            first = consumer.poll(10, timeout=5.0)
+            consumer.ack(first)
+            consumer.commit()
+            missing -= set(values(first))
+            held = consumer.poll(5, timeout=5.0)
+            cluster.crash(coordinator(mq))
+            seen = work(consumer, missing)
+            assert not missing
+            assert set(values(held)) <= set(seen)
+            assert not set(values(first)) & set(seen)
+            assert sum(consumer.lag().values()) == 0
+
+
+def test_a_move_is_noticed_soon() -> None:
+    with Cluster(brokers=3, seed=11) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.consumer("t", group="g") as consumer:
+            put(other, 1)
+            consumer.ack(consumer.poll(timeout=5.0))
+            consumer.commit()
+            cluster.run(seconds=1)
+            cluster.crash(coordinator(mq))
+            put(other, 2)
+            since = cluster.now
+            assert values(consumer.poll(timeout=10.0)) == [2]
+            assert cluster.now - since < 5
+
+
+def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> None:
+    """The new coordinator knows nothing of the leases of the old one."""
+    with Cluster(brokers=3, seed=12) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(other, *range(5))
+        with mq.consumer("t", group="g") as consumer:
+            held = consumer.poll(timeout=5.0)
+            cluster.crash(coordinator(mq))
+            consumer.ack(held)
+            with pytest.raises(FencedMember):
+                consumer.commit(timeout=30.0)
+            assert consumer.status().unacknowledged_refused >= len(held)
+            missing = set(range(5))
+            work(consumer, missing)
+            assert not missing
+            consumer.commit()
+            assert consumer.lag() == {"0": 0}
+
+
+def test_an_answer_to_a_commit_is_lost() -> None:
+    """It is sent again, and what it had done the first time is not counted as refused."""
+    with Cluster(brokers=1, seed=13) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="raft")
+        put(mq, *range(5))
+        with mq.consumer("t", group="g") as consumer:
+            records = consumer.poll(timeout=5.0)
+            consumer.ack(records)
+            cluster.network.link("broker-0", "client-0").faults = LinkFaults(loss=1.0)
+            cluster.world.after(300_000, lambda a, b: cluster.network.calm())
+            consumer.commit()
+            assert consumer.status().unacknowledged_refused == 0
+            assert consumer.committed() == {"0": records[-1].offset + 1}
+
+
+def test_nobody_coordinates() -> None:
+    """A commit fails in time and says why; later all goes on."""
+    with Cluster(brokers=3, seed=14) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(mq, *range(5))
+        with mq.consumer("t", group="g") as consumer:
+            consumer.ack(consumer.poll(timeout=5.0))
+            for name in cluster.brokers:
+                cluster.crash(name)
+            since = cluster.now
+            with pytest.raises(RequestTimeout, match="coordinator of group 'g'"):
+                consumer.commit(timeout=5.0)
+            assert cluster.now - since < 6
+            idle = consumer.status().idle
+            assert idle is not None
+            assert "coordinator of group 'g'" in idle
+            for name in cluster.brokers:
+                cluster.restart(name)
+            missing = set(range(5))
+            work(consumer, missing)
+            assert not missing
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_get_lost(seed: int) -> None:
+    with Cluster(brokers=3, seed=seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        with mq.consumer("t", group="g", ack_wait_s=3.0) as consumer:
+            for broker in cluster.brokers:
+                for link in (("client-0", broker), (broker, "client-0")):
+                    cluster.network.link(*link).faults = LinkFaults(loss=0.1, duplicate=0.05)
+            missing = set(range(40))
+            put(other, *range(40))
+            work(consumer, missing)
+            assert not missing
+            cluster.network.calm()
+
+
+def test_leased_records_lie_on_other_brokers() -> None:
+    with Cluster(brokers=4, seed=15) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=1, acks="raft")
+        for block in range(4):
+            mq.reassign("t", 0, [f"broker-{block}"])
+            put(mq, *range(10 * block, 10 * block + 10))
+            cluster.run(seconds=0.5)
+        with mq.consumer("t", group="g") as consumer:
+            found = []
+            for record in consumer.until_end():
+                found.append(int(record.value))
+                consumer.ack(record)
+            assert found == list(range(40))
+            consumer.commit()
+            assert consumer.lag() == {"0": 0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_leader_dies_while_it_is_consumed(seed: int) -> None:
+    with Cluster(brokers=3, seed=20 + seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=3, replicas=3, acks="raft")
+        put(other, *range(30))
+        with mq.consumer("t", group="g") as consumer:
+            missing = set(range(60))
+            seen = work(consumer, missing, turns=2)
+            who = coordinator(mq)
+            cluster.crash(next(n for n in cluster.brokers if n != who and led_by(mq, "t", n)))
+            put(other, *range(30, 60))
+            seen += work(consumer, missing)
+            assert not missing
+            assert sorted(seen) == list(range(60))  # The leases outlived it.
+
+
+def test_all_brokers_are_restarted_one_by_one() -> None:
+    with Cluster(brokers=3, zkservers=2, seed=30) as cluster:
+        mq, other, third = cluster.client(), cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        first, second = mq.consumer("t", group="g"), other.consumer("t", group="g")
+        missing = set(range(60))
+        for turn, name in enumerate(cluster.brokers):
+            put(third, *range(20 * turn, 20 * turn + 20))
+            work(first, missing, turns=2)
+            work(second, missing, turns=2)
+            cluster.stop(name)
+            cluster.run(seconds=0.5)
+            cluster.restart(name)
+            cluster.run(seconds=1.0)
+        for _ in range(20):
+            work(first, missing, turns=2)
+            work(second, missing, turns=2)
+            if not missing:
+                break
+        assert not missing
+        first.close()
+        second.close()
+
+
+def test_until_end_goes_on_over_a_move() -> None:
+    with Cluster(brokers=3, seed=31) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(mq, *range(30))
+        with mq.consumer("t", group="g") as consumer:
+            seen: set[int] = set()
+            for record in consumer.until_end():
+                if len(seen) == 10 and int(record.value) not in seen:
+                    cluster.crash(coordinator(mq))
+                seen.add(int(record.value))
+                consumer.ack(record)
+            consumer.commit()
+            assert seen == set(range(30))
+            assert consumer.lag() == {"0": 0}
