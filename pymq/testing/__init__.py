@@ -2,5 +2,22 @@
 
 from pymq.testing.check_coordinator import check_coordinator
 from pymq.testing.check_store import check_store
+from pymq.testing.cluster import Cluster, NotReached
+from pymq.testing.crashpoints import enumerate_crashes
+from pymq.testing.disk import PowerCut, SimDisk
+from pymq.testing.nodes import Knobs
+from pymq.testing.plan import Faults
+from pymq.testing.world import Violation
 
-__all__ = ["check_coordinator", "check_store"]
+__all__ = [
+    "Cluster",
+    "Faults",
+    "Knobs",
+    "NotReached",
+    "PowerCut",
+    "SimDisk",
+    "Violation",
+    "check_coordinator",
+    "check_store",
+    "enumerate_crashes",
+]

@@ -1,0 +1,147 @@
+"""``python -m pymq.testing``: runs many seeds, tells of those that fail, makes one small."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from pymq.testing.marks import all_marks
+from pymq.testing.plan import PROFILES, Plan, generate
+from pymq.testing.swarm import LIVENESS, Result, run_plan
+
+USAGE = """
+Examples:
+  python -m pymq.testing --seeds 0:100 --jobs 2     a hundred runs, two at a time
+  python -m pymq.testing --seeds 17 --trace         one run, and what happened last in it
+  python -m pymq.testing --shrink 17 --out 17.json  make the plan of a failing run small
+  python -m pymq.testing --plan 17.json             carry a plan out
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns 1 if a rule was broken."""
+    parser = argparse.ArgumentParser(
+        "python -m pymq.testing",
+        description=__doc__,
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", default="0:20", help="one seed, or from:to")
+    parser.add_argument("--profile", default="swarm", choices=sorted(PROFILES))
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--zkservers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of faults, in virtual time")
+    parser.add_argument(
+        "--restart", default="all", choices=["all", "apps", "none"], help="when the faults end"
+    )
+    parser.add_argument(
+        "--safety", action="store_true", help="ask not whether all works again after the faults"
+    )
+    parser.add_argument("--marks", action="store_true", help="tell which marks were not passed")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trace", action="store_true", help="show the last events of each run")
+    parser.add_argument("--quiet", action="store_true", help="show only runs that fail")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="make a failing plan small")
+    parser.add_argument("--plan", type=Path, help="carry out a plan from a file")
+    parser.add_argument("--out", type=Path, help="where to write the small plan")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds for --shrink")
+    options = parser.parse_args(arguments)
+    make = partial(
+        generate,
+        brokers=options.brokers,
+        zkservers=options.zkservers,
+        profile=options.profile,
+        seconds=options.seconds,
+        restart=options.restart,
+    )
+    if options.shrink is not None:
+        from pymq.testing.shrink import report, shrink
+
+        small = shrink(make(options.shrink), budget_s=options.budget, say=_say)
+        print(report(small))
+        if options.out is not None:
+            options.out.write_text(small.plan.to_json(), encoding="utf-8")
+        return 1
+    if options.plan is not None:
+        plans = [Plan.from_json(options.plan.read_text(encoding="utf-8"))]
+    else:
+        first, _, last = options.seeds.partition(":")
+        plans = [make(seed) for seed in range(int(first), int(last or int(first) + 1))]
+    command = (
+        f"python -m pymq.testing --profile {options.profile} --brokers {options.brokers} "
+        f"--zkservers {options.zkservers} --seconds {options.seconds:g} "
+        f"--restart {options.restart} --trace --seeds"
+    )
+    return _report(_run(plans, options), command, options)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _run(plans: list[Plan], options: argparse.Namespace) -> Iterator[Result]:
+    waive = LIVENESS if options.safety else ()
+    work = partial(run_plan, trace=options.trace, waive=waive, marks=options.marks)
+    jobs = options.jobs
+    if jobs < 2 or len(plans) < 2:
+        yield from map(work, plans)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(work, plans)
+
+
+def _report(results: Iterator[Result], command: str, options: argparse.Namespace) -> int:
+    row = "{:>7} {:>8} {:>9} {:>9} {:>8} {:>7} {:>7} {:>7}  {}"
+    print(row.format(*"seed digest events events/s x-real sent acked reads outcome".split()))
+    failed: dict[str, list[Result]] = {}
+    events, real_s, virtual_s, count = 0, 0.0, 0.0, 0
+    marks: Counter[str] = Counter()
+    for result in results:
+        count += 1
+        marks += result.marks
+        events += result.events
+        real_s += result.real_s
+        virtual_s += result.virtual_s
+        if result.violation is not None:
+            failed.setdefault(result.violation, []).append(result)
+        if not options.quiet or result.violation is not None:
+            print(
+                row.format(
+                    result.seed,
+                    result.digest,
+                    result.events,
+                    round(result.events / result.real_s),
+                    round(result.virtual_s / result.real_s),
+                    result.sent,
+                    result.acked,
+                    result.reads,
+                    result.violation or result.waived.partition(":")[0] or "ok",
+                ),
+                flush=True,
+            )
+        if options.trace:
+            print("\n".join(result.trace[-200:]))
+        if options.trace and result.violation is not None:
+            print(result.message)
+    print(
+        f"{count} runs, {events} events, {events / max(real_s, 1e-9):.0f} events/s, "
+        f"{virtual_s / max(real_s, 1e-9):.0f} x real time, {sum(map(len, failed.values()))} failed"
+    )
+    if options.marks:
+        known = all_marks()
+        missing = {name: file for name, file in known.items() if not marks[name]}
+        print(f"{len(known) - len(missing)} of {len(known)} marks were passed; not these:")
+        print("".join(f"  {name:28} {file}\n" for name, file in sorted(missing.items())), end="")
+    for name, results_of in sorted(failed.items()):
+        print(f"\n{name}: {len(results_of)} runs; {results_of[0].message.strip()}")
+        print(f"  to see it again: {command} {results_of[0].seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,415 @@
+"""What must never happen: one class for a family of rules, each looking where it can be broken.
+
+The rules are named; a broken one is a :class:`Violation` with that name. They are checked while a
+run goes on, at the event that breaks them and in about constant time. This module has those about
+logs and leaders; :mod:`pymq.testing.promises` has what clients are promised, and
+:mod:`pymq.testing.sharing` what groups and zkservers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from pymq.coord import paths
+from pymq.coord.tree import Plan
+from pymq.core.coordination import Commit
+from pymq.core.message import Message
+from pymq.core.metadata import BlockNode, TopicNode, decode_node
+from pymq.core.record import COMPACTED, Header
+from pymq.core.types import OFFSETS_TOPIC, BlockId
+from pymq.core.values import Factory, define
+from pymq.testing import probe
+from pymq.testing.ledger import Ledger, ReplicaLog, WatchedStore
+from pymq.testing.nodes import BrokerHost
+from pymq.testing.process import Process
+from pymq.testing.world import Violation
+
+if TYPE_CHECKING:
+    from pymq.testing.cluster import Cluster
+
+Partition = tuple[str, int]  # topic id and index
+
+
+@define
+class History:
+    """What consumers may have seen of one partition, for ever."""
+
+    blocks: dict[int, ReplicaLog] = Factory(dict)  # by number: as far as it was visible
+    sequences: dict[int, tuple[int, int]] = Factory(dict)  # of producers: epoch, next sequence
+    losses: int = 0  # how often something visible was lost, as weak settings allow
+
+    def end(self) -> int:
+        """The first offset that nobody may have seen."""
+        return self.blocks[max(self.blocks)].end if self.blocks else 0
+
+    def batch_at(self, offset: int) -> Header | None:
+        """The batch that holds *offset*."""
+        for number in sorted(self.blocks, reverse=True):
+            log = self.blocks[number]
+            if log.start <= offset:
+                index = log.batch_at(offset)
+                return log.headers[index] if index < len(log.headers) else None
+        return None
+
+
+class Watch:
+    """All that is watched of a cluster, and the checkers that do it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.ledger = Ledger(self.fail)
+        self.histories: dict[Partition, History] = {}
+        self.names: dict[Partition, tuple[str, str]] = {}
+        self.indexes: dict[tuple[str, str], Partition] = {}
+        self.checkers: list[Checker] = []
+
+    def add(self, checker: Checker) -> None:
+        """Let a checker watch from now on."""
+        self.checkers.append(checker)
+        kind = type(checker)
+        if kind.on_append is not Checker.on_append:
+            self.ledger.on_append.append(checker.on_append)
+        if kind.on_loss is not Checker.on_loss:
+            self.ledger.on_loss.append(checker.on_loss)
+        if kind.on_truncate is not Checker.on_truncate:
+            self.ledger.on_truncate.append(checker.on_truncate)
+        if kind.on_commit is not Checker.on_commit:
+            self.cluster.ensemble.on_commit.append(checker.on_commit)
+
+    def adopt(self, host: Process) -> None:
+        """Watch a process."""
+        if isinstance(host, BrokerHost):
+            host.wrapped = lambda store: WatchedStore(store, host.name, self.ledger)
+            host.on_turn.append(self._turned)
+        for checker in self.checkers:
+            kind = type(checker)
+            if kind.on_send is not Checker.on_send:
+                host.on_send.append(checker.on_send)
+            if kind.on_receive is not Checker.on_receive:
+                host.on_receive.append(checker.on_receive)
+            if kind.on_death is not Checker.on_death:
+                host.on_death.append(checker.on_death)
+
+    def _turned(self, host: Process) -> None:
+        assert isinstance(host, BrokerHost)
+        broker = host.broker
+        if broker is None:
+            return
+        for partition in probe.partitions(broker):
+            found = probe.look(partition)
+            if found is None:
+                continue
+            last = host.looks.get(partition.name)
+            if found == last:
+                continue
+            if last is None or last.block != found.block:
+                self._meet(partition.name, found.block)
+            host.looks[partition.name] = found
+            for checker in self.checkers:
+                checker.on_look(host, found, last)
+
+    def _meet(self, name: tuple[str, str], block: BlockId) -> None:
+        key = (block.topic_id, block.partition)
+        self.names[key], self.indexes[name] = name, key
+
+    def history(self, block: BlockId) -> History:
+        """The history of a block's partition."""
+        key = (block.topic_id, block.partition)
+        found = self.histories.get(key)
+        if found is None:
+            found = self.histories[key] = History()
+        return found
+
+    def history_of(self, topic: str, partition: str) -> History | None:
+        """The history of a partition by its names, as they are used now."""
+        key = self.indexes.get((topic, partition))
+        return self.histories.get(key) if key is not None else None
+
+    def fail(self, name: str, message: str) -> None:
+        """A rule was broken."""
+        self.cluster.violate(Violation(name, message))
+
+
+class Checker:
+    """Looks for broken rules; a subclass overrides what it wants to hear of."""
+
+    rules: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.fail = watch.fail
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        """A partition is not as it was after the broker's turn before, in this incarnation."""
+
+    def on_append(self, log: ReplicaLog, header: Header) -> None:
+        """A replica has written a batch."""
+
+    def on_truncate(self, log: ReplicaLog, end: int) -> None:
+        """A replica is about to cut its log, not by a crash."""
+
+    def on_loss(self, log: ReplicaLog, end: int) -> None:
+        """A replica has come back without what it had behind *end*."""
+
+    def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
+        """A process sends something."""
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        """A process gets something, and will look at it next."""
+
+    def on_death(self, process: Process) -> None:
+        """A process has died."""
+
+    def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
+        """A zkserver's commit is about to be done."""
+
+
+class LogMatching(Checker):
+    """If two logs have a batch of the same epoch end at the same offset, all before it is equal."""
+
+    rules = ("log-matching", "dense-offsets", "epochs-rise", "synced-survives")
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._chains: dict[tuple[BlockId, int, int], int] = {}
+
+    def on_append(self, log: ReplicaLog, header: Header) -> None:
+        key = (log.block, header.end_offset, header.leader_epoch)
+        known = self._chains.setdefault(key, log.chains[-1])
+        if known != log.chains[-1]:
+            self.fail(
+                "log-matching",
+                f"{log.node} has another log of {log.block} up to offset {header.end_offset} than "
+                f"others whose batch there is of epoch {header.leader_epoch} too",
+            )
+
+    def on_loss(self, log: ReplicaLog, end: int) -> None:
+        others = [other for other in self.watch.ledger.replicas(log.block) if other is not log]
+        for at, chain, header in zip(log.ends, log.chains, log.headers, strict=True):
+            if at > end and all(other.chain_at(at) != chain for other in others):
+                # Nobody has it any more, so nobody can take another batch for it.
+                self._chains.pop((log.block, at, header.leader_epoch), None)
+
+
+class Watermark(Checker):
+    """The high watermark only rises, and only over what is safe."""
+
+    rules = ("hw-monotone", "hw-bounded", "epoch-monotone", "durable-before-visible")
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._led: dict[tuple[str, str, Partition], int] = {}  # epochs, by broker and its disk
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        high, block = found.high_watermark, found.block
+        if high > found.end:
+            self.fail("hw-bounded", f"{host.name} shows {block} up to {high}, ends at {found.end}")
+        if last is not None and high < last.high_watermark and last.block[:2] == block[:2]:
+            self.fail(
+                "hw-monotone",
+                f"{host.name} goes back from {last.high_watermark} to {high} in {block}",
+            )
+        key = (host.name, host.storage_id, (block.topic_id, block.partition))
+        # An epoch that nobody was told of may be gone after a crash; one that it has led may not.
+        led = self._led.get(key, 0)
+        before = last.epoch if last is not None and last.block[:2] == block[:2] else 0
+        if found.epoch < max(before, led):
+            self.fail("epoch-monotone", f"{host.name} goes back to epoch {found.epoch} of {block}")
+        if found.is_leader:
+            self._led[key] = found.epoch
+        is_new = last is None or high != last.high_watermark or block != last.block
+        if is_new and found.is_leader and found.is_strict and high > found.start:
+            self._check_durable(host, found)
+
+    def _check_durable(self, host: BrokerHost, found: probe.Look) -> None:
+        own = self.watch.ledger.log(host.name, found.block)
+        wanted = own.chain_at(found.high_watermark) if own is not None else None
+        holders = [
+            log.node
+            for log in self.watch.ledger.replicas(found.block)
+            if log.synced_end >= found.high_watermark
+            and log.chain_at(found.high_watermark) == wanted
+        ]
+        if wanted is None or len(holders) < found.majority:
+            self.fail(
+                "durable-before-visible",
+                f"{host.name} shows {found.block} up to {found.high_watermark}, which is durable "
+                f"on {holders} only; {found.majority} are needed",
+            )
+
+
+class OneLeader(Checker):
+    """An epoch of a partition has one leader at most, and that one has all that is visible."""
+
+    rules = ("one-leader-per-epoch", "leader-completeness")
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._leaders: dict[tuple[Partition, int], str] = {}
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        if not found.is_leader:
+            return
+        block = found.block
+        key = ((block.topic_id, block.partition), found.epoch)
+        leader = self._leaders.setdefault(key, host.name)
+        if leader != host.name:
+            self.fail(
+                "one-leader-per-epoch",
+                f"{host.name} leads {block} at epoch {found.epoch}, as {leader} does",
+            )
+        is_same = last is not None and last.is_leader and last.epoch == found.epoch
+        if not is_same or (last is not None and last.block != block):
+            self._check_complete(host, found)
+
+    def _check_complete(self, host: BrokerHost, found: probe.Look) -> None:
+        history = self.watch.history(found.block)
+        seen = history.blocks.get(found.block.number)
+        if seen is None or not seen.ends:
+            return
+        log = self.watch.ledger.log(host.name, found.block)
+        if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
+            return
+        if found.is_strict:
+            self.fail(
+                "leader-completeness",
+                f"{host.name} leads {found.block} at epoch {found.epoch} without all that was "
+                f"visible up to {seen.end}",
+            )
+        # Nobody was promised that it survives a crash of the disk's cache: forget what is gone.
+        common = [
+            end
+            for end, chain in zip(seen.ends, seen.chains, strict=True)
+            if log is not None and log.chain_at(end) == chain
+        ]
+        seen.cut(common[-1] if common else seen.start)
+        history.losses += 1
+        history.sequences.clear()
+
+
+class Immutable(Checker):
+    """What was visible at an offset stays what is there; it is written once, in order, by somebody.
+
+    It comes after :class:`OneLeader`, which forgets what may be lost.
+    """
+
+    rules = (
+        "immutable-offset",
+        "written-once",
+        "send-order",
+        "no-invention",
+        "no-truncation",
+        "seal-keeps-what-is-visible",
+    )
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self.sent: dict[int, int] = {}  # batches that clients have sent, by CRC: how many records
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        if last is not None and (last.block, last.high_watermark) == (
+            found.block,
+            found.high_watermark,
+        ):
+            return
+        log = self.watch.ledger.log(host.name, found.block)
+        if log is None:
+            return  # Nothing was ever written to it.
+        self._show(host.name, log, found.block, found.start, found.high_watermark)
+
+    def _show(self, who: str, log: ReplicaLog, block: BlockId, start: int, high: int) -> None:
+        """All of *log* before *high* is visible now."""
+        history = self.watch.history(block)
+        seen = history.blocks.get(block.number)
+        if seen is None:
+            seen = history.blocks[block.number] = ReplicaLog("", block, start)
+        common = min(seen.end, high)
+        if log.chain_at(common) != seen.chain_at(common):
+            self.fail(
+                "immutable-offset",
+                f"{who} shows another log of {block} up to {common} than was seen",
+            )
+        if high > seen.end:
+            first = log.batch_at(seen.end)
+            for index in range(first, len(log.headers)):
+                header = log.headers[index]
+                if header.end_offset > high:
+                    break
+                seen.add(header, log.chains[index])
+                self._check_batch(block, history, header)
+
+    def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
+        """What a block holds when it is sealed is visible from then on."""
+        tree = self.watch.cluster.ensemble.tree
+        for path, entry in plan.changes.items():
+            match paths.parse(path):
+                case paths.BlockPath(topic=topic, partition=partition, block=number):
+                    before = tree.get(path)
+                    node = decode_node(BlockNode, entry.data) if entry is not None else None
+                    if node is not None and before is not None and node.end is not None:
+                        self._sealed(topic, partition, number, node, before.data)
+                case _:
+                    pass
+
+    def _sealed(
+        self, topic: str, partition: str, number: int, node: BlockNode, before: bytes
+    ) -> None:
+        key = self.watch.indexes.get((topic, partition))
+        if key is None or decode_node(BlockNode, before).end is not None or node.end is None:
+            return
+        block, end = BlockId(*key, number), node.end
+        history = self.watch.history(block)
+        seen = history.blocks.get(number)
+        entry = self.watch.cluster.ensemble.tree.get(paths.topic(topic))
+        config = decode_node(TopicNode, entry.data).config if entry is not None else None
+        if seen is not None and seen.end > end:
+            if config is None or config.sync_policy(node.acks) == "always":
+                self.fail(
+                    "seal-keeps-what-is-visible",
+                    f"{block} is sealed at {end}, and was visible up to {seen.end}",
+                )
+            # Nobody was promised that it survives a crash of the disks' caches.
+            seen.cut(end)
+            history.losses += 1
+            history.sequences.clear()
+        for broker in node.in_sync:
+            log = self.watch.ledger.log(broker, block)
+            if log is not None and log.chain_at(end) is not None:
+                self._show(broker, log, block, node.start, end)
+                return
+
+    def _check_batch(self, block: BlockId, history: History, header: Header) -> None:
+        names = self.watch.names[block.topic_id, block.partition]
+        if header.is_control or header.attributes & COMPACTED or names[0] == OFFSETS_TOPIC:
+            return
+        place = f"{names[0]}/{names[1]} at {header.base_offset}"
+        if header.batch_crc not in self.sent:
+            self.fail("no-invention", f"nobody has sent what is in {place}")
+        if header.producer_id < 0:
+            return
+        producer, sequence = header.producer_id, header.base_sequence
+        known = history.sequences.get(producer)
+        # A later epoch of a producer goes on where the one before has stopped.
+        if known is not None and (sequence != known[1] or header.producer_epoch < known[0]):
+            is_repeat = sequence < known[1] and header.producer_epoch >= known[0]
+            self.fail(
+                "written-once" if is_repeat else "send-order",
+                f"producer {producer} at epoch {header.producer_epoch} has sequence {sequence} "
+                f"in {place}, after {known[1]} of epoch {known[0]}",
+            )
+        history.sequences[producer] = (header.producer_epoch, sequence + header.count)
+
+    def on_truncate(self, log: ReplicaLog, end: int) -> None:
+        history = self.watch.histories.get((log.block.topic_id, log.block.partition))
+        seen = history.blocks.get(log.block.number) if history is not None else None
+        if seen is None:
+            return
+        for at, chain in zip(reversed(log.ends), reversed(log.chains), strict=True):
+            if at <= end:
+                break
+            if seen.chain_at(at) == chain:
+                self.fail(
+                    "no-truncation",
+                    f"{log.node} cuts {log.block} at {end}, and holds what is visible up to {at}",
+                )

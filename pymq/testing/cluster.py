@@ -1,0 +1,379 @@
+"""A whole cluster in one process and in virtual time, for tests of applications and of pymq itself.
+
+>>> with Cluster(brokers=1, seed=7) as cluster:
+...     mq = cluster.client()
+...     mq.create_topic("orders", acks="raft")
+...     with mq.producer() as producer:
+...         offset = producer.send("orders", b"hello").result().offset
+...     cluster.crash("broker-0")
+...     cluster.restart("broker-0")
+...     with mq.consumer("orders", mode="psb") as consumer:
+...         print(offset, [record.value for record in consumer.poll()])
+0 [b'hello']
+
+Everything that happens follows from the seed: the same calls give the same run, to the microsecond
+and to :attr:`Cluster.digest`. Time passes only while a client waits for something, and in
+:meth:`Cluster.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+from pymq.client.client import Client
+from pymq.core.config import check_options
+from pymq.errors import ConfigError
+from pymq.testing import probe
+from pymq.testing.coordinator import COORDINATOR, Ensemble
+from pymq.testing.driver import SimDriver
+from pymq.testing.network import LinkFaults, Network
+from pymq.testing.nodes import BrokerHost, ClientHost, Host, Knobs, ZkserverHost
+from pymq.testing.plan import faults_for
+from pymq.testing.process import Process
+from pymq.testing.rules import watch
+from pymq.testing.trace import line
+from pymq.testing.world import SECOND, WALL_MS, Violation, World
+
+if TYPE_CHECKING:
+    from pymq.testing.nemesis import Nemesis
+
+SLICE_US = 2_000  # how often a predicate is looked at while waiting for it
+START_S = 30.0
+Names = str | Iterable[str]
+
+
+class NotReached(AssertionError):
+    """What was waited for has not come about in time."""
+
+
+class Cluster:
+    """Brokers ``broker-0`` and so on, zkservers ``zkserver-0`` and so on, and a coordinator.
+
+    Args:
+        brokers: how many brokers.
+        zkservers: how many zkservers.
+        seed: decides everything that could be one way or another.
+        faults: None, or ``"swarm"`` for faults of any kind (or another of ``PROFILES`` in
+            :mod:`pymq.testing.plan`), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
+        knobs: the fields of :class:`pymq.testing.Knobs`.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        zkservers: int = 1,
+        seed: int = 0,
+        faults: object = None,
+        **knobs: Any,
+    ) -> None:
+        if brokers < 1 or zkservers < 1:
+            raise ConfigError(f"brokers={brokers}, zkservers={zkservers}: there must be one")
+        check_options(knobs, (field.name for field in attrs.fields(Knobs)))
+        self.knobs = Knobs(**knobs)
+        self.seed = seed
+        self.world = World(seed)
+        k = self.knobs
+        self.network = Network(self.world, LinkFaults(k.delay_us, k.jitter_us))
+        self.ensemble = Ensemble(self.world, session_timeout_us=k.coordinator_session_ms * 1000)
+        self.network.join(COORDINATOR, lambda peer, source, message: None)
+        self.network.on_change.append(self._check_links)
+        self.zkservers: dict[str, ZkserverHost] = {}
+        self.brokers: dict[str, BrokerHost] = {}
+        self.clients: dict[str, ClientHost] = {}
+        self.violations: list[Violation] = []
+        self.notes: dict[str, Any] = {}  # for whoever wants to keep something with the cluster
+        self.watch = watch(self) if self.knobs.check else None
+        self._plan = faults_for(seed, brokers, zkservers, faults) if faults is not None else None
+        self._nemesis: Nemesis | None = None
+        self._is_started = False
+        names = [f"zkserver-{i}" for i in range(zkservers)]
+        for name in names:
+            self.zkservers[name] = ZkserverHost(
+                self.world, self.network, name, self._number(), k, self.ensemble, min(3, brokers)
+            )
+        for i in range(brokers):
+            name = f"broker-{i}"
+            self.brokers[name] = BrokerHost(
+                self.world, self.network, name, self._number(), k, names
+            )
+        for host in (*self.zkservers.values(), *self.brokers.values()):
+            self._adopt(host)
+
+    def _number(self) -> int:
+        return 1 + len(self.zkservers) + len(self.brokers) + len(self.clients)
+
+    def _adopt(self, host: Process) -> None:
+        host.on_broken = self._broken
+        if self.watch is not None:
+            self.watch.adopt(host)
+        host.on_death.append(self._died)
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start everything and wait until it is ready; ``with`` does it."""
+        if self._is_started:
+            return self
+        self._is_started = True
+        rng = self.world.rng("start")
+        for host in (*self.zkservers.values(), *self.brokers.values()):
+            self.world.after(rng.randrange(20_000), self._start, host)
+        self.run_until(self._is_up, seconds=START_S)
+        if self._plan is not None:
+            from pymq.testing.nemesis import Nemesis  # which knows this module
+
+            self._nemesis = Nemesis(self, self._plan, self.world.now)
+        return self
+
+    def _start(self, host: Process, _: object) -> None:
+        if not host.is_up:
+            host.start()
+
+    def _is_up(self) -> bool:
+        return all(host.is_up for host in self.brokers.values()) and self.is_ready()
+
+    def is_ready(self) -> bool:
+        """Whether a zkserver is active and knows all brokers that are up."""
+        up = [name for name, host in self.brokers.items() if host.is_up]
+        return any(
+            host.controller is not None and probe.knows(host.controller, up)
+            for host in self.zkservers.values()
+        )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.check()
+
+    def client(self, name: str | None = None) -> Client:
+        """A client in a process of its own; its calls let time pass."""
+        self.start()
+        name = name if name is not None else f"client-{len(self.clients)}"
+        host = self.add_client(name)
+        host.start()
+        driver = SimDriver(host, self.knobs.patience_s)
+        rng = self.world.rng("client", name)
+
+        def wall_ms() -> int:
+            return WALL_MS + self.world.now // 1000
+
+        return Client(driver, name, list(self.zkservers), wall_ms, driver.close, rng.randbytes)
+
+    def add_client(self, name: str) -> ClientHost:
+        """A process for machines of clients; it is not started."""
+        if name in self.network.names or "." in name:
+            raise ConfigError(f"client name {name!r} is taken, or has a dot in it")
+        host = ClientHost(self.world, self.network, name, self._number())
+        self.clients[name] = host
+        self._adopt(host)
+        return host
+
+    # --- time -------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self.world.now / SECOND
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.world.run(self.world.now + round(seconds * SECOND))
+
+    def run_until(self, predicate: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Let virtual time pass until *predicate* holds.
+
+        Raises:
+            NotReached: it did not within *seconds*.
+        """
+        until = self.world.now + round(seconds * SECOND)
+        while not predicate():
+            if self.world.now >= until:
+                raise NotReached(f"{predicate} did not hold within {seconds:g} s (virtual)")
+            self.world.run(min(until, self.world.now + SLICE_US))
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def host(self, name: str) -> Host:
+        """The process of that name."""
+        for hosts in (self.brokers, self.zkservers, self.clients):
+            if name in hosts:
+                found: Host = hosts[name]
+                return found
+        raise ConfigError(f"there is no {name!r}; there are {', '.join(self.network.names)}")
+
+    def crash(self, name: str, disk: str = "random", *, at_boundary: int | None = None) -> None:
+        """Let a process die, now or *at_boundary* effects from now.
+
+        What its disk has not synced is lost: any part of it, or with *disk* ``"none"`` all of it,
+        or ``"all"`` kept, as when only the process is killed.
+        """
+        host = self.host(name)
+        host.keep = disk
+        if at_boundary is not None:
+            host.crash_in(at_boundary)
+        else:
+            host.die()
+
+    def _died(self, process: Process) -> None:
+        if isinstance(process, BrokerHost):
+            process.lose_power(process.keep)
+        if self.knobs.restart_ms is not None and process.name not in self.clients:
+            self.world.after(self.knobs.restart_ms * 1000, self._start, process)
+
+    def restart(self, name: str) -> None:
+        """Start a process that is down; one that runs is crashed first."""
+        host = self.host(name)
+        host.die()
+        host.start()
+
+    def stop(self, name: str) -> None:
+        """Shut a process down in order."""
+        host = self.host(name)
+        if isinstance(host, BrokerHost):
+            host.keep = "all"
+            host.stop()
+        else:
+            host.die()
+
+    def wipe(self, name: str) -> None:
+        """Replace a broker's disk by an empty one; the broker is down afterwards."""
+        host = self._broker(name)
+        host.die()
+        host.wipe()
+        if self.watch is not None:
+            self.watch.ledger.forget(name)
+
+    def pause(self, name: str) -> None:
+        """Stop a process in the middle of everything, as SIGSTOP does."""
+        self.host(name).pause()
+
+    def resume(self, name: str) -> None:
+        """Let it go on."""
+        self.host(name).resume()
+
+    def clock(self, name: str, *, rate: float = 1.0, jump_s: float = 0.0) -> None:
+        """Let a process's clock run at another rate, or jump forward."""
+        host = self.host(name)
+        host.clock.change(rate=round(rate * 1_000_000), jump_us=round(jump_s * SECOND))
+        host.rearm()
+
+    # --- disks ------------------------------------------------------------------------------------
+
+    def _broker(self, name: str) -> BrokerHost:
+        if name not in self.brokers:
+            raise ConfigError(f"there is no broker {name!r}")
+        return self.brokers[name]
+
+    def fill_disk(self, name: str, room: int = 0) -> None:
+        """Let a broker's disk have only *room* bytes left."""
+        self._broker(name).files.room = room
+
+    def free_disk(self, name: str) -> None:
+        """Let it have room again."""
+        self._broker(name).files.room = None
+
+    def fail_disk(self, name: str, what: str = "sync", times: int = 1) -> None:
+        """Let the next operations of a kind fail: ``sync``, ``write``, ``read``, ``rename``, ..."""
+        self._broker(name).files.failing[what] = times
+
+    def slow_disk(self, name: str, factor: int) -> None:
+        """Let everything on a broker's disk take *factor* times as long."""
+        self._broker(name).files.slow = factor
+
+    # --- the network ------------------------------------------------------------------------------
+
+    def cut(self, a: Names, b: Names | None = None, *, one_way: bool = False) -> int:
+        """Lose everything between two groups of processes, or only from *a* to *b*.
+
+        Without *b* it is between *a* and everybody else; :data:`COORDINATOR` is one of them.
+        Returns a number with which :meth:`heal` can undo just this.
+        """
+        left = self._names(a)
+        right = (
+            self._names(b)
+            if b is not None
+            else [name for name in self.network.names if name not in left]
+        )
+        return self.network.cut(left, right, one_way=one_way)
+
+    def _names(self, names: Names) -> list[str]:
+        found = [names] if isinstance(names, str) else sorted(names)
+        for name in found:
+            if name not in self.network.names:
+                raise ConfigError(f"there is no {name!r}; there are {self.network.names}")
+        return found
+
+    def heal(self, cut: int | None = None) -> None:
+        """Undo one :meth:`cut`, or all of them."""
+        if cut is None:
+            self.network.heal()
+        else:
+            self.network.mend(cut)
+
+    def expire_session(self, name: str) -> None:
+        """Let the coordinator end the session of a zkserver."""
+        session = self.ensemble.session_of(name)
+        if session is not None:
+            self.ensemble.expire(session.session)
+
+    def _check_links(self) -> None:
+        for session in self.ensemble.connections:
+            session.check_link(self.network.is_cut(session.process.name, COORDINATOR))
+
+    def calm(self) -> None:
+        """End all faults: heal, resume, make room, start what is down."""
+        if self._nemesis is not None:
+            self._nemesis.is_over = True
+        self.network.calm()
+        self.ensemble.uncertain = 0.0
+        for host in (*self.zkservers.values(), *self.brokers.values()):
+            host.crash_at = -1
+            host.resume()
+            host.clock.change(rate=1_000_000)
+            if isinstance(host, BrokerHost):
+                host.files.room, host.files.slow = None, 1
+                host.files.failing.clear()
+            if not host.is_up:
+                host.start()
+            host.rearm()
+
+    # --- what happened ----------------------------------------------------------------------------
+
+    def _broken(self, process: Process, error: BaseException) -> None:
+        what = f"{process.name} died of {type(error).__name__}: {error}"
+        self.violate(Violation("no-broken-machine", what), error)
+
+    def violate(self, violation: Violation, cause: BaseException | None = None) -> None:
+        """Take note that a rule was broken, and end the run."""
+        self.violations.append(violation)
+        raise violation from cause
+
+    def check(self) -> None:
+        """Raise the first violation of a safety property, if there ever was any.
+
+        Raises:
+            Violation: there was.
+        """
+        if self.violations:
+            raise self.violations[0]
+
+    @property
+    def digest(self) -> str:
+        """What has happened so far, in eight hex digits."""
+        return self.world.digest
+
+    @property
+    def trace(self) -> list[str]:
+        """The latest events, one to a line."""
+        return [line(event) for event in self.world.log]

@@ -1,0 +1,356 @@
+"""A coordinator backend as its clients see one from afar: latency, lost connections, lost sessions.
+
+An :class:`Ensemble` is the backend; it does not fail, but what lies between does. Each zkserver has
+a :class:`Session`, which keeps to the order that :class:`pymq.coord.base.Coordinator` promises:
+requests and answers are each delivered in order, with a delay. When the connection breaks, a commit
+under way was done or was not, and its client is told that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pymq.coord.tree import Plan, Tree, Watches, validate
+from pymq.core.coordination import (
+    Changed,
+    Commit,
+    Committed,
+    Conflicted,
+    CoordEvent,
+    CoordRequest,
+    Entry,
+    Load,
+    Loaded,
+    Resumed,
+    SessionExpired,
+    Suspended,
+    Uncertain,
+)
+from pymq.errors import Closed
+from pymq.testing.process import Process
+from pymq.testing.world import World
+
+COORDINATOR = "coordinator"  # as a name in cuts
+LATENCY_US = 500
+
+OnCommit = Callable[[str, Commit, Plan], None]  # (session, what was asked, what it did)
+
+
+class Ensemble:
+    """The backend: one tree, and the sessions on it."""
+
+    def __init__(self, world: World, *, session_timeout_us: int = 2_000_000) -> None:
+        self.world = world
+        self.tree = Tree()
+        self.session_timeout_us = session_timeout_us
+        self.latency_us = LATENCY_US
+        self.on_commit: list[OnCommit] = []
+        self.uncertain = 0.0  # how many answers get lost with their connection
+        self.sessions: dict[str, Session] = {}  # that are alive, by name
+        self.connections: list[Session] = []  # of zkservers that are up, whatever their sessions
+        self._watches = Watches()
+        self._named = 0
+
+    def connect(self, process: Process) -> Session:
+        """A new session for a zkserver."""
+        session = Session(self, process)
+        self.connections.append(session)
+        process.on_death.append(session._lost)
+        return session
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All that is in the tree."""
+        return self.tree.load("/")
+
+    def session_of(self, process: str) -> Session | None:
+        """The session of the process of that name, if it has one that is alive."""
+        found = [s for s in self.sessions.values() if s.process.name == process]
+        return found[-1] if found else None
+
+    def expire(self, name: str) -> None:
+        """End a session against its client's will."""
+        session = self.sessions.get(name)
+        if session is not None:
+            self._end(name)
+            session._expired()
+
+    # --- for sessions ---------------------------------------------------------------------------
+
+    def join(self, session: Session) -> str:
+        """Begin a session; its name was never used before."""
+        self._named += 1
+        name = f"session-{self._named}"
+        self.sessions[name] = session
+        return name
+
+    def _end(self, name: str) -> None:
+        if self.sessions.pop(name, None) is not None:
+            self._watches.drop(name)
+            plan = self.tree.plan_expiry(name)
+            self.tree.adopt(plan)
+            self._announce(plan)
+
+    def carry_out(self, name: str, request: CoordRequest) -> tuple[CoordEvent, Plan | None]:
+        """Do what a session asks for; the changes are to be announced after the answer."""
+        if isinstance(request, Load):
+            self._watches.add(name, request.root)
+            return Loaded(request.tag, self.tree.load(request.root)), None
+        plan = self.tree.plan(request, name)
+        if isinstance(plan, Conflicted):
+            return plan, None
+        for callback in self.on_commit:
+            callback(name, request, plan)
+        self.tree.adopt(plan)
+        return Committed(request.tag, plan.versions), plan
+
+    def _announce(self, plan: Plan) -> None:
+        changes = [Changed(path) for path in plan.changes]
+        for name, session in list(self.sessions.items()):
+            for change in self._watches.match(name, changes):
+                session._answer(0, change)
+
+    def announce(self, plan: Plan | None) -> None:
+        """Tell all who watch."""
+        if plan is not None:
+            self._announce(plan)
+
+
+class Session:
+    """One zkserver's connection; a :class:`pymq.coord.base.Coordinator`."""
+
+    def __init__(self, ensemble: Ensemble, process: Process) -> None:
+        self.process = process
+        self.is_suspended = False
+        self._ensemble = ensemble
+        self._world = ensemble.world
+        self._rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
+        self._events: deque[CoordEvent] = deque()
+        self._held: deque[CoordRequest] = deque()  # asked while suspended
+        self._missed: list[CoordEvent] = []  # happened while suspended
+        self._under_way: dict[int, CoordRequest] = {}  # not answered yet, by number
+        self._done: set[int] = set()  # of those, the commits that were carried out
+        self._on_the_way: dict[int, CoordEvent] = {}  # changes on their way to the client
+        self._numbers = 0
+        self._connection = 0
+        self._up_at = self._down_at = 0  # in order, each way
+        self._is_expired = self._is_closed = self._is_dead = False
+        self._session = ensemble.join(self)
+
+    @property
+    def session(self) -> str:
+        """The session's name; a new one once SessionExpired is under way."""
+        return self._session
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    def submit(self, request: CoordRequest) -> None:
+        """Start *request*."""
+        validate(request)
+        if self._is_closed:
+            raise Closed(f"the coordinator of session {self._session} was closed")
+        if isinstance(request, Commit):
+            self.process.boundary("commit")
+        if self.is_suspended or self._is_expired:
+            self._held.append(request)
+        else:
+            self._send(request)
+
+    def poll(self) -> Sequence[CoordEvent]:
+        """What happened since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """End the session; closing twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection += 1
+            self._ensemble._end(self._session)
+
+    # --- to and fro -----------------------------------------------------------------------------
+
+    def _delay(self) -> int:
+        latency = self._ensemble.latency_us
+        return latency + (self._rng.getrandbits(16) * latency >> 16)
+
+    def _send(self, request: CoordRequest) -> None:
+        self._numbers += 1
+        self._under_way[self._numbers] = request
+        self._up_at = max(self._up_at, self._world.now + self.process.lag + self._delay())
+        self._world.at(self._up_at, self._arrive, self._connection, self._numbers)
+
+    def _arrive(self, connection: int, number: int) -> None:
+        if connection != self._connection:
+            return
+        request = self._under_way[number]
+        answer, plan = self._ensemble.carry_out(self._session, request)
+        self._done.add(number)
+        if self._ensemble.uncertain and self._rng.random() < self._ensemble.uncertain:
+            self._ensemble.announce(plan)
+            self.suspend()
+            self._world.after(self._delay() * 4, self._resume_later, self._connection)
+            return
+        self._answer(number, answer)
+        self._ensemble.announce(plan)
+
+    def _resume_later(self, connection: int, _: object) -> None:
+        if connection == self._connection:
+            self.resume()
+
+    def _answer(self, number: int, event: CoordEvent) -> None:
+        if self.is_suspended or self._is_expired:
+            self._missed.append(event)
+            return
+        if not number:
+            self._numbers += 1
+            number = -self._numbers
+            self._on_the_way[number] = event
+        self._down_at = max(self._down_at, self._world.now + self._delay())
+        self._world.at(self._down_at, self._got, self._connection, (number, event))
+
+    def _got(self, connection: int, answer: tuple[int, CoordEvent]) -> None:
+        number, event = answer
+        if connection != self._connection or self._is_dead:
+            return
+        self._under_way.pop(number, None)
+        self._on_the_way.pop(number, None)
+        self._done.discard(number)
+        self._tell(event)
+
+    def _tell(self, *events: CoordEvent) -> None:
+        if self._is_dead or self._is_closed:
+            return
+        self._events.extend(events)
+        loop = self.process.loop
+        if loop is not None:
+            for event in events:
+                self._world.note(self.process.number << 8 | 250, "told", self.process.name, event)
+            for name in loop.machines:
+                loop.touch(name)
+            self.process.wake()
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Lose the connection: what became of commits that are not answered, nobody knows."""
+        if self.is_suspended or self._is_closed or self._is_dead:
+            return
+        self._missed += self._on_the_way.values()
+        self._on_the_way.clear()
+        self.is_suspended = True
+        events = self._break()
+        self._tell(*events, Suspended())
+
+    def _break(self) -> list[CoordEvent]:
+        """The connection is gone: decide what became of all that was under way."""
+        self._connection += 1
+        events: list[CoordEvent] = []
+        for number, request in self._under_way.items():
+            if isinstance(request, Load):
+                self._held.append(request)
+                continue
+            if number not in self._done:
+                self._perhaps(request)
+            events.append(Uncertain(request.tag))
+        self._under_way.clear()
+        self._done.clear()
+        return events
+
+    def resume(self) -> None:
+        """Have the connection back, in the old session or, if that expired, in a new one."""
+        if not self.is_suspended or self._is_closed or self._is_dead:
+            return
+        self.is_suspended = False
+        if self._is_expired:
+            self._renew()
+            return
+        self._tell(Resumed(), *self._missed)
+        self._missed.clear()
+        self._send_held()
+
+    def _send_held(self) -> None:
+        while self._held:
+            self._send(self._held.popleft())
+
+    def _expired(self) -> None:
+        """The server has ended the session; the client hears of it when it can."""
+        if self._is_dead or self._is_closed:
+            return
+        self._is_expired = True
+        if self.is_suspended:
+            return
+        self._on_the_way.clear()
+        self._connection += 1
+        self._world.after(self._delay(), self._hear_of_expiry, self._connection)
+
+    def _hear_of_expiry(self, connection: int, _: object) -> None:
+        if connection == self._connection and self._is_expired and not self.is_suspended:
+            self._renew()
+
+    def _renew(self) -> None:
+        self._is_expired = False
+        events: list[CoordEvent] = [
+            Uncertain(request.tag)
+            for request in (*self._under_way.values(), *self._held)
+            if isinstance(request, Commit)
+        ]
+        loads = [
+            request
+            for request in (*self._under_way.values(), *self._held)
+            if isinstance(request, Load)
+        ]
+        self._under_way.clear()
+        self._done.clear()
+        self._held.clear()
+        self._missed.clear()
+        self._session = self._ensemble.join(self)
+        self._tell(*events, SessionExpired(self._session))
+        for load in loads:
+            self._send(load)
+
+    def _lost(self, process: Process) -> None:
+        """The client has died: its session lives on until it has been silent for too long."""
+        if self._is_dead:
+            return
+        self._is_dead = True
+        process.on_death.remove(self._lost)
+        self._ensemble.connections.remove(self)
+        for number, request in self._under_way.items():
+            if isinstance(request, Commit) and number not in self._done:
+                self._perhaps(request)
+        self._connection += 1
+        self._world.after(self._ensemble.session_timeout_us, self._expire_dead)
+
+    def _perhaps(self, commit: Commit) -> None:
+        """A commit whose connection has gone: it had arrived already, or never will."""
+        if self._rng.getrandbits(1) and self._session in self._ensemble.sessions:
+            _, plan = self._ensemble.carry_out(self._session, commit)
+            self._ensemble.announce(plan)
+
+    def _expire_dead(self, _: object, __: object) -> None:
+        self._ensemble._end(self._session)
+
+    def check_link(self, is_cut: bool) -> None:
+        """The network between the zkserver and the backend was cut or healed."""
+        timeout = self._ensemble.session_timeout_us
+        if is_cut and not self.is_suspended:
+            self.suspend()
+            self._world.after(timeout, self._expire_silent, self._connection)
+        elif not is_cut:
+            self.resume()
+
+    def _expire_silent(self, connection: int, _: object) -> None:
+        if connection == self._connection and self.is_suspended:
+            self._ensemble.expire(self._session)
+
+    def check_pause(self) -> None:
+        """The zkserver was stopped; if it stays so for long, its session expires."""
+        self._world.after(
+            self._ensemble.session_timeout_us, self._expire_paused, self.process.pauses
+        )
+
+    def _expire_paused(self, pauses: int, _: object) -> None:
+        if self.process.is_paused and self.process.pauses == pauses and not self._is_dead:
+            self._ensemble.expire(self._session)

@@ -1,0 +1,278 @@
+"""What each replica's disk holds, kept beside the stores, as chains of hashes.
+
+A chain hash after a batch stands for all batches of the block up to it. So two logs are equal up to
+an offset exactly when their chains there are, which makes comparing them one look-up however long
+they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from struct import Struct
+from zlib import crc32
+
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    Compact,
+    Compacted,
+    CreateBlock,
+    Recovered,
+    RecoverFailed,
+    RemoveBlock,
+    SaveState,
+    SealBlock,
+    Sync,
+    Truncate,
+    Write,
+    WriteFailed,
+)
+from pymq.core.record import COMPACTED, Header
+from pymq.core.types import BlockId
+from pymq.core.values import Factory, define
+from pymq.store.base import BlockStore
+
+_LINK = Struct("<IqI")
+
+
+def chain(before: int, header: Header) -> int:
+    """The chain hash after the batch of *header*."""
+    return crc32(_LINK.pack(header.leader_epoch, header.base_offset, header.batch_crc), before)
+
+
+@define
+class ReplicaLog:
+    """One broker's copy of one block."""
+
+    node: str
+    block: BlockId
+    start: int
+    ends: list[int] = Factory(list)  # of each batch
+    chains: list[int] = Factory(list)  # after each batch
+    headers: list[Header] = Factory(list)
+    synced_end: int = 0  # what is before it survives a crash
+    maybe: list[Header] = Factory(list)  # of a write that has not returned, or has failed
+
+    @property
+    def end(self) -> int:
+        """The offset after the last record."""
+        return self.ends[-1] if self.ends else self.start
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch."""
+        return self.headers[-1].leader_epoch if self.headers else 0
+
+    def chain_at(self, end: int) -> int | None:
+        """The chain hash up to offset *end*; None when no batch ends there."""
+        if end == self.start:
+            return 0
+        index = bisect_left(self.ends, end)
+        found = index < len(self.ends) and self.ends[index] == end
+        return self.chains[index] if found else None
+
+    def batch_at(self, offset: int) -> int:
+        """The number of the batch that holds *offset*."""
+        return bisect_right(self.ends, offset)
+
+    def add(self, header: Header, known: int | None = None) -> None:
+        """Append a batch; *known* is its chain hash if it does not follow from the header."""
+        before = self.chains[-1] if self.chains else 0
+        self.chains.append(chain(before, header) if known is None else known)
+        self.ends.append(header.end_offset)
+        self.headers.append(header)
+
+    def cut(self, end: int) -> None:
+        """Drop the batches that end after *end*."""
+        index = bisect_right(self.ends, end)
+        del self.ends[index:], self.chains[index:], self.headers[index:]
+        self.synced_end = min(self.synced_end, max(end, self.start))
+
+
+Fail = Callable[[str, str], None]  # (name of the rule, what happened)
+
+
+class Ledger:
+    """The logs of all replicas, by broker and block."""
+
+    def __init__(self, fail: Fail) -> None:
+        self.logs: dict[tuple[str, BlockId], ReplicaLog] = {}
+        self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
+        self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
+        self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # likewise, by a crash
+        self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
+        self._fail = fail
+
+    def log(self, node: str, block: BlockId) -> ReplicaLog | None:
+        """One replica's log."""
+        return self.logs.get((node, block))
+
+    def holding(self, node: str, topic_id: str, partition: int, offset: int) -> ReplicaLog | None:
+        """The log of a broker that holds *offset* of a partition."""
+        numbers = self._numbers.get((node, topic_id, partition), ())
+        for number in reversed(numbers):
+            log = self.logs.get((node, BlockId(topic_id, partition, number)))
+            if log is not None and log.start <= offset:
+                return log if offset < log.end else None
+        return None
+
+    def replicas(self, block: BlockId) -> list[ReplicaLog]:
+        """All logs of a block."""
+        return [log for (_, other), log in self.logs.items() if other == block]
+
+    def forget(self, node: str) -> None:
+        """A broker's disk was replaced."""
+        for key in [key for key in self.logs if key[0] == node]:
+            del self.logs[key]
+
+    # --- what stores do -------------------------------------------------------------------------
+
+    def begin(self, node: str, writes: Sequence[Write]) -> None:
+        """A write is about to be carried out: until it has returned, any of it may be there."""
+        fresh: dict[BlockId, None] = {}
+        for write in writes:
+            if isinstance(write, Append) and write.batches:
+                log = self._of(node, write.block, write.batches[0].base_offset)
+                if write.block not in fresh:
+                    fresh[write.block] = None
+                    log.maybe.clear()  # What has failed before was undone.
+                log.maybe += [batch.header for batch in write.batches]
+
+    def _of(self, node: str, block: BlockId, start: int) -> ReplicaLog:
+        found = self.logs.get((node, block))
+        if found is None:
+            found = self.logs[node, block] = ReplicaLog(node, block, start, synced_end=start)
+            numbers = self._numbers.setdefault((node, block.topic_id, block.partition), [])
+            if block.number not in numbers:
+                insort(numbers, block.number)
+        return found
+
+    def done(self, node: str, writes: Sequence[Write], failed: Sequence[WriteFailed]) -> None:
+        """A write has returned; what failed may be there or not."""
+        bad = {failure.block for failure in failed}
+        synced: dict[BlockId, None] = {}
+        for write in writes:
+            if write.block in bad:
+                continue
+            match write:
+                case CreateBlock():
+                    self._of(node, write.block, write.start)
+                case Append():
+                    log = self.logs[node, write.block]
+                    for batch in write.batches:
+                        self._append(log, batch.header)
+                    log.maybe.clear()
+                    if write.sync:
+                        synced[write.block] = None
+                case Truncate(end=end):
+                    log = self._of(node, write.block, end)
+                    for callback in self.on_truncate:
+                        callback(log, end)
+                    log.cut(end)
+                case RemoveBlock():
+                    self.logs.pop((node, write.block), None)
+                    synced.pop(write.block, None)
+                case Sync() | SealBlock() | Checkpoint():
+                    synced[write.block] = None
+                case SaveState():
+                    pass  # It is durable, and says nothing of the log.
+        for block in synced:
+            log = self.logs[node, block]
+            log.synced_end = log.end
+
+    def _append(self, log: ReplicaLog, header: Header) -> None:
+        if header.base_offset != log.end:
+            self._fail(
+                "dense-offsets",
+                f"{log.node} appends offset {header.base_offset} to {log.block}, "
+                f"which ends at {log.end}",
+            )
+        if header.leader_epoch < log.epoch:
+            self._fail(
+                "epochs-rise",
+                f"{log.node} appends epoch {header.leader_epoch} to {log.block} after {log.epoch}",
+            )
+        log.add(header, self._uncompacted(log.block, header))
+        for callback in self.on_append:
+            callback(log, header)
+
+    def _uncompacted(self, block: BlockId, header: Header) -> int | None:
+        """The chain hash of what a compacted batch, which was copied, has come of."""
+        if not header.attributes & COMPACTED:
+            return None
+        found = (log.chain_at(header.end_offset) for log in self.replicas(block))
+        return next((known for known in found if known is not None), None)
+
+    def recovered(self, node: str, found: Recovered) -> None:
+        """A store has found out where a block ends."""
+        log = self._of(node, found.block, found.start)
+        if found.end < log.synced_end:
+            self._fail(
+                "synced-survives",
+                f"{node} has {found.block} up to {found.end} after a restart, "
+                f"and had synced it up to {log.synced_end}",
+            )
+        before = log.end
+        if found.end > log.end:
+            for header in log.maybe:
+                if header.base_offset == log.end and header.end_offset <= found.end:
+                    self._append(log, header)
+        if found.end < before:
+            for callback in self.on_loss:
+                callback(log, found.end)
+            log.cut(found.end)
+        if log.end != found.end:
+            self._fail(
+                "nothing-invented-on-disk",
+                f"{node} has {found.block} up to {found.end}, where no batch ends",
+            )
+        log.maybe.clear()
+        log.synced_end = log.end  # What recovery has kept, it has made durable.
+
+
+class WatchedStore:
+    """A store whose deeds are kept in a ledger."""
+
+    def __init__(self, store: BlockStore, node: str, ledger: Ledger) -> None:
+        self.store = store
+        self._node = node
+        self._ledger = ledger
+
+    def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
+        """Do *writes*, and take note."""
+        self._ledger.begin(self._node, writes)
+        failed = self.store.write(writes)
+        self._ledger.done(self._node, writes, failed)
+        return failed
+
+    def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+        """Recover, and take note."""
+        found = self.store.recover(block, start, is_open)
+        if isinstance(found, Recovered):
+            self._ledger.recovered(self._node, found)
+        return found
+
+    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+        """Read."""
+        return self.store.read(block, offset, end, max_bytes)
+
+    def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
+        """Search."""
+        return self.store.find_time(block, end, timestamp_ms)
+
+    def compact(self, job: Compact) -> Compacted:
+        """Compact."""
+        return self.store.compact(job)
+
+    def blocks(self) -> list[BlockId]:
+        """List."""
+        return self.store.blocks()
+
+    def unsealed(self) -> list[BlockId]:
+        """List."""
+        return self.store.unsealed()
+
+    def close(self) -> None:
+        """Close."""
+        self.store.close()

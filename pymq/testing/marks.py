@@ -1,0 +1,23 @@
+"""Which marks there are, to find those that no run has passed; see :mod:`pymq.core.marks`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pymq
+
+# A mark's name is written where it stands; two of them with a condition between count as two.
+_CALL = re.compile(r"\bmark\(([^()]*)\)")
+_NAME = re.compile(r'"([a-z_]+(?:\.[a-z_]+)+)"')
+
+
+def all_marks() -> dict[str, str]:
+    """The names of all marks in pymq, each with the file that it stands in."""
+    root = Path(pymq.__file__).parent
+    found: dict[str, str] = {}
+    for file in sorted(root.rglob("*.py")):
+        for call in _CALL.findall(file.read_text(encoding="utf-8")):
+            for name in _NAME.findall(call):
+                found[name] = file.relative_to(root).as_posix()
+    return found

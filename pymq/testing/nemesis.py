@@ -1,0 +1,188 @@
+"""Carries out the faults of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.metadata import BlockNode, decode_node
+from pymq.core.types import BlockId
+from pymq.testing.checkers import Watch
+from pymq.testing.cluster import Cluster
+from pymq.testing.coordinator import COORDINATOR
+from pymq.testing.plan import Plan, Step
+from pymq.testing.process import Process
+
+
+class Nemesis:
+    """Does to a cluster what its plan says, until it is told to stop."""
+
+    def __init__(self, cluster: Cluster, plan: Plan, base: int = 0) -> None:
+        self.cluster = cluster
+        self.is_over = False
+        self.restart_app: Callable[[str], None] = lambda name: None
+        self.crash_app: Callable[[str], None] = lambda name: None
+        self._world = cluster.world
+        self._down: dict[str, int] = {}  # how long what dies next stays down
+        faults = attrs.evolve(cluster.network.faults, **plan.link)
+        cluster.network.set_faults(faults)
+        cluster.ensemble.uncertain = plan.uncertain
+        for host in (*cluster.brokers.values(), *cluster.zkservers.values()):
+            host.on_death.append(self._died)
+        for step in plan.faults:
+            self._world.at(base + step[0], self._do, step)
+
+    def stop(self) -> None:
+        """No more faults, and an end to those there are."""
+        self.is_over = True
+        self.cluster.calm()
+
+    def _do(self, step: Step, _: object) -> None:
+        if not self.is_over:
+            self._world.note(255, "fault", *step[1:])
+            getattr(self, f"_{step[1]}")(*step[2:])
+
+    def _later(self, delay: int, action: Callable[[], Any]) -> None:
+        def act(_: object, __: object) -> None:
+            if not self.is_over:
+                action()
+
+        self._world.after(delay, act)
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def _crash(self, name: str, keep: str, down: int) -> None:
+        self._down[name] = down
+        self.cluster.crash(name, keep)
+
+    def _crash_all(self, keep: str, down: int) -> None:
+        for name in self._nodes():
+            self._crash(name, keep, down)
+
+    def _nodes(self) -> Iterable[str]:
+        return [*self.cluster.brokers, *self.cluster.zkservers]
+
+    def _boundary(self, name: str, boundary: int, keep: str, down: int) -> None:
+        self._down[name] = down
+        self.cluster.crash(name, keep, at_boundary=boundary)
+
+    def _died(self, process: Process) -> None:
+        name = process.name
+        self._later(self._down.pop(name, 100_000), lambda: self._start(name))
+
+    def _start(self, name: str) -> None:
+        host = self.cluster.host(name)
+        if not host.is_up:
+            host.start()
+
+    def _wipe(self, name: str, down: int) -> None:
+        """Its disk is replaced, unless others could not make up for what was on it."""
+        if not self._is_spare(name):
+            self._world.note(255, "fault", "no wipe", name)
+            return
+        self._down[name] = down
+        self.cluster.wipe(name)
+        if name in self._down:  # It was down already, and somebody restarts it.
+            del self._down[name]
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether each block lives on without *name*: on a majority, or on one if it is sealed."""
+        watch = self.cluster.watch
+        for entry in self.cluster.ensemble.entries():
+            match paths.parse(entry.path):
+                case paths.BlockPath(topic=topic, partition=partition):
+                    block = decode_node(BlockNode, entry.data)
+                    key = watch.indexes.get((topic, partition)) if watch is not None else None
+                    if name not in block.replicas or watch is None:
+                        continue
+                    if key is None or not self._has_others(name, watch, BlockId(*key, 0), block):
+                        return False
+                case _:
+                    pass
+        return True
+
+    def _has_others(self, name: str, watch: Watch, place: BlockId, block: BlockNode) -> bool:
+        found = BlockId(place.topic_id, place.partition, block.number)
+        seen = watch.history(found).blocks.get(block.number)
+        end = seen.end if seen is not None else block.start
+        others = 0
+        for broker, storage in zip(block.replicas, block.storages, strict=False):
+            log, host = watch.ledger.log(broker, found), self.cluster.brokers[broker]
+            if broker == name or storage != host.storage_id or log is None:
+                continue
+            is_whole = log.synced_end >= end and broker in block.in_sync
+            others += is_whole if block.end is not None else log.synced_end >= end
+        if block.end is not None:
+            return others >= 1
+        return others > len(block.replicas) // 2
+
+    def _pause(self, name: str, duration: int) -> None:
+        self.cluster.pause(name)
+        self._later(duration, lambda: self.cluster.resume(name))
+
+    def _crash_app(self, name: str, duration: int) -> None:
+        self.crash_app(name)
+        self._later(duration, lambda: self.restart_app(name))
+
+    # --- network --------------------------------------------------------------------------------
+
+    def _isolate(self, name: str, duration: int) -> None:
+        cut = self.cluster.cut(name)
+        self._later(duration, lambda: self.cluster.heal(cut))
+
+    def _cut(self, a: str, b: str, duration: int, one_way: bool) -> None:
+        cut = self.cluster.cut(a, b, one_way=one_way)
+        self._later(duration, lambda: self.cluster.heal(cut))
+
+    def _suspend(self, name: str, duration: int) -> None:
+        self._cut(name, COORDINATOR, duration, False)
+
+    def _clog(self, a: str, b: str, duration: int) -> None:
+        self.cluster.network.clog(a, b, self._world.now + duration)
+
+    def _slow_link(self, a: str, b: str, duration: int, factor: int) -> None:
+        link = self.cluster.network.link(a, b)
+        link.slow = factor
+
+        def end() -> None:
+            link.slow = 1
+
+        self._later(duration, end)
+
+    def _reset(self, a: str, b: str) -> None:
+        self.cluster.network.reset(a, b)
+
+    # --- disks and clocks -----------------------------------------------------------------------
+
+    def _slow_disk(self, name: str, duration: int, factor: int) -> None:
+        self.cluster.slow_disk(name, factor)
+        self._later(duration, lambda: self.cluster.slow_disk(name, 1))
+
+    def _full_disk(self, name: str, duration: int, room: int) -> None:
+        self.cluster.fill_disk(name, room)
+        self._later(duration, lambda: self.cluster.free_disk(name))
+
+    def _fail_disk(self, name: str, what: str, duration: int) -> None:
+        """The disk fails once; whoever looks after the broker restarts it then."""
+        self.cluster.fail_disk(name, what)
+
+        def restart() -> None:
+            self.cluster.brokers[name].files.failing.clear()
+            self._crash(name, "random", 100_000)
+
+        self._later(duration, restart)
+
+    def _clock(self, name: str, duration: int, rate: int) -> None:
+        self.cluster.clock(name, rate=rate / 1_000_000)
+        self._later(duration, lambda: self.cluster.clock(name))
+
+    def _jump(self, name: str, jump: int) -> None:
+        host = self.cluster.host(name)
+        host.clock.change(rate=host.clock.rate, jump_us=jump)
+        host.wake()
+
+    def _expire(self, name: str) -> None:
+        self.cluster.expire_session(name)

@@ -1,0 +1,202 @@
+"""What runs on the machines of a simulated cluster: brokers, zkservers, clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.types import TopicPartition
+from pymq.core.values import define
+from pymq.errors import StoreError
+from pymq.hash.assign import assignor
+from pymq.node.broker import Broker, BrokerConfig
+from pymq.node.controller import Controller, ControllerConfig
+from pymq.replication.factory import replicator
+from pymq.store.base import BlockStore
+from pymq.store.file import FileStore
+from pymq.store.memory import MemoryStore
+from pymq.testing.coordinator import Ensemble, Session
+from pymq.testing.disk import SimDisk
+from pymq.testing.files import ProcessFiles
+from pymq.testing.network import Network
+from pymq.testing.probe import Look
+from pymq.testing.process import Crash, Process, dice
+from pymq.testing.world import WALL_MS, World, mix
+
+
+@define
+class Knobs:
+    """How a simulated cluster is set up; times in milliseconds."""
+
+    heartbeat_ms: int = 300  # of brokers, to the zkserver
+    session_ms: int = 1_500  # a broker that is silent for longer is dead
+    coordinator_session_ms: int = 1_500  # and so is a zkserver, to the coordinator
+    offsets_partitions: int = 1
+    offsets_replicas: int = 0  # 0: three, or as many as there are brokers
+    store: str = "disk"  # or "memory": nothing written is ever lost, and nothing fails
+    holes: bool = False  # disks write sectors in any order
+    delay_us: int = 200  # of the network
+    jitter_us: int = 100
+    restart_ms: int | None = None  # what dies is started again after this time; None: never
+    check: bool = True  # safety, all the time
+    patience_s: float = 600.0  # a call without a timeout that waits for longer is stuck
+
+
+class Host(Process):
+    """A process with a wall clock."""
+
+    wall_skew_ms = 0
+    keep = "random"  # what the disk keeps at the next crash
+    keep_dice = 0  # which of the ways to be random
+    crash_again: int | None = None  # die so many effects after the next start, too
+
+    def wall_offset_ms(self) -> int:
+        """The wall clock minus the monotonic one."""
+        return WALL_MS + self.world.now // 1000 + self.wall_skew_ms - self.clock()
+
+
+class BrokerHost(Host):
+    """A broker with its disk."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        number: int,
+        knobs: Knobs,
+        zkservers: list[str],
+    ) -> None:
+        super().__init__(world, network, name, number)
+        self.knobs = knobs
+        self.zkservers = zkservers
+        self.disks = 0  # that it has had
+        self.disk = SimDisk()
+        self.memory: MemoryStore | None = None
+        self.store: BlockStore | None = None
+        self.broker: Broker | None = None
+        self.looks: dict[TopicPartition, Look] = {}  # what checkers have seen of its partitions
+        self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # where checkers come in
+        self.wipe()
+        self.files = ProcessFiles(self.disk, self, world.rng("disk", name))
+
+    def wipe(self) -> None:
+        """Put in another disk, with nothing on it."""
+        assert self.loop is None, f"{self.name} is running"
+        self.disks += 1
+        self.disk = SimDisk(holes=self.knobs.holes)
+        self.memory = MemoryStore() if self.knobs.store == "memory" else None
+        self.files = ProcessFiles(self.disk, self, self.world.rng("disk", self.name))
+
+    @property
+    def storage_id(self) -> str:
+        """The name of the disk that is in it now."""
+        return f"{mix(self.world.seed, 'storage', self.name, self.disks):016x}"
+
+    def build(self) -> None:
+        """Put the broker together."""
+        assert self.loop is not None
+        if self.incarnation > 1 and self.crash_again is not None:
+            self.crash_in(self.crash_again)
+            self.crash_again = None
+        try:
+            store = self.memory or FileStore(f"/{self.name}", files=self.files, handles_max=64)
+        except StoreError as error:  # It says why and ends; somebody will start it again.
+            raise Crash(str(error)) from error
+        self.store = self.wrapped(store) if self.wrapped is not None else store
+        config = BrokerConfig(
+            self.name,
+            tuple(self.zkservers),
+            storage_id=self.storage_id,
+            incarnation=self.incarnation,
+            heartbeat_ms=self.knobs.heartbeat_ms,
+            wall_offset_ms=self.wall_offset_ms(),
+        )
+        found, unsealed = self.store.blocks(), self.store.unsealed()
+        rng = dice(self, "broker")
+        self.broker = Broker(config, replicator, assignor, rng, found, unsealed, self.clock())
+        self.loop.add_broker(self.name, self.broker, self.store)
+
+    def die(self) -> None:
+        """Die, and forget everything but the disk."""
+        super().die()
+        self.broker = self.store = None
+        self.looks.clear()
+
+    def lose_power(self, keep: str) -> None:
+        """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`."""
+        assert self.loop is None, f"{self.name} is running"
+        self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), keep)
+
+    def stop(self) -> None:
+        """Shut down in order."""
+        if self.loop is None or self.broker is None or self.store is None:
+            return
+        self.broker.shut_down(self.clock())
+        self.loop.touch(self.name)
+        self.wake()
+        try:
+            if self.memory is None and self.store is not None:
+                self.store.close()
+        except StoreError:
+            pass
+        self.die()
+
+
+class ZkserverHost(Host):
+    """A zkserver; what it knows is with the coordinator."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        number: int,
+        knobs: Knobs,
+        ensemble: Ensemble,
+        replicas: int,
+    ) -> None:
+        super().__init__(world, network, name, number)
+        self.knobs = knobs
+        self.ensemble = ensemble
+        self.replicas = replicas
+        self.controller: Controller | None = None
+        self.session: Session | None = None
+
+    def build(self) -> None:
+        """Put the zkserver together, with a new session."""
+        assert self.loop is not None
+        config = ControllerConfig(
+            self.name,
+            session_ms=self.knobs.session_ms,
+            offsets_partitions=self.knobs.offsets_partitions,
+            offsets_replicas=self.knobs.offsets_replicas or self.replicas,
+            wall_offset_ms=self.wall_offset_ms(),
+        )
+        self.controller = Controller(config, self._new_id, self.clock())
+        self.session = self.ensemble.connect(self)
+        self.loop.add_zkserver(self.name, self.controller, self.session)
+
+    def _new_id(self) -> str:
+        return f"{self.world.rng('topic ids', self.name).getrandbits(128):032x}"
+
+    def die(self) -> None:
+        """Die; the session goes on until it runs out."""
+        super().die()
+        self.controller = self.session = None
+
+    def pause(self) -> None:
+        """Stop; if it stays so for long, its session expires."""
+        super().pause()
+        if self.session is not None:
+            self.session.check_pause()
+
+
+class ClientHost(Host):
+    """A process of the application, with the machines of its clients."""
+
+    def __init__(self, world: World, network: Network, name: str, number: int) -> None:
+        super().__init__(world, network, name, number)
+        self.turn_us = 0  # The application's own time does not count: only what it waits for.
+
+    def build(self) -> None:
+        """There is nothing yet; clients add their machines."""

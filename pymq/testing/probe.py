@@ -1,0 +1,91 @@
+"""What checkers and tests look at inside of the machines; the one place that knows their insides.
+
+Nothing is changed through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pymq.core.group import GroupCoordinator
+from pymq.core.metadata import PartitionState
+from pymq.core.partition import Partition
+from pymq.core.types import BlockId
+from pymq.node.broker import Broker
+from pymq.node.controller import Controller
+
+
+class Look(NamedTuple):
+    """A partition as its broker sees it; everything that checkers ask of it."""
+
+    block: BlockId  # the open one
+    start: int  # of the open block
+    end: int  # of the log, written or not
+    high_watermark: int
+    epoch: int
+    is_leader: bool
+    is_strict: bool  # everything is synced before it counts
+    majority: int  # replicas that must hold what is visible
+
+
+def partitions(broker: Broker) -> Iterator[Partition]:
+    """The partitions that a broker hosts, in the order in which it has got them."""
+    yield from broker._partitions.values()
+
+
+def look(partition: Partition) -> Look | None:
+    """A partition, or None while it does not know its log, or will never."""
+    replicator = partition.replicator
+    if replicator is None or partition.problem is not None:
+        return None
+    state = partition.state
+    block = state.blocks[-1]
+    is_strict = state.config.sync_policy(state.acks) == "always"
+    return Look(
+        state.block_id(block),
+        block.start,
+        partition.end,
+        partition.high_watermark,
+        replicator.epoch,
+        replicator.is_leader,
+        is_strict,
+        len(block.replicas) // 2 + 1 if state.acks == -1 else 1,
+    )
+
+
+def state(partition: Partition) -> PartitionState:
+    """What the broker was told of a partition."""
+    return partition.state
+
+
+def knows(controller: Controller, brokers: Iterable[str]) -> bool:
+    """Whether it is active and takes all of *brokers* to be alive."""
+    return controller.is_active and all(name in controller._members for name in brokers)
+
+
+def is_busy(controller: Controller) -> bool:
+    """Whether it has something under way: a commit, a task, a roll."""
+    return controller._commits.is_busy or controller._rolls.is_busy
+
+
+def coordinators(broker: Broker) -> Iterator[GroupCoordinator]:
+    """The group coordinators of a broker."""
+    yield from broker._coordinators.values()
+
+
+def members(broker: Broker, group: str) -> tuple[str, ...] | None:
+    """The members of a group, if the broker coordinates it."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None:
+            return tuple(found.members)
+    return None
+
+
+def committed(broker: Broker) -> Iterator[tuple[GroupCoordinator, str, str, str, int]]:
+    """Each group's offset in each partition: (coordinator, group, topic, partition, offset)."""
+    for coordinator in broker._coordinators.values():
+        for group in coordinator.groups.values():
+            for (topic, partition), leases in group.leases.items():
+                yield coordinator, group.name, topic, partition, leases.committed

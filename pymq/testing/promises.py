@@ -1,0 +1,124 @@
+"""What clients are promised, checked against what brokers tell them."""
+
+from __future__ import annotations
+
+from pymq.core.message import Fetched, Message, Produce, Produced
+from pymq.core.record import COMPACTED, Header, split
+from pymq.core.types import AckMode, TopicPartition
+from pymq.core.values import define
+from pymq.errors import PymqError
+from pymq.testing.checkers import Checker, Immutable, Watch
+from pymq.testing.nodes import BrokerHost, ClientHost
+from pymq.testing.process import Process
+
+Name = tuple[str, str]
+
+
+@define
+class Asked:
+    """A batch that was sent and not answered."""
+
+    topic: str
+    partition: str
+    acks: AckMode
+    header: Header
+    floor: int  # it must be written at or after this offset
+
+
+class Answers(Checker):
+    """What is acknowledged is there, and behind all that was acknowledged before it was sent."""
+
+    rules = ("acked-is-committed", "acked-is-written", "synced-before-acked", "realtime-order")
+
+    def __init__(self, watch: Watch, immutable: Immutable) -> None:
+        super().__init__(watch)
+        self._sent = immutable.sent
+        self._asked: dict[tuple[str, int], Asked] = {}
+        self._ends: dict[Name, tuple[int, int]] = {}  # after what was acknowledged; losses then
+        self._floors: dict[tuple[Name, int], tuple[int, int]] = {}  # of batches, by CRC
+
+    def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if isinstance(message, Produce) and isinstance(process, ClientHost):
+            header, name = message.batch.header, (message.topic, message.partition)
+            self._sent[header.batch_crc] = header.count
+            floor, losses = self._ends.get(name, (0, 0))
+            # A batch that is sent again was sent first when it was sent first.
+            floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
+            history = self.watch.history_of(*name)
+            if history is not None and history.losses != losses:
+                floor = 0
+            self._asked[source, message.id] = Asked(*name, message.acks, header, floor)
+        elif isinstance(message, Produced) and isinstance(process, BrokerHost):
+            asked = self._asked.get((peer, message.id))
+            if asked is not None and message.error is None:
+                self._check_answer(process, peer, asked, message)
+
+    def _check_answer(self, host: BrokerHost, peer: str, asked: Asked, answer: Produced) -> None:
+        """What a broker answers for, it has written; and synced, if that is what was asked for."""
+        key = self.watch.indexes.get((asked.topic, asked.partition))
+        if key is None:
+            return
+        offset = answer.base_offset
+        place = f"{asked.topic}/{asked.partition} at {offset}"
+        log = self.watch.ledger.holding(host.name, *key, offset)
+        if log is None and answer.duplicate:
+            return  # It may lie in a block that others hold; see what the client is told.
+        index = log.batch_at(offset) if log is not None else 0
+        if log is None or log.headers[index].batch_crc != asked.header.batch_crc:
+            self.fail("acked-is-written", f"{host.name} tells {peer} that its batch is in {place}")
+        elif asked.acks is AckMode.RAFT and log.ends[index] > log.synced_end:
+            looked = host.looks.get(TopicPartition(asked.topic, asked.partition))
+            if looked is not None and looked.is_strict:
+                self.fail("synced-before-acked", f"{host.name} answers for {place} too early")
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if not isinstance(message, Produced) or not isinstance(process, ClientHost):
+            return
+        asked = self._asked.get((peer, message.id))
+        if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
+            return  # What only the leader has may go with it.
+        history = self.watch.history_of(asked.topic, asked.partition)
+        if history is None:
+            return
+        place = f"{asked.topic}/{asked.partition} at {message.base_offset}"
+        known = history.batch_at(message.base_offset)
+        if known is None or known.batch_crc != asked.header.batch_crc:
+            if not history.losses:
+                self.fail("acked-is-committed", f"{peer} is told that its batch is in {place}")
+        elif known.base_offset != message.base_offset:
+            self.fail("acked-is-committed", f"{peer} is told the wrong offset: {place}")
+        if message.base_offset < asked.floor and not history.losses:
+            self.fail(
+                "realtime-order",
+                f"{place} was sent after offset {asked.floor - 1} had been acknowledged",
+            )
+        name, end = (asked.topic, asked.partition), message.base_offset + asked.header.span
+        if end > self._ends.get(name, (0, 0))[0] or self._ends[name][1] != history.losses:
+            self._ends[name] = (end, history.losses)
+
+
+class Reads(Checker):
+    """What a consumer is given is visible, whole, and what was written there."""
+
+    rules = ("no-dirty-read", "immutable-offset")
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if not isinstance(message, Fetched) or not isinstance(process, ClientHost):
+            return
+        if not message.data or message.error is not None:
+            return
+        history = self.watch.history_of(message.topic, message.partition)
+        place = f"{message.topic}/{message.partition} at {message.offset}"
+        try:
+            batches = [batch.verify() for batch in split(message.data)]
+        except PymqError:
+            return  # The client sees that itself, and raises it.
+        for batch in batches:
+            header = batch.header
+            known = history.batch_at(header.base_offset) if history is not None else None
+            if history is None or history.losses:
+                continue
+            if known is None:
+                self.fail("no-dirty-read", f"{peer} is given {place}, which is not visible")
+            elif known.batch_crc != header.batch_crc and not header.attributes & COMPACTED:
+                self.fail("immutable-offset", f"{peer} is given another batch in {place}")

@@ -1,0 +1,41 @@
+"""All checkers together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymq.testing.checkers import Immutable, LogMatching, OneLeader, Watch, Watermark
+from pymq.testing.promises import Answers, Reads
+from pymq.testing.sharing import Leases, Metadata
+
+if TYPE_CHECKING:
+    from pymq.testing.cluster import Cluster
+
+RULES = (
+    *LogMatching.rules,
+    *Watermark.rules,
+    *OneLeader.rules,
+    *Immutable.rules,
+    *Answers.rules,
+    *Reads.rules,
+    *Leases.rules,
+    *Metadata.rules,
+)
+
+
+def watch(cluster: Cluster) -> Watch:
+    """Let all checkers watch a cluster from its beginning; their order matters."""
+    found = Watch(cluster)
+    immutable = Immutable(found)
+    for checker in (
+        LogMatching(found),
+        OneLeader(found),  # before what relies on it having forgotten what may be lost
+        Watermark(found),
+        immutable,
+        Answers(found, immutable),
+        Reads(found),
+        Leases(found),
+        Metadata(found),
+    ):
+        found.add(checker)
+    return found

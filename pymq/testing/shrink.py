@@ -1,0 +1,141 @@
+"""Makes the plan of a failing run small: what is left is what it takes to break the same rule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pymq.core.values import define
+from pymq.testing.plan import Plan
+from pymq.testing.swarm import Result, run_plan
+
+OFTEN = 0.5
+
+Say = Callable[[str], None]
+Fails = Callable[[Plan], bool]
+
+
+@define
+class Shrunk:
+    """A small plan, and what comes of it."""
+
+    plan: Plan
+    result: Result
+    runs: int
+    before: tuple[int, int]  # faults and operations
+
+
+class _Search:
+    def __init__(self, plan: Plan, rule: str, budget_s: float, say: Say) -> None:
+        self.plan = plan
+        self.rule = rule
+        self.until = time.monotonic() + budget_s
+        self.say = say
+        self.runs = 0
+
+    def try_plan(self, plan: Plan) -> bool:
+        """Take *plan* in place of the present one if it breaks the same rule."""
+        if time.monotonic() > self.until:
+            return False
+        self.runs += 1
+        result = run_plan(plan)
+        if result.violation != self.rule:
+            return False
+        self.plan = plan
+        self.say(f"{len(plan.faults)} faults, {len(plan.ops)} operations still fail")
+        return True
+
+    def minimize(self, name: str) -> None:
+        """Leave out parts of a list, large ones first (Zeller's ddmin)."""
+        size = max(1, len(getattr(self.plan, name)) // 2)
+        while size:
+            at = 0
+            while at < len(items := getattr(self.plan, name)):
+                rest = items[:at] + items[at + size :]
+                if not self.try_plan(self.plan.copy(**{name: rest})):
+                    at += size
+            size //= 2
+
+    def simplify(self) -> None:
+        """Leave out rates, knobs and applications' habits, one at a time."""
+        for name in ("link", "knobs"):
+            for key in list(getattr(self.plan, name)):
+                fewer = {k: v for k, v in getattr(self.plan, name).items() if k != key}
+                self.try_plan(self.plan.copy(**{name: fewer}))
+        for key, rate in self.plan.link.items():
+            # What happens often takes fewer operations to happen once.
+            if rate < OFTEN:
+                self.try_plan(self.plan.copy(link={**self.plan.link, key: OFTEN}))
+        if self.plan.uncertain:
+            self.try_plan(self.plan.copy(uncertain=0.0))
+        for index, app in enumerate(self.plan.apps):
+            for key, item in app.items():
+                if item not in (None, 0.0) and key in ("readers", "groups", "nack", "forget"):
+                    self._try_app(index, {**self.plan.apps[index], key: type(item)()})
+        for smaller in (1, 2):
+            if smaller < self.plan.zkservers:
+                self.try_plan(self.plan.copy(zkservers=smaller))
+
+    def _try_app(self, index: int, app: dict[str, Any]) -> None:
+        apps = [*self.plan.apps[:index], app, *self.plan.apps[index + 1 :]]
+        self.try_plan(self.plan.copy(apps=apps))
+
+
+def shrink(plan: Plan, *, budget_s: float = 120.0, say: Say = lambda text: None) -> Shrunk:
+    """Make a failing plan small.
+
+    Raises:
+        ValueError: it does not fail.
+    """
+    first = run_plan(plan)
+    if first.violation is None:
+        raise ValueError(f"seed {plan.seed} breaks no rule, so there is nothing to make small")
+    say(f"seed {plan.seed} breaks {first.violation}")
+    search = _Search(plan, first.violation, budget_s, say)
+    # What is planned for after the violation cannot have caused it.
+    faults = [step for step in plan.faults if step[0] <= first.at_us]
+    ops = [step for step in plan.ops if step[0] <= first.at_us]
+    search.try_plan(plan.copy(faults=faults, ops=ops))
+    for _ in range(2):  # What is simpler can often be made smaller still.
+        before = (-1, -1)
+        while before != (now := (len(search.plan.faults), len(search.plan.ops))):
+            before = now
+            search.minimize("faults")
+            search.minimize("ops")
+        search.simplify()
+    search.try_plan(
+        search.plan.copy(duration_us=max([s[0] for s in _steps(search.plan)], default=0) + 1)
+    )
+    result = run_plan(search.plan, trace=True)
+    return Shrunk(search.plan, result, search.runs, (len(plan.faults), len(plan.ops)))
+
+
+def _steps(plan: Plan) -> list[list[Any]]:
+    return [*plan.faults, *plan.ops]
+
+
+def report(small: Shrunk) -> str:
+    """What is left, the last events, and a test that fails as long as the bug is there."""
+    plan = small.plan
+    steps = sorted(_steps(plan), key=lambda step: float(step[0]))
+    lines = [
+        f"{small.before[0]} faults and {small.before[1]} operations before, {len(plan.faults)} and "
+        f"{len(plan.ops)} after {small.runs} runs.",
+        f"{plan.brokers} brokers, {plan.zkservers} zkservers, seed {plan.seed}",
+        f"knobs {plan.knobs}",
+        f"network {plan.link}",
+        *(f"topic {topic}" for topic in plan.topics),
+        *(f"{step[0] / 1_000_000:10.6f}  {' '.join(map(str, step[1:]))}" for step in steps),
+        "",
+        *small.result.trace[-60:],
+        "",
+        small.result.message,
+        "",
+        "As a test, with the plan in a file beside it (--out):",
+        "",
+        "    def test_it() -> None:",
+        '        plan = Plan.from_json((Path(__file__).parent / "it.json").read_text())',
+        "        assert run_plan(plan).violation is None",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,409 @@
+"""Runs a plan: first under faults, where nothing must go wrong, then healed, where all must work.
+
+The first phase checks safety: the checkers of :mod:`pymq.testing.rules` watch every event. Then the
+faults end, and within a bound everything must work again: each record that was sent is answered,
+each partition takes records, each reader and each group gets to its end. At last everything is read
+once more and held against what the applications were told.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from pymq.client.router import Call
+from pymq.core import message as msg
+from pymq.core.config import TopicConfig
+from pymq.core.marks import counting
+from pymq.core.types import AckMode, BlockId
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    InvalidRequest,
+    OutOfOrderSequence,
+    PartitionUnset,
+    RecordTooLarge,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from pymq.testing import probe
+from pymq.testing.checkers import Watch
+from pymq.testing.cluster import Cluster, NotReached
+from pymq.testing.nemesis import Nemesis
+from pymq.testing.plan import Plan
+from pymq.testing.workload import App, History, Sent
+from pymq.testing.world import SECOND, Violation
+
+HEAL_S = 90.0  # within which everything must work again
+LOOK_US = 50_000  # how often it is looked whether it does
+# What must come about once the faults have ended; a run may be told to let some of it pass.
+LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
+    readers-reach-the-end groups-reach-the-end replicas-converge auditor-reads""".split()
+# With these a record was certainly not written; with others nobody knows.
+DEFINITE = (InvalidRequest, PartitionUnset, RecordTooLarge, UnknownPartition, UnknownTopic)
+
+
+@define
+class Result:
+    """What came of a run."""
+
+    seed: int
+    digest: str = ""
+    events: int = 0
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    sent: int = 0
+    acked: int = 0
+    reads: int = 0
+    violation: str | None = None  # the name of the rule
+    message: str = ""
+    at_us: int = 0  # when it was broken
+    waived: str = ""  # the first rule that was not kept, and did not need to be
+    trace: list[str] = Factory(list)
+    marks: Counter[str] = Factory(Counter)  # that were passed, if they were to be counted
+
+
+class Waived(Exception):
+    """Something has not come about, and nobody insists on it."""
+
+
+class Run:
+    """One run of a plan; of *waive*, some of :data:`LIVENESS`, nothing is demanded."""
+
+    def __init__(self, plan: Plan, waive: Collection[str] = ()) -> None:
+        self.plan = plan
+        self.waive = waive
+        self.waived = ""
+        self.history = History()
+        self.cluster = Cluster(
+            brokers=plan.brokers, zkservers=plan.zkservers, seed=plan.seed, **plan.knobs
+        )
+        self.world = self.cluster.world
+        self.apps: dict[str, App] = {}
+        self.boss: App | None = None  # does what administrators do
+        self.nemesis: Nemesis | None = None
+        self._is_made: dict[str, bool] = {}
+
+    @property
+    def watch(self) -> Watch:
+        """What watches the run."""
+        assert self.cluster.watch is not None
+        return self.cluster.watch
+
+    # --- phases ---------------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Do it all.
+
+        Raises:
+            Violation: a rule was broken.
+        """
+        self.cluster.start()
+        self.boss = self._app("boss", {"readers": [], "groups": []})
+        self._make_topics()
+        for index, config in enumerate(self.plan.apps):
+            self.apps[f"app-{index}"] = self._app(f"app-{index}", config)
+            self.apps[f"app-{index}"].begin()
+        base = self.world.now
+        self.nemesis = Nemesis(self.cluster, self.plan, base)
+        self.nemesis.crash_app = self._crash_app
+        self.nemesis.restart_app = self._restart_app
+        for step in self.plan.ops:
+            self.world.at(base + step[0], self._op, step)
+        self.world.run(base + self.plan.duration_us)
+        self.nemesis.stop()
+        for phase in (self._heal, self._check_reads):
+            try:
+                phase()
+            except Waived as problem:
+                self.waived = self.waived or str(problem)
+        self.cluster.check()
+
+    def _app(self, name: str, config: dict[str, object]) -> App:
+        host = self.cluster.clients.get(name)
+        if host is None:
+            host = self.cluster.add_client(name)
+        if not host.is_up:
+            host.start()
+        return App(self.cluster, host, self.history, config, self.watch.fail)
+
+    def _make_topics(self) -> None:
+        for topic in self.plan.topics:
+            self._make_topic(topic)
+        self._until(lambda: len(self._is_made) == len(self.plan.topics), "topics-are-made", 30.0)
+
+    def _make_topic(self, topic: dict[str, object]) -> None:
+        names = tuple(str(i) for i in range(int(str(topic["partitions"]))))
+        config = dict(topic["config"])  # type: ignore[call-overload] # a JSON object
+        TopicConfig.of(config)
+        name, acks = str(topic["name"]), AckMode.of(str(topic["acks"]))
+        replicas = int(str(topic["replicas"]))
+
+        def then(call: Call) -> None:
+            if call.error is None or isinstance(call.error, TopicExists):
+                self._is_made[name] = True
+            else:
+                self.world.after(100_000, lambda a, b: self._make_topic(topic))
+
+        assert self.boss is not None
+        self.boss.ask(lambda r: msg.CreateTopic(r, name, names, replicas, acks, config, True), then)
+
+    def _op(self, step: list[object], _: object) -> None:
+        if step[1] == "send":
+            _, _, index, topic, partition, count, size = step
+            app = self.apps[f"app-{index}"]
+            if app.is_up:
+                app.send(str(topic), str(partition), int(str(count)), int(str(size)))
+        elif self.boss is not None:
+            self.boss.do(step)
+
+    def _crash_app(self, name: str) -> None:
+        host = self.cluster.clients.get(name)
+        if host is not None:
+            host.die()
+            for sent in self.history.sent:
+                if sent.app == name and sent.done_at < 0:
+                    sent.done_at = self.world.now  # Nobody will hear of it any more.
+
+    def _restart_app(self, name: str) -> None:
+        host = self.cluster.clients.get(name)
+        if host is not None and not host.is_up:
+            index = int(name.rpartition("-")[2])
+            self.apps[name] = self._app(name, self.plan.apps[index])
+            self.apps[name].begin()
+
+    # --- the healed phase -----------------------------------------------------------------------
+
+    def _until(self, is_so: Callable[[], bool], rule: str, seconds: float = HEAL_S) -> None:
+        until = self.world.now + round(seconds * SECOND)
+        while not is_so():
+            if self.world.now >= until:
+                self._fail(rule, f"not within {seconds:g} s")
+            self.world.run(self.world.now + LOOK_US)
+
+    def _fail(self, rule: str, what: str) -> NoReturn:
+        if rule in self.waive:
+            raise Waived(f"{rule}: {what}")
+        raise Violation(rule, what)
+
+    def _heal(self) -> None:
+        """Everything works again: what was sent is answered, and every partition takes more."""
+        if self.plan.restart == "all":
+            self._until(self._has_zkserver, "zkserver-comes-back")
+            for name in self.cluster.brokers:
+                self.cluster.stop(name)
+                self.cluster.restart(name)
+        for name in list(self.apps):
+            if self.plan.restart != "none":
+                self._crash_app(name)
+            self._restart_app(name)
+        if self.plan.restart != "none":
+            self.cluster.clients["boss"].die()
+            self.boss = self._app("boss", {})
+        self._until(self.cluster.is_ready, "zkserver-comes-back")
+        self._until(lambda: self.history.pending == 0, "sends-are-answered")
+        assert self.boss is not None
+        first = len(self.history.sent)
+        for topic, partition in self._partitions():
+            self.boss.send(topic, partition, 1, 10)
+        last = self.history.sent[first:]
+        self._until(lambda: all(s.done_at >= 0 for s in last), "partitions-take-records")
+        for sent in last:
+            if sent.error is not None:
+                what = f"{sent.topic}/{sent.partition}: {sent.error}"
+                self._fail("partitions-take-records", what)
+        for app in self.apps.values():
+            self._restart_consumers(app)
+        self._until(self._is_read, "readers-reach-the-end")
+        self._until(self._is_processed, "groups-reach-the-end")
+        self._until(self._is_converged, "replicas-converge")
+
+    def _has_zkserver(self) -> bool:
+        hosts = self.cluster.zkservers.values()
+        return any(host.controller is not None and host.controller.is_active for host in hosts)
+
+    def _partitions(self) -> list[tuple[str, str]]:
+        return [name for name in self.watch.indexes if not name[0].startswith("__")]
+
+    def _restart_consumers(self, app: App) -> None:
+        for consumer in (*app.readers, *app.workers):
+            consumer.stop()
+        app.readers.clear()
+        app.workers.clear()
+        app.config = {**app.config, "forget": 0.0, "nack": 0.0}
+        app.begin()
+
+    def _end(self, topic: str, partition: str) -> int:
+        history = self.watch.history_of(topic, partition)
+        return history.end() if history is not None else 0
+
+    def _is_read(self) -> bool:
+        for app in self.apps.values():
+            if len(app.readers) < len(app.config.get("readers", ())):
+                return False
+            for reading in app.readers:
+                for name, cursor in reading.reader.cursors.items():
+                    if cursor.position < self._end(reading.topic, name):
+                        return False
+        return True
+
+    def _is_processed(self) -> bool:
+        wanted = {
+            (str(group), str(topic))
+            for app in self.plan.apps
+            for topic, group in app.get("groups", ())
+        }
+        found = {
+            (group, topic, partition): offset
+            for host in self.cluster.brokers.values()
+            if host.broker is not None
+            for _, group, topic, partition, offset in probe.committed(host.broker)
+        }
+        for group, topic in sorted(wanted):
+            for name, partition in self._partitions():
+                if name == topic and found.get((group, topic, partition), 0) < self._end(
+                    topic, partition
+                ):
+                    return False
+        return True
+
+    def _is_converged(self) -> bool:
+        for key, history in self.watch.histories.items():
+            number = max(history.blocks, default=None)
+            if number is None:
+                continue
+            for log in self.watch.ledger.replicas(BlockId(*key, number)):
+                if log.chain_at(history.end()) is None and self._hosts(log.node, key):
+                    return False
+        return True
+
+    def _hosts(self, node: str, key: tuple[str, int]) -> bool:
+        host = self.cluster.brokers[node]
+        name = self.watch.names[key]
+        return any(tuple(seen) == name for seen in host.looks)
+
+    # --- at last --------------------------------------------------------------------------------
+
+    def _check_reads(self) -> None:
+        """Read everything once more, and hold it against what was promised."""
+        host = self.cluster.add_client("auditor")
+        host.start()
+        auditor = App(self.cluster, host, self.history, {}, self.watch.fail)
+        for topic in self.plan.topics:
+            auditor.read(str(topic["name"]))
+        self._until(lambda: len(auditor.readers) == len(self.plan.topics), "auditor-reads")
+        self._until(
+            lambda: all(
+                cursor.position >= self._end(reading.topic, name)
+                for reading in auditor.readers
+                for name, cursor in reading.reader.cursors.items()
+            ),
+            "auditor-reads",
+        )
+        self.world.run(self.world.now + SECOND)
+        seen: dict[int, tuple[str, str, int]] = {}
+        starts: dict[tuple[str, str], int] = {}
+        for reading in auditor.readers:
+            for (partition, offset), number in reading.seen.items():
+                place = (reading.topic, partition, offset)
+                if number in seen and self._is_numbered(place, seen[number]):
+                    self.watch.fail("written-once", f"{number} is in {seen[number]} and in {place}")
+                seen[number] = place
+            for name, cursor in reading.reader.cursors.items():
+                starts[reading.topic, name] = cursor.log_start
+        values = {
+            (reading.topic, partition, offset): number
+            for reading in auditor.readers
+            for (partition, offset), number in reading.seen.items()
+        }
+        for sent in self.history.sent:
+            self._check_sent(sent, seen, values, starts)
+
+    def _is_numbered(self, *places: tuple[str, str, int]) -> bool:
+        """Whether the batches there carry their producer's numbers, which say what is a repeat."""
+        for topic, partition, offset in places:
+            history = self.watch.history_of(topic, partition)
+            batch = history.batch_at(offset) if history is not None else None
+            if batch is None or batch.producer_id < 0:
+                return False
+        return True
+
+    def _is_safe(self, sent: Sent) -> bool:
+        """Whether its acknowledgement says more than that the leader had it at the time."""
+        if self.plan.brokers == 1 or sent.acks is not None:
+            return self.plan.brokers == 1 or sent.acks is AckMode.RAFT
+        topic = next(t for t in self.plan.topics if t["name"] == sent.topic)
+        changes = (op for op in self.plan.ops if op[1] == "set_state" and op[2] == sent.topic)
+        return topic["acks"] == "raft" and not any(changes)
+
+    def _check_sent(
+        self,
+        sent: Sent,
+        seen: dict[int, tuple[str, str, int]],
+        values: dict[tuple[str, str, int], int],
+        starts: dict[tuple[str, str], int],
+    ) -> None:
+        name = (sent.topic, sent.partition)
+        history = self.watch.history_of(*name)
+        if name not in starts:
+            return  # The auditor came before it.
+        if sent.is_acked and sent.offset >= starts[name]:
+            if not self._is_safe(sent):
+                return
+            place = (*name, sent.offset)
+            if values.get(place) != sent.number and (history is None or not history.losses):
+                self.watch.fail(
+                    "acked-is-kept",
+                    f"{sent.number} was acknowledged at {place}, where {values.get(place)} is now",
+                )
+        elif isinstance(sent.error, OutOfOrderSequence) and not (history and history.losses):
+            self.watch.fail("sequences-are-kept", f"{sent.number} failed: {sent.error}")
+        elif isinstance(sent.error, DEFINITE) and sent.number in seen:
+            self.watch.fail("failed-is-absent", f"{sent.number} failed: {sent.error}")
+
+
+def run_plan(
+    plan: Plan, *, trace: bool = False, waive: Collection[str] = (), marks: bool = False
+) -> Result:
+    """Carry a plan out; a violation is part of the result. *waive* is as with :class:`Run`."""
+    if marks:
+        with counting() as counts:
+            result = run_plan(plan, trace=trace, waive=waive)
+        result.marks = counts
+        return result
+    result = Result(plan.seed)
+    began = time.perf_counter()
+    was_enabled = gc.isenabled()
+    gc.disable()  # When it comes is nobody's affair, but what it finalizes might be.
+    run: Run | None = None
+    try:
+        run = Run(plan, waive)
+        run.execute()
+    except Violation as violation:
+        result.violation, result.message = violation.name, str(violation)
+        if violation.__cause__ is not None:
+            cause = violation.__cause__
+            result.message += "\n" + "".join(traceback.format_exception(cause)[-6:])
+    except NotReached as error:
+        result.violation, result.message = "cluster-starts", str(error)
+    except Exception as error:
+        result.violation = f"crash-{type(error).__name__}"
+        result.message = "".join(traceback.format_exception(error)[-8:])
+    finally:
+        if was_enabled:
+            gc.enable()
+    if run is not None:
+        world, history = run.world, run.history
+        result.digest, result.events = world.digest, world.events
+        result.virtual_s, result.at_us = world.now / SECOND, world.now
+        result.waived = run.waived
+        result.sent, result.reads = len(history.sent), history.reads
+        result.acked = sum(1 for sent in history.sent if sent.is_acked)
+        if trace or result.violation is not None:
+            result.trace = run.cluster.trace
+    result.real_s = time.perf_counter() - began
+    return result

@@ -1,0 +1,125 @@
+"""Virtual time, the one heap of what is to happen, dice that do not disturb each other, a digest.
+
+Nothing in a simulated world happens but by an event from the heap, so that one seed decides
+everything. Events at the same microsecond happen in the order in which they were asked for.
+
+Each purpose has a stream of random numbers of its own. So when a fault is taken out of a run, the
+rest of it rolls the same dice as before, which is what makes a failing run shrink.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+from zlib import crc32
+
+SECOND = 1_000_000  # microseconds
+WALL_MS = 1_700_000_000_000  # what the wall clocks of a world show at its beginning
+WINDOW = 1024  # events between two checkpoints of the digest
+
+Action = Callable[[Any, Any], object]
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen; *name* is that of the broken rule."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+def mix(seed: int, *names: object) -> int:
+    """A number of 64 bits that depends on every one of its arguments, and on nothing else."""
+    text = "\0".join(map(str, (seed, *names)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class World:
+    """A world of its own: its time, its events and its dice."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.now = 0  # microseconds since the beginning
+        self.events = 0  # that have happened
+        self.windows: list[int] = []  # the digest after every WINDOW events
+        self.log: deque[tuple[Any, ...]] = deque(maxlen=4000)  # (time, what, who, ...)
+        self._heap: list[tuple[int, int, Action, Any, Any]] = []
+        self._sequence = 0
+        self._streams: dict[tuple[object, ...], Random] = {}
+        self._digest = 0
+        self._recent = array("Q")  # what the digest has not taken in yet
+
+    # --- dice -----------------------------------------------------------------------------------
+
+    def rng(self, *names: object) -> Random:
+        """The stream of random numbers for one purpose, by any names."""
+        found = self._streams.get(names)
+        if found is None:
+            found = self._streams[names] = Random(mix(self.seed, *names))
+        return found
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def at(self, time: int, action: Action, a: Any = None, b: Any = None) -> None:
+        """Have ``action(a, b)`` happen at *time*, in microseconds; not before now."""
+        self._sequence += 1
+        heappush(self._heap, (max(time, self.now), self._sequence, action, a, b))
+
+    def after(self, delay: int, action: Action, a: Any = None, b: Any = None) -> None:
+        """Have ``action(a, b)`` happen *delay* microseconds from now."""
+        self.at(self.now + delay, action, a, b)
+
+    def step(self) -> bool:
+        """Let the next event happen; returns whether there was one."""
+        if not self._heap:
+            return False
+        self.now, _, action, a, b = heappop(self._heap)
+        action(a, b)
+        return True
+
+    def run_until(self, is_done: Callable[[], bool], until: int) -> bool:
+        """Run until *is_done*, or until *until*; returns whether it is done."""
+        heap = self._heap
+        while not is_done():
+            if not heap or heap[0][0] > until:
+                self.now = max(self.now, until)
+                return is_done()
+            self.now, _, action, a, b = heappop(heap)
+            action(a, b)
+        return True
+
+    def run(self, until: int) -> None:
+        """Run until *until*."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, action, a, b = heappop(heap)
+            action(a, b)
+        self.now = max(self.now, until)
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next event is due."""
+        return self._heap[0][0] if self._heap else None
+
+    # --- what happened --------------------------------------------------------------------------
+
+    def note(self, code: int, *what: Any) -> None:
+        """Take an event into the digest, as its time and *code*, and into the log as it is."""
+        self.events += 1
+        self.log.append((self.now, *what))
+        recent = self._recent
+        recent.append(self.now << 16 | code & 0xFFFF)
+        if len(recent) == WINDOW:
+            self._digest = crc32(recent.tobytes(), self._digest)
+            self.windows.append(self._digest)
+            del recent[:]
+
+    @property
+    def digest(self) -> str:
+        """What happened so far, in eight hex digits; runs that differ anywhere differ in it."""
+        return f"{crc32(self._recent.tobytes(), self._digest):08x}"

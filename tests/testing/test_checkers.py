@@ -1,0 +1,513 @@
+"""Each checker finds what it is there for, and nothing in what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pymq.coord import paths
+from pymq.coord.tree import Plan
+from pymq.core.config import TopicConfig
+from pymq.core.coordination import Commit, Create, Delete, Op, Put
+from pymq.core.leases import Leases
+from pymq.core.message import (
+    Acquire,
+    Acquired,
+    Fetched,
+    Join,
+    Lease,
+    Message,
+    Produce,
+    Produced,
+    Settle,
+    Settled,
+)
+from pymq.core.metadata import (
+    BlockNode,
+    ControllerEpoch,
+    ControllerNode,
+    PartitionNode,
+    TopicNode,
+    encode_node,
+)
+from pymq.core.ready import Append, Recovered, Truncate
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode, BlockId, TopicPartition
+from pymq.testing import Cluster, Violation
+from pymq.testing.checkers import Watch
+from pymq.testing.nodes import BrokerHost, ClientHost
+from pymq.testing.probe import Look
+from pymq.testing.rules import RULES
+
+BLOCK = BlockId("ab" * 16, 0, 0)
+NAME = ("t", "0")
+HOLDERS = ("broker-0",)
+
+
+def batch(
+    offset: int, value: bytes, *, epoch: int = 1, sequence: int = -1, fence: int = 0
+) -> RecordBatch:
+    """One record; with a sequence it is of producer 7, at epoch *fence*."""
+    made = RecordBatch.encode(
+        [value],
+        timestamp_ms=0,
+        producer_id=7 if sequence >= 0 else -1,
+        producer_epoch=fence,
+        base_sequence=sequence,
+    )
+    return made.stamp(offset, epoch, 0)
+
+
+class Scene:
+    """Two brokers that nobody starts, and a client; what they do is told to the checkers."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(brokers=2, seed=0)
+        assert self.cluster.watch is not None
+        self.watch: Watch = self.cluster.watch
+        self.brokers = list(self.cluster.brokers)
+        self.client: ClientHost = self.cluster.add_client("app")
+        self.last: dict[str, Look] = {}
+        self.watch._meet(NAME, BLOCK)
+
+    def host(self, index: int) -> BrokerHost:
+        return self.cluster.brokers[self.brokers[index]]
+
+    def append(self, index: int, *batches: RecordBatch, sync: bool = True) -> None:
+        for one in batches:
+            for checker in self.watch.checkers:
+                checker.on_send(self.client, "", "app.x", Produce(0, *NAME, AckMode.RAFT, one))
+        writes = [Append(BLOCK, list(batches), sync)]
+        self.watch.ledger.begin(self.brokers[index], writes)
+        self.watch.ledger.done(self.brokers[index], writes, [])
+
+    def look(
+        self,
+        index: int,
+        high: int,
+        *,
+        end: int | None = None,
+        epoch: int = 1,
+        leads: bool = True,
+        strict: bool = True,
+        majority: int = 1,
+    ) -> None:
+        host, log = self.host(index), self.watch.ledger.log(self.brokers[index], BLOCK)
+        end = end if end is not None else (log.end if log is not None else 0)
+        found = Look(BLOCK, 0, end, high, epoch, leads, strict, majority)
+        for checker in self.watch.checkers:
+            checker.on_look(host, found, self.last.get(host.name))
+        self.last[host.name] = found
+
+    def restart(self, index: int, end: int) -> None:
+        self.last.pop(self.brokers[index], None)
+        recovered = Recovered(BLOCK, 0, end, 0, None, [], 0)
+        self.watch.ledger.recovered(self.brokers[index], recovered)
+
+    def client_sends(self, message: Message, source: str = "app.p") -> None:
+        for checker in self.watch.checkers:
+            checker.on_send(self.client, "broker-0", source, message)
+
+    def broker_says(self, index: int, message: Message, peer: str = "app.p") -> None:
+        for checker in self.watch.checkers:
+            checker.on_send(self.host(index), peer, self.brokers[index], message)
+
+    def client_gets(self, message: Message, peer: str = "app.p") -> None:
+        for checker in self.watch.checkers:
+            checker.on_receive(self.client, peer, "broker-0", message)
+
+    def commit(self, session: str, *ops: Op) -> None:
+        tree = self.cluster.ensemble.tree
+        request = Commit(1, ops)
+        plan = tree.plan(request, session)
+        assert isinstance(plan, Plan), plan
+        for callback in self.cluster.ensemble.on_commit:
+            callback(session, request, plan)
+        tree.adopt(plan)
+
+
+def dense(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.append(0, batch(2, b"b"))
+
+
+def epochs_fall(s: Scene) -> None:
+    s.append(0, batch(0, b"a", epoch=3))
+    s.append(0, batch(1, b"b", epoch=2))
+
+
+def logs_differ(s: Scene) -> None:
+    s.append(0, batch(0, b"a"), batch(1, b"c"))
+    s.append(1, batch(0, b"b"), batch(1, b"c"))
+
+
+def synced_is_lost(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.restart(0, 0)
+
+
+def invented_on_disk(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.restart(0, 2)
+
+
+def visible_beyond_the_end(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 2)
+
+
+def high_watermark_falls(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    s.look(0, 0)
+
+
+def epoch_falls(s: Scene) -> None:
+    s.look(0, 0, epoch=5)
+    s.look(0, 0, epoch=4)
+
+
+def visible_before_durable(s: Scene) -> None:
+    s.append(0, batch(0, b"a"), sync=False)
+    s.look(0, 1)
+
+
+def visible_on_a_minority(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1, majority=2)
+
+
+def two_leaders(s: Scene) -> None:
+    s.look(0, 0, epoch=2)
+    s.look(1, 0, epoch=2)
+
+
+def leader_without_what_is_visible(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    s.append(1, batch(0, b"b", epoch=2))
+    s.look(1, 0, epoch=2)
+
+
+def another_record_at_an_offset(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    s.append(1, batch(0, b"b", epoch=2))
+    s.look(1, 1, epoch=2, leads=False)
+
+
+def sent_by_nobody(s: Scene) -> None:
+    writes = [Append(BLOCK, [batch(0, b"a")], True)]
+    s.watch.ledger.begin("broker-0", writes)
+    s.watch.ledger.done("broker-0", writes, [])
+    s.look(0, 1)
+
+
+def written_twice(s: Scene) -> None:
+    s.append(0, batch(0, b"a", sequence=0), batch(1, b"a", sequence=0))
+    s.look(0, 2)
+
+
+def written_by_a_zombie(s: Scene) -> None:
+    s.append(0, batch(0, b"a", sequence=0, fence=1), batch(1, b"b", sequence=1))
+    s.look(0, 2)
+
+
+def truncated_though_visible(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    writes = [Truncate(BLOCK, 0)]
+    s.watch.ledger.begin("broker-0", writes)
+    s.watch.ledger.done("broker-0", writes, [])
+
+
+def acked_and_not_committed(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 0)
+    s.client_sends(Produce(1, *NAME, AckMode.RAFT, batch(0, b"a")))
+    s.client_gets(Produced(1, 0, 1))
+
+
+def acked_and_not_written(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.client_sends(Produce(1, *NAME, AckMode.LEADER, batch(0, b"b")))
+    s.broker_says(0, Produced(1, 0, 1))
+
+
+def acked_before_the_sync(s: Scene) -> None:
+    s.append(0, batch(0, b"a"), sync=False)
+    s.look(0, 0)
+    s.host(0).looks[TopicPartition(*NAME)] = s.last["broker-0"]
+    s.client_sends(Produce(1, *NAME, AckMode.RAFT, batch(0, b"a")))
+    s.broker_says(0, Produced(1, 0, 1))
+
+
+def overtaken(s: Scene) -> None:
+    one, two = batch(0, b"a"), batch(1, b"b")
+    s.client_sends(Produce(1, *NAME, AckMode.RAFT, two))
+    s.append(0, one, two)
+    s.look(0, 2)
+    s.client_gets(Produced(1, 1, 1))
+    three = batch(0, b"a")
+    s.client_sends(Produce(2, "t", "0", AckMode.RAFT, batch(2, b"z")))
+    s.watch.checkers[4]._asked["app.p", 2].header = three.header  # type: ignore[attr-defined] # as if it had been sent
+    s.client_gets(Produced(2, 0, 1))
+
+
+def dirty_read(s: Scene) -> None:
+    one = batch(0, b"a")
+    s.append(0, one)
+    s.look(0, 0)
+    data = bytes(one.head) + bytes(one.body)
+    s.client_gets(Fetched(1, *NAME, 0, 0, 1, data))
+
+
+def read_something_else(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    other = batch(0, b"b")
+    data = bytes(other.head) + bytes(other.body)
+    s.client_gets(Fetched(1, *NAME, 0, 0, 1, data))
+
+
+class Group:
+    """A broker that coordinates a group of two members."""
+
+    def __init__(self, s: Scene) -> None:
+        self.s, self.host = s, s.host(0)
+        for member in ("m1", "m2"):
+            self.gets(Join(1, "g", member, "t", ("0",), "sticky", 1000, 500, 0, -2), member)
+        self.leases = Leases(5)
+        group = SimpleNamespace(
+            name="g", members={"m1": 1, "m2": 1}, leases={("t", "0"): self.leases}
+        )
+        coordinators = {0: Coordinator({"g": group})}
+        broker = SimpleNamespace(_coordinators=coordinators)
+        self.host.broker = broker  # type: ignore[assignment] # what the probe reads of a broker
+
+    def gets(self, message: Message, source: str) -> None:
+        for checker in self.s.watch.checkers:
+            checker.on_receive(self.host, "broker-0", source, message)
+
+    def says(self, message: Message, peer: str) -> None:
+        for checker in self.s.watch.checkers:
+            checker.on_send(self.host, peer, "broker-0", message)
+
+    def gives(self, member: str, start: int, end: int, request: int) -> None:
+        self.gets(Acquire(request, "g", member, (), 10, 0), member)
+        self.says(Acquired(request, (Lease("0", start, end, 1),), 1), member)
+
+
+def leased_twice(s: Scene) -> None:
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    group.gives("m2", 5, 6, 2)
+
+
+def acked_and_given_again(s: Scene) -> None:
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    group.gets(Settle(2, "g", "m1", (("0", (0, 10)),)), "m1")
+    group.says(Settled(2), "m1")
+    group.gives("m2", 9, 12, 3)
+
+
+class Coordinator:
+    """A coordinator, of which only this is looked at."""
+
+    def __init__(self, groups: dict[str, Any]) -> None:
+        self.groups = groups
+
+
+def group_goes_back(s: Scene) -> None:
+    group = Group(s)
+    s.look(0, 0)
+    group.leases.committed = 4
+    s.look(0, 0)
+
+
+def node(number: int, start: int, end: int | None) -> bytes:
+    return encode_node(BlockNode(number, start, end, 1, AckMode.RAFT, "broker-0", HOLDERS, HOLDERS))
+
+
+def tree(s: Scene) -> None:
+    topic = encode_node(TopicNode("t", BLOCK.topic_id, 1, AckMode.RAFT, 1, TopicConfig()))
+    for path in (paths.ROOT, paths.brokers(), paths.topics(), paths.topic("t")):
+        data = topic if path == paths.topic("t") else b""
+        s.cluster.ensemble.tree.apply(Commit(0, (Create(path, data),)), "x")
+    s.cluster.ensemble.tree.apply(Commit(0, (Create(paths.partitions("t"), b""),)), "x")
+    s.commit(
+        "s1",
+        Create(paths.controller(), encode_node(ControllerNode("z")), ephemeral=True),
+        Create(paths.controller_epoch(), encode_node(ControllerEpoch(1))),
+    )
+    partition = PartitionNode("0", 0, AckMode.RAFT, 1, 1, 5)
+    s.commit(
+        "s1",
+        Create(paths.partition("t", "0"), encode_node(partition)),
+        Create(paths.block("t", "0", 0), node(0, 0, None)),
+    )
+
+
+def blocks_with_a_gap(s: Scene) -> None:
+    tree(s)
+    s.commit(
+        "s1",
+        Put(paths.block("t", "0", 0), node(0, 0, 10), 0),
+        Create(paths.block("t", "0", 1), node(1, 11, None)),
+    )
+
+
+def an_empty_block_gives_way_elsewhere(s: Scene) -> None:
+    tree(s)
+    s.commit(
+        "s1",
+        Delete(paths.block("t", "0", 0), 0),
+        Create(paths.block("t", "0", 1), node(1, 4, None)),
+    )
+
+
+def sealed_over_another_log(s: Scene) -> None:
+    """What a seal makes visible counts: nobody may show another record there."""
+    tree(s)
+    s.append(0, batch(0, b"a"), batch(1, b"b"))
+    s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 2), 0))
+    s.append(1, batch(0, b"c", epoch=2))
+    s.look(1, 1, epoch=2, leads=False)
+
+
+def sealed_with_a_repeat(s: Scene) -> None:
+    tree(s)
+    s.append(0, batch(0, b"a", sequence=0), batch(1, b"a", sequence=0))
+    s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 2), 0))
+
+
+def written_again_under_another_epoch(s: Scene) -> None:
+    s.append(0, batch(0, b"a", sequence=0), batch(1, b"a", sequence=0, fence=1))
+    s.look(0, 2)
+
+
+def sealed_twice(s: Scene) -> None:
+    tree(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 10), 0))
+    s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 9), 1))
+
+
+def sealed_below_what_is_visible(s: Scene) -> None:
+    tree(s)
+    s.append(0, batch(0, b"a"), batch(1, b"b"))
+    s.look(0, 2)
+    s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 1), 0))
+
+
+def partition_epoch_falls(s: Scene) -> None:
+    tree(s)
+    partition = PartitionNode("0", 0, AckMode.RAFT, 1, 1, 4)
+    s.commit("s1", Put(paths.partition("t", "0"), encode_node(partition), 0))
+
+
+def controller_epoch_stands(s: Scene) -> None:
+    tree(s)
+    s.commit("s2", Put(paths.controller_epoch(), encode_node(ControllerEpoch(1)), 0))
+
+
+def somebody_else_commits(s: Scene) -> None:
+    tree(s)
+    s.commit("s2", Put(paths.block("t", "0", 0), node(0, 0, 10), 0))
+
+
+ANOMALIES: dict[Callable[[Scene], None], str] = {
+    dense: "dense-offsets",
+    epochs_fall: "epochs-rise",
+    logs_differ: "log-matching",
+    synced_is_lost: "synced-survives",
+    invented_on_disk: "nothing-invented-on-disk",
+    visible_beyond_the_end: "hw-bounded",
+    high_watermark_falls: "hw-monotone",
+    epoch_falls: "epoch-monotone",
+    visible_before_durable: "durable-before-visible",
+    visible_on_a_minority: "durable-before-visible",
+    two_leaders: "one-leader-per-epoch",
+    leader_without_what_is_visible: "leader-completeness",
+    another_record_at_an_offset: "immutable-offset",
+    sent_by_nobody: "no-invention",
+    written_twice: "written-once",
+    written_by_a_zombie: "send-order",
+    truncated_though_visible: "no-truncation",
+    acked_and_not_committed: "acked-is-committed",
+    acked_and_not_written: "acked-is-written",
+    acked_before_the_sync: "synced-before-acked",
+    overtaken: "realtime-order",
+    dirty_read: "no-dirty-read",
+    read_something_else: "immutable-offset",
+    leased_twice: "ptp-exclusive",
+    acked_and_given_again: "acked-not-delivered-again",
+    group_goes_back: "group-offset-monotone",
+    blocks_with_a_gap: "blocks-adjoin",
+    an_empty_block_gives_way_elsewhere: "blocks-adjoin",
+    sealed_over_another_log: "immutable-offset",
+    sealed_with_a_repeat: "written-once",
+    written_again_under_another_epoch: "written-once",
+    sealed_twice: "sealed-for-ever",
+    sealed_below_what_is_visible: "seal-keeps-what-is-visible",
+    partition_epoch_falls: "partition-epoch-rises",
+    controller_epoch_stands: "one-controller-per-epoch",
+    somebody_else_commits: "only-the-controller-commits",
+}
+
+
+@pytest.mark.parametrize("anomaly", ANOMALIES, ids=lambda anomaly: str(anomaly.__name__))
+def test_an_anomaly_is_found(anomaly: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    with pytest.raises(Violation) as caught:
+        anomaly(scene)
+    assert caught.value.name == ANOMALIES[anomaly]
+    with pytest.raises(Violation):  # and it is not forgotten
+        scene.cluster.check()
+
+
+def test_every_rule_has_its_anomaly() -> None:
+    assert set(RULES) <= set(ANOMALIES.values())
+
+
+def test_what_is_allowed_is_not_found() -> None:
+    """Replicas that lag, a lost tail that nobody relied on, leases one after the other."""
+    s = Scene()
+    one, two = batch(0, b"a", sequence=0), batch(1, b"b", sequence=1)
+    s.append(0, one, two)
+    s.append(1, one)
+    s.look(0, 1, majority=2)
+    s.look(1, 0, leads=False)
+    s.append(1, two)
+    s.look(0, 2, majority=2)
+    s.look(1, 2, leads=False)
+    s.append(0, batch(2, b"c", sequence=2), sync=False)
+    s.restart(0, 2)
+    s.append(0, batch(2, b"d", epoch=2, sequence=2))
+    s.look(0, 3, epoch=2)
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    group.gets(Settle(2, "g", "m1", (), (("0", (0, 10), 0),)), "m1")
+    group.gives("m2", 0, 10, 3)
+    tree(s)
+    s.commit(
+        "s1",
+        Put(paths.block("t", "0", 0), node(0, 0, 3), 0),
+        Create(paths.block("t", "0", 1), node(1, 3, None)),
+    )
+    s.cluster.check()
+
+
+def test_a_loss_that_is_allowed_is_counted() -> None:
+    """Without a sync nobody is promised that a record survives; others take its offset."""
+    s = Scene()
+    s.append(0, batch(0, b"a"), sync=False)
+    s.look(0, 1, strict=False)
+    s.restart(0, 0)
+    s.append(0, batch(0, b"b"))
+    s.look(0, 1, strict=False)
+    s.cluster.check()
+    assert s.watch.history(BLOCK).losses == 1
