@@ -26,6 +26,21 @@ settings.load_profile("pymq")
 GRACE_S = 2.0  # a thread that was told to stop may need a moment to do so
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the outputs in scripts be written anew; they are to be reviewed like any other claim."""
+    parser.addoption(
+        "--rewrite-scripts",
+        action="store_true",
+        help="put what really comes of each command into the scripts of tests/data",
+    )
+
+
+@pytest.fixture
+def rewrite_scripts(request: pytest.FixtureRequest) -> bool:
+    """Whether scripts are to be written anew and not compared."""
+    return bool(request.config.getoption("--rewrite-scripts"))
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread or a child process behind: the next one would pay.
