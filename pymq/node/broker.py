@@ -541,7 +541,7 @@ class Broker:
             for key in left if not m.partition else [(m.topic_id, m.index)]:
                 for number in self._left.pop(key, ()):
                     self.out.write.append(RemoveBlock(BlockId(*key, number)))
-            if not m.partition or stopped:
+            if not m.partition:  # Else it has only gone to other brokers.
                 for coordinator in self._coordinators.values():
                     coordinator.forget_topic(m.topic, now)
         self.out.after.append((source, Stopped(m.id, self.me)))

@@ -113,7 +113,7 @@ def test_interrupted_it_goes_on_later(
 ) -> None:
     command = [sys.executable, "-u", "-m", "pymq", "demo", "--dir", str(tmp_path / "data")]
     process = subprocess.Popen(
-        [*command, "--quick", "60000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--quick", "200000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     blocks = tmp_path / "data" / "blocks"
     while process.poll() is None and not any(
@@ -127,9 +127,9 @@ def test_interrupted_it_goes_on_later(
         assert err == "error: interrupted; the same command goes on where this one stopped\n"
     else:
         assert process.returncode == -how
-    found = run("--quick", "60000")
+    found = run("--quick", "200000")
     assert found["produced"]["by_earlier_runs"] > 0
-    assert found["flights"] == found["total"]["flights"] == 60_000
+    assert found["flights"] == found["total"]["flights"] == 200_000
 
 
 def test_killed_between_saving_and_acknowledging(

@@ -237,3 +237,21 @@ def test_until_end_goes_on_over_a_move() -> None:
             consumer.commit()
             assert seen == set(range(30))
             assert consumer.lag() == {"0": 0}
+
+
+def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> None:
+    """The coordinator's broker gives up all of a partition; the topic is not deleted by that."""
+    with Cluster(brokers=4, seed=32) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=4, acks="leader")
+        put(mq, *range(20))
+        with mq.consumer("t", group="g") as consumer:
+            for record in consumer.until_end():
+                consumer.ack(record)
+            consumer.commit()
+            before = consumer.committed()
+            mq.create_partition("t", "new")
+            rest = [name for name in cluster.brokers if name != coordinator(mq)]
+            mq.reassign("t", "new", rest)
+            cluster.run(seconds=5)
+            assert consumer.committed()["0"] == before["0"]
