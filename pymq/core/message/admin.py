@@ -1,0 +1,200 @@
+"""What clients ask the active zkserver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.types import AckMode
+from pymq.core.values import value
+from pymq.errors import PymqError
+
+
+@value
+class CreateTopic:
+    """Make a topic with partitions; *acks* UNSET leaves them without replicas."""
+
+    id: int
+    name: str
+    partitions: tuple[str, ...]
+    replicas: int
+    acks: AckMode
+    config: dict[str, Any]
+    exist_ok: bool = False
+
+
+@value
+class CreatePartition:
+    """Add a partition to a topic, with the topic's ack mode and number of replicas."""
+
+    id: int
+    topic: str
+    partition: str
+
+
+@value
+class DeleteTopic:
+    """Delete a topic and everything in it."""
+
+    id: int
+    name: str
+
+
+@value
+class AlterTopic:
+    """Change some options of a topic."""
+
+    id: int
+    name: str
+    config: dict[str, Any]
+
+
+@value
+class SetPartitionState:
+    """Change a partition's ack mode or number of replicas, by a roll."""
+
+    id: int
+    topic: str
+    partition: str
+    acks: AckMode
+    replicas: int | None = None
+
+
+@value
+class Reassign:
+    """Roll a partition onto other brokers; no data moves."""
+
+    id: int
+    topic: str
+    partition: str
+    replicas: tuple[str, ...]
+
+
+@value
+class Decommission:
+    """Roll every open block away from a broker."""
+
+    id: int
+    broker: str
+
+
+@value
+class DescribeTopic:
+    """Ask for all about a topic."""
+
+    id: int
+    name: str
+
+
+@value
+class ListTopics:
+    """Ask for the names of all topics."""
+
+    id: int
+
+
+@value
+class DescribeCluster:
+    """Ask for the brokers and the controller."""
+
+    id: int
+
+
+@value
+class GetMetadata:
+    """Ask where a topic's partitions are led (find_leader); makes internal topics on demand."""
+
+    id: int
+    topic: str
+
+
+@value
+class Subscribe:
+    """Record who consumes a topic: a group for good, a reader for as long as it lives."""
+
+    id: int
+    name: str
+    topic: str
+    mode: str
+    group: str | None = None
+    partition: str | None = None
+
+
+@value
+class Unsubscribe:
+    """Forget a subscription."""
+
+    id: int
+    name: str
+    topic: str
+
+
+@value
+class Locate:
+    """Ask which live broker serves an offset of each partition of a subscription."""
+
+    id: int
+    name: str
+    topic: str
+    offsets: tuple[tuple[str, int], ...]
+
+
+@value
+class Location:
+    """Where one partition can be read from; *error* says why it cannot."""
+
+    partition: str
+    offset: int
+    block: str = ""
+    broker: str = ""
+    endpoint: str = ""
+    error: PymqError | None = None
+
+
+@value
+class InitProducer:
+    """Take over a producer's name: its epoch rises and fences the one before."""
+
+    id: int
+    name: str
+
+
+Result = (
+    TopicMetadata
+    | TopicDescription
+    | ClusterDescription
+    | tuple[str, ...]
+    | tuple[Location, ...]
+    | int
+    | bool
+    | None
+)
+
+
+@value
+class Answer:
+    """The zkserver's answer to whatever was asked."""
+
+    id: int
+    result: Result = None
+    error: PymqError | None = None
+
+
+AdminMessage = (
+    CreateTopic
+    | CreatePartition
+    | DeleteTopic
+    | AlterTopic
+    | SetPartitionState
+    | Reassign
+    | Decommission
+    | DescribeTopic
+    | ListTopics
+    | DescribeCluster
+    | GetMetadata
+    | Subscribe
+    | Unsubscribe
+    | Locate
+    | InitProducer
+    | Answer
+)

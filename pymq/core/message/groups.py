@@ -1,0 +1,201 @@
+"""What members of consumer groups say to their coordinator."""
+
+from __future__ import annotations
+
+from pymq.core.values import value
+from pymq.errors import PymqError
+
+Range = tuple[int, int]  # offsets from the first up to, not including, the second
+
+
+@value
+class Join:
+    """Become a member of a group; a member that is known already may change what it wants."""
+
+    id: int
+    group: str
+    member: str
+    topic: str
+    partitions: tuple[str, ...]  # as the member knows them
+    assignor: str
+    session_ms: int  # the member is gone when it is silent for longer
+    ack_wait_ms: int
+    max_deliver: int  # 0: no limit
+    reset: int  # BEGIN or END: where the group starts when it has no offset
+
+
+@value
+class Heartbeat:
+    """A member is alive; *partitions* tells when the topic has grown."""
+
+    id: int
+    group: str
+    member: str
+    partitions: tuple[str, ...]
+
+
+@value
+class Assigned:
+    """What a member of a group is to consume, as of a generation."""
+
+    id: int
+    generation: int = 0
+    partitions: tuple[str, ...] = ()
+    error: PymqError | None = None
+
+
+@value
+class Leave:
+    """A member goes; *unread* are the leases that its application never saw."""
+
+    id: int
+    group: str
+    member: str
+    unread: tuple[tuple[str, Range], ...] = ()
+
+
+@value
+class Acquire:
+    """Lease up to *max_records* for *member*.
+
+    *known* holds, for each partition that the member has been told of, where its log starts and
+    ends. Without anything to lease the answer waits, at most *max_wait_ms*; the member's next
+    Acquire ends the wait of the one before.
+    """
+
+    id: int
+    group: str
+    member: str
+    known: tuple[tuple[str, int, int], ...]
+    max_records: int
+    max_wait_ms: int
+
+
+@value
+class Lease:
+    """Records of one partition, leased to one member until it acknowledges or the time is up."""
+
+    partition: str
+    start: int
+    end: int
+    delivery_count: int
+    dead: bool = False  # delivered too often: move it to the dead-letter topic, then acknowledge
+
+
+@value
+class Acquired:
+    """The leases; none when the wait was over."""
+
+    id: int
+    leases: tuple[Lease, ...] = ()
+    generation: int = 0  # another one than the member's: it is to send a heartbeat and see
+    error: PymqError | None = None
+
+
+@value
+class Settle:
+    """What became of leased records. Not answered when *id* is 0."""
+
+    id: int
+    group: str
+    member: str
+    acks: tuple[tuple[str, Range], ...] = ()
+    nacks: tuple[tuple[str, Range, int], ...] = ()  # with the delay in ms before the next delivery
+    renewals: tuple[tuple[str, Range], ...] = ()  # still being worked on: the time begins anew
+    unread: tuple[tuple[str, Range], ...] = ()  # given back, as if never delivered
+    durable: bool = False  # answered once this, and all that came before, would survive a power cut
+
+
+@value
+class Settled:
+    """The acknowledgements are written; *refused* records had been leased to somebody else."""
+
+    id: int
+    refused: int = 0
+    error: PymqError | None = None
+
+
+@value
+class CommitOffset:
+    """Move a group's offset in a partition; only while the group has no members."""
+
+    id: int
+    group: str
+    topic: str
+    partition: str
+    offset: int
+
+
+@value
+class GetGroup:
+    """Ask for a group's state."""
+
+    id: int
+    group: str
+
+
+@value
+class ListGroups:
+    """Ask for the names of the groups that this broker coordinates."""
+
+    id: int
+
+
+@value
+class GroupOffset:
+    """How far a group has got in one partition."""
+
+    topic: str
+    partition: str
+    committed: int
+    delivered: int  # the offset after the last one that was ever leased
+    in_flight: int  # records leased and not yet acknowledged
+    waiting: int = 0  # records that were given back and are to be delivered again
+    holders: tuple[str, ...] = ()  # the members that hold those in flight
+
+
+@value
+class GroupMember:
+    """A member and what it has been assigned."""
+
+    member: str
+    topic: str
+    partitions: tuple[str, ...]
+
+
+@value
+class GroupState:
+    """The answer to GetGroup."""
+
+    id: int
+    group: str
+    generation: int = 0
+    members: tuple[GroupMember, ...] = ()
+    offsets: tuple[GroupOffset, ...] = ()
+    error: PymqError | None = None
+
+
+@value
+class GroupNames:
+    """The answer to ListGroups."""
+
+    id: int
+    groups: tuple[str, ...] = ()
+    error: PymqError | None = None
+
+
+GroupMessage = (
+    Join
+    | Heartbeat
+    | Assigned
+    | Leave
+    | Acquire
+    | Acquired
+    | Settle
+    | Settled
+    | CommitOffset
+    | GetGroup
+    | ListGroups
+    | GroupState
+    | GroupNames
+)

@@ -1,0 +1,104 @@
+"""What producers and readers say to the broker that leads a partition."""
+
+from __future__ import annotations
+
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
+from pymq.core.values import value
+from pymq.errors import PymqError
+
+BEGIN = -2  # instead of an offset: where the log starts now
+END = -1  # instead of an offset: the high watermark
+
+
+@value
+class Produce:
+    """Append one batch. ``acks`` NONE is not answered."""
+
+    id: int
+    topic: str
+    partition: str
+    acks: AckMode
+    batch: RecordBatch
+    sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
+
+
+@value
+class Produced:
+    """The batch is in the log at *base_offset*, as safely as was asked for."""
+
+    id: int
+    base_offset: int = -1
+    epoch: int = 0
+    duplicate: bool = False  # it was there already
+    error: PymqError | None = None
+
+
+@value
+class GetSequence:
+    """Ask how far a producer has got in a partition."""
+
+    id: int
+    topic: str
+    partition: str
+    producer_id: int
+
+
+@value
+class Sequence:
+    """The sequence that the producer's next record must have; 0 when nothing is known of it."""
+
+    id: int
+    next_sequence: int = 0
+    error: PymqError | None = None
+
+
+@value
+class Fetch:
+    """Read a partition from an offset (or BEGIN, END) on; waits at the high watermark."""
+
+    id: int
+    topic: str
+    partition: str
+    offset: int
+    max_bytes: int  # 0: only tell where the log starts and ends, once it ends beyond *offset*
+    max_wait_ms: int
+    end: int | None = None  # read nothing at or beyond it
+
+
+@value
+class Fetched:
+    """Whole batches from the one that holds the asked offset on; what is before is skipped."""
+
+    id: int
+    topic: str
+    partition: str
+    offset: int  # the asked one, resolved
+    log_start: int
+    high_watermark: int
+    data: bytes = b""  # batches, one after the other
+    error: PymqError | None = None
+
+
+@value
+class FindOffset:
+    """Ask for the first offset whose record is not older than a time."""
+
+    id: int
+    topic: str
+    partition: str
+    timestamp_ms: int
+
+
+@value
+class OffsetFound:
+    """The offset; the high watermark when all records are older."""
+
+    id: int
+    offset: int = -1
+    error: PymqError | None = None
+
+
+RecordMessage = (
+    Produce | Produced | GetSequence | Sequence | Fetch | Fetched | FindOffset | OffsetFound
+)
