@@ -145,8 +145,11 @@ class Loop:
     @property
     def deadline(self) -> int:
         """When something is due."""
+        due = NEVER
         # Any thread may ask, while the one that turns adds or removes machines.
-        return min((machine.deadline for machine in list(self.machines.values())), default=NEVER)
+        for machine in list(self.machines.values()):
+            due = min(due, machine.deadline)
+        return due
 
     def run(self, is_enough: Callable[[], bool] | None = None) -> None:
         """Turn until nothing is left to do, or until *is_enough*; not for ever.
@@ -172,7 +175,8 @@ class Loop:
                     self._dirty[peer] = None
         while self._pokes:
             self._dirty[self._pokes.popleft()] = None
-        self._take_events(now)
+        if self._events or self._coordinator is not None:
+            self._take_events(now)
         if now != self._ticked:
             # Deadlines are in whole milliseconds, so one look at each is enough.
             self._ticked = now

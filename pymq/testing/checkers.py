@@ -83,12 +83,11 @@ class Watch:
             host.wrapped = lambda store: WatchedStore(store, host.name, self.ledger)
             host.on_turn.append(self._turned)
         for checker in self.checkers:
-            kind = type(checker)
-            if kind.on_send is not Checker.on_send:
-                host.on_send.append(checker.on_send)
-            if kind.on_receive is not Checker.on_receive:
-                host.on_receive.append(checker.on_receive)
-            if kind.on_death is not Checker.on_death:
+            for kind in checker.sends:
+                host.on_send.setdefault(kind, []).append(checker.on_send)
+            for kind in checker.receives:
+                host.on_receive.setdefault(kind, []).append(checker.on_receive)
+            if type(checker).on_death is not Checker.on_death:
                 host.on_death.append(checker.on_death)
 
     def _turned(self, host: Process) -> None:
@@ -96,12 +95,15 @@ class Watch:
         broker = host.broker
         if broker is None:
             return
+        signs = host.signs
         for partition in probe.partitions(broker):
-            found = probe.look(partition)
-            if found is None:
+            sign = probe.sign(partition)
+            if signs.get(partition) == sign:
                 continue
+            signs[partition] = sign
+            found = probe.look(partition)
             last = host.looks.get(partition.name)
-            if found == last:
+            if found is None or found == last:
                 continue
             if last is None or last.block != found.block:
                 self._meet(partition.name, found.block)
@@ -135,6 +137,8 @@ class Checker:
     """Looks for broken rules; a subclass overrides what it wants to hear of."""
 
     rules: ClassVar[Sequence[str]] = ()
+    sends: ClassVar[Sequence[type[Message]]] = ()  # the messages that on_send wants to hear of
+    receives: ClassVar[Sequence[type[Message]]] = ()  # and on_receive
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -153,10 +157,10 @@ class Checker:
         """A replica has come back without what it had behind *end*."""
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
-        """A process sends something."""
+        """A process sends something that is in :attr:`sends`."""
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
-        """A process gets something, and will look at it next."""
+        """A process gets something that is in :attr:`receives`, and will look at it next."""
 
     def on_death(self, process: Process) -> None:
         """A process has died."""

@@ -114,10 +114,12 @@ class Network:
         delay = faults.delay_us + int(faults.jitter_us * _EXPONENTIAL[bits >> 16 & 0xFF])
         if faults.tail and bits >> 24 & 0xFFFF < faults.tail * _ONE:
             delay *= 1 << (bits >> 40 & 7) + 3  # 8 to 1024 times
-        at = max(world.now + lag + delay * link.slow * slow, link.clogged_until)
+        at = world.now + lag + delay * link.slow * slow
+        at = max(at, link.clogged_until)
         if not faults.reorder or bits >> 43 & 0xFFFF >= faults.reorder * _ONE:
             # In order: a message that is late holds up those behind it.
-            at = link.last_at = max(at, link.last_at)
+            at = max(at, link.last_at)
+            link.last_at = at
         packet = (link.generation, peer, source, message)
         world.at(at, self._arrive, link, packet)
         if faults.duplicate and bits >> 59 & 0xFFF < faults.duplicate * (1 << 12):
@@ -159,11 +161,27 @@ class Network:
         self._changed()
 
     def heal(self) -> None:
-        """Undo all cuts, clogs and slowness; rates of faults stay."""
+        """Undo all cuts, clogs and slowness; rates of faults stay.
+
+        What was held back comes now: else whatever is sent next would wait behind it.
+        """
+        soon = self.world.now + self.faults.delay_us
+        behind: dict[int, None] = {}
         for link in self._links.values():
             link.cuts.clear()
             link.clogged_until = 0
             link.slow = 1
+            if link.last_at > soon:
+                link.last_at = soon
+                behind[id(link)] = None
+        if behind:
+            arrive = self._arrive
+            self.world.hasten(
+                soon,
+                lambda action, link, packet: (
+                    action == arrive and id(link) in behind and packet[0] == link.generation
+                ),
+            )
         self._changed()
 
     def set_faults(self, faults: LinkFaults) -> None:

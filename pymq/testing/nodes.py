@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pymq.core.partition import Partition
 from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import StoreError
@@ -70,11 +71,13 @@ class BrokerHost(Host):
         self.knobs = knobs
         self.zkservers = zkservers
         self.disks = 0  # that it has had
+        self.storage_id = ""  # the name of the one that is in it now
         self.disk = SimDisk()
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: Broker | None = None
         self.looks: dict[TopicPartition, Look] = {}  # what checkers have seen of its partitions
+        self.signs: dict[Partition, tuple[object, ...]] = {}  # what that followed from
         self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # where checkers come in
         self.wipe()
         self.files = ProcessFiles(self.disk, self, world.rng("disk", name))
@@ -83,14 +86,10 @@ class BrokerHost(Host):
         """Put in another disk, with nothing on it."""
         assert self.loop is None, f"{self.name} is running"
         self.disks += 1
+        self.storage_id = f"{mix(self.world.seed, 'storage', self.name, self.disks):016x}"
         self.disk = SimDisk(holes=self.knobs.holes)
         self.memory = MemoryStore() if self.knobs.store == "memory" else None
         self.files = ProcessFiles(self.disk, self, self.world.rng("disk", self.name))
-
-    @property
-    def storage_id(self) -> str:
-        """The name of the disk that is in it now."""
-        return f"{mix(self.world.seed, 'storage', self.name, self.disks):016x}"
 
     def build(self) -> None:
         """Put the broker together."""
@@ -121,6 +120,7 @@ class BrokerHost(Host):
         super().die()
         self.broker = self.store = None
         self.looks.clear()
+        self.signs.clear()
 
     def lose_power(self, keep: str) -> None:
         """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`."""

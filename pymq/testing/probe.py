@@ -29,9 +29,25 @@ class Look(NamedTuple):
     majority: int  # replicas that must hold what is visible
 
 
-def partitions(broker: Broker) -> Iterator[Partition]:
+def partitions(broker: Broker) -> Iterable[Partition]:
     """The partitions that a broker hosts, in the order in which it has got them."""
-    yield from broker._partitions.values()
+    return broker._partitions.values()
+
+
+def sign(partition: Partition) -> tuple[object, ...]:
+    """What a :func:`look` follows from; as long as it is equal, so is the look, at less cost."""
+    replicator = partition.replicator
+    if replicator is None:
+        return ()
+    return (
+        replicator,
+        partition.state,
+        partition.problem,
+        partition.end,
+        partition.high_watermark,
+        replicator.epoch,
+        replicator.is_leader,
+    )
 
 
 def look(partition: Partition) -> Look | None:

@@ -13,7 +13,7 @@ from random import Random
 
 from pymq.core.message import Message
 from pymq.node.loop import NEVER, Loop
-from pymq.testing.network import Network
+from pymq.testing.network import Link, Network
 from pymq.testing.world import Violation, World
 
 PPM = 1_000_000
@@ -36,6 +36,8 @@ class Clock:
 
     def __call__(self) -> int:
         """The time that it shows, in milliseconds."""
+        if self.rate == PPM:  # as nearly always: this is asked several times an event
+            return (self._base + self._world.now - self._since) // 1000
         return self._us() // 1000
 
     def _us(self) -> int:
@@ -77,14 +79,16 @@ class Process(ABC):
         self.lag = 0  # how far the turn under way is behind the world's time
         self.is_dying = False
         self.on_turn: list[Watcher] = []
-        self.on_send: list[Tap] = []
-        self.on_receive: list[Tap] = []
+        self.on_send: dict[type, list[Tap]] = {}  # by class of message
+        self.on_receive: dict[type, list[Tap]] = {}
         self.on_death: list[Watcher] = []
         self.on_broken: Callable[[Process, BaseException], None] | None = None
         self.is_turning = False
         self._busy_until = 0
         self._wake_at = -1  # of the one wake-up that counts
-        self._targets: dict[str, str] = {}  # process of an address
+        self._wake_for = NEVER  # the deadline that it is for, in the process's own milliseconds
+        self._links: dict[str, Link] = {}  # to whoever has an address
+        self._codes: dict[type, int] = {}  # of messages that come in
         network.join(name, self.receive)
 
     @abstractmethod
@@ -106,6 +110,7 @@ class Process(ABC):
         self.world.note(self._code(1), "start", self.name, self.incarnation)
         self.loop = Loop(self.clock, self._send)
         self._busy_until, self._wake_at, self.lag = self.world.now, -1, 0
+        self._wake_for = NEVER
         return self._guarded(self._start)
 
     def _start(self) -> None:
@@ -159,9 +164,14 @@ class Process(ABC):
         loop = self.loop
         if loop is None:
             return
-        self.world.note(self._code(_kind(message)), source, peer, message)
-        for tap in self.on_receive:
-            tap(self, peer, source, message)
+        kind = type(message)
+        code = self._codes.get(kind)
+        if code is None:
+            code = self._codes[kind] = self._code(_kind(message))
+        self.world.note(code, source, peer, message)
+        if kind in self.on_receive:
+            for tap in self.on_receive[kind]:
+                tap(self, peer, source, message)
         loop.deliver(peer, source, message)
         self.wake()
 
@@ -212,7 +222,8 @@ class Process(ABC):
             callback(self)
         if loop.jobs:
             self.world.at(self._busy_until + 1_000, self._do_job, self.incarnation)
-        self.rearm()
+        if self._wake_at < 0 or loop.deadline < self._wake_for:
+            self.rearm()  # Else the wake-up that there is comes early enough.
 
     def _do_job(self, incarnation: int, _: object) -> None:
         loop = self.loop
@@ -230,11 +241,11 @@ class Process(ABC):
         if deadline < NEVER:
             # A loop looks at its deadlines once a millisecond, even at those that are overdue.
             due = max(deadline, self.clock() + 1)
-            self._wake_by(max(self.clock.when(due), self._busy_until))
+            self._wake_by(max(self.clock.when(due), self._busy_until), deadline)
 
-    def _wake_by(self, at: int) -> None:
+    def _wake_by(self, at: int, deadline: int = NEVER) -> None:
         if self._wake_at < 0 or at < self._wake_at:
-            self._wake_at = at
+            self._wake_at, self._wake_for = at, deadline
             self.world.at(at, self._wake_up, at, self.incarnation)
 
     def _wake_up(self, at: int, incarnation: int) -> None:
@@ -253,28 +264,23 @@ class Process(ABC):
             self.rearm()
 
     def _send(self, peer: str, source: str, message: Message) -> None:
-        target = self._targets.get(peer)
-        if target is None:
-            target = self._targets[peer] = peer.split(".", 1)[0]
+        link = self._links.get(peer)
+        if link is None:
+            target = peer.split(".", 1)[0]
+            link = self._links[peer] = self.network.link(self.name, target)
         self.boundary("send")
-        for tap in self.on_send:
-            tap(self, peer, source, message)
-        self.network.send(self.network.link(self.name, target), peer, source, message, self.lag)
+        if type(message) in self.on_send:
+            for tap in self.on_send[type(message)]:
+                tap(self, peer, source, message)
+        self.network.send(link, peer, source, message, self.lag)
 
     def _code(self, kind: int) -> int:
         return self.number << 8 | kind & 0xFF
 
 
-_kinds: dict[type, int] = {}
-
-
 def _kind(message: Message) -> int:
     """A number for the message's class that is the same in every run."""
-    found = _kinds.get(type(message))
-    if found is None:
-        name = type(message).__name__
-        found = _kinds[type(message)] = 4 + sum(map(ord, name)) % 250
-    return found
+    return 4 + sum(map(ord, type(message).__name__)) % 250
 
 
 def dice(process: Process, purpose: str) -> Random:

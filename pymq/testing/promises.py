@@ -29,6 +29,8 @@ class Answers(Checker):
     """What is acknowledged is there, and behind all that was acknowledged before it was sent."""
 
     rules = ("acked-is-committed", "acked-is-written", "synced-before-acked", "realtime-order")
+    sends = (Produce, Produced)
+    receives = (Produced,)
 
     def __init__(self, watch: Watch, immutable: Immutable) -> None:
         super().__init__(watch)
@@ -101,6 +103,7 @@ class Reads(Checker):
     """What a consumer is given is visible, whole, and what was written there."""
 
     rules = ("no-dirty-read", "immutable-offset")
+    receives = (Fetched,)
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(message, Fetched) or not isinstance(process, ClientHost):

@@ -54,6 +54,8 @@ class Leases(Checker):
     """
 
     rules = ("ptp-exclusive", "acked-not-delivered-again", "group-offset-monotone")
+    sends = (Acquired, Settled)
+    receives = (Join, Acquire, Settle, CommitOffset)
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)

@@ -87,6 +87,9 @@ class Run:
         self.boss: App | None = None  # does what administrators do
         self.nemesis: Nemesis | None = None
         self._is_made: dict[str, bool] = {}
+        changed = {op[2] for op in plan.ops if op[1] == "set_state"}
+        raft = {topic["name"] for topic in plan.topics if topic["acks"] == "raft"}
+        self._raft_for_ever = raft - changed
 
     @property
     def watch(self) -> Watch:
@@ -336,9 +339,7 @@ class Run:
         """Whether its acknowledgement says more than that the leader had it at the time."""
         if self.plan.brokers == 1 or sent.acks is not None:
             return self.plan.brokers == 1 or sent.acks is AckMode.RAFT
-        topic = next(t for t in self.plan.topics if t["name"] == sent.topic)
-        changes = (op for op in self.plan.ops if op[1] == "set_state" and op[2] == sent.topic)
-        return topic["acks"] == "raft" and not any(changes)
+        return sent.topic in self._raft_for_ever
 
     def _check_sent(
         self,

@@ -108,6 +108,20 @@ def test_cuts_add_up_and_are_mended_one_by_one() -> None:
     assert not network.is_cut("a", "b")
 
 
+def test_a_clogged_link_is_not_silent_after_it_has_healed() -> None:
+    """What was held back comes at once and in order; what is sent next does not wait for it."""
+    world, network, got = links(tail=0.5)  # which holds up what comes behind, too
+    network.clog("a", "b", 50_000_000)
+    for number in range(20):
+        network.send(network.link("a", "b"), "b", "a", ListTopics(number), 0)
+    world.run(1_000_000)
+    assert not got
+    network.calm()
+    network.send(network.link("a", "b"), "b", "a", ListTopics(20), 0)
+    world.run(1_100_000)
+    assert [number for number, _ in got] == list(range(21))
+
+
 def test_a_clog_delivers_later() -> None:
     world, network, got = links()
     network.clog("a", "b", 5_000_000)
