@@ -44,9 +44,9 @@ docs: .venv/made-docs-$(KEY)
 	$(PIP) --no-build-isolation --no-deps --group data
 	touch $@
 
-# Everything but Spark, whose half gigabyte is not needed to test the rest.
+# Spark is half a gigabyte, and among its jars is the ZooKeeper that the tests start.
 .venv/made-test-$(KEY): .venv/made-demo-$(KEY)
-	$(EDITABLE) '.[zmq,zookeeper,arrow,compression,cli,metrics]' \
+	$(EDITABLE) '.[all]' \
 	  --group test --group lint --group bench --group docs
 	touch $@
 

@@ -1,0 +1,138 @@
+"""What a coordinator's address says, taken apart and checked before anything is opened.
+
+======================================================  ==========================================
+``memory:``                                             a tree of this process, gone when it ends
+``sqlite:PATH``                                         one file, of one process at a time
+``zookeeper://HOST[:PORT][,HOST[:PORT]…][/ROOT][?…]``   a ZooKeeper ensemble
+======================================================  ==========================================
+
+The root is a chroot: all paths of the tree are below it, so that several clusters can share an
+ensemble. Options are ``session_ms`` and ``auth_file``, the path of a file that holds one line
+``user:password`` for digest authentication.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from pymq.core.values import value
+from pymq.errors import ConfigError
+
+__all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_credentials"]
+
+DEFAULT_PORT = 2181
+DEFAULT_SESSION_MS = 4_000  # what ZooKeeper grants at least, with its usual tick of 2 s
+SESSION_MS = range(100, 600_001)
+
+_ROOT = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+)*")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII)
+
+
+@value
+class MemoryAddress:
+    """``memory:``."""
+
+
+@value
+class SqliteAddress:
+    """``sqlite:PATH``."""
+
+    path: str
+
+
+@value
+class ZookeeperAddress:
+    """``zookeeper://…``."""
+
+    hosts: tuple[str, ...]  # each "host:port"
+    root: str = ""  # "/a/b", or empty: the tree is at ZooKeeper's own root
+    session_ms: int = DEFAULT_SESSION_MS
+    auth_file: str | None = None
+
+
+Address = MemoryAddress | SqliteAddress | ZookeeperAddress
+
+
+def parse(url: str) -> Address:
+    """Take *url* apart. Raises :class:`ConfigError`, which says what is wrong with it."""
+    scheme, colon, rest = url.partition(":")
+    match scheme if colon else "":
+        case "memory":
+            if rest:
+                raise ConfigError(f"{url!r}: write just 'memory:', such a tree has no name")
+            return MemoryAddress()
+        case "sqlite":
+            if not rest:
+                raise ConfigError(f"{url!r} names no file; write sqlite:PATH")
+            return SqliteAddress(rest)
+        case "zookeeper" if rest.startswith("//"):
+            return _zookeeper(url, rest[2:])
+        case _:
+            raise ConfigError(
+                f"{url!r} is no coordinator; write memory:, sqlite:PATH "
+                "or zookeeper://HOST:PORT,HOST:PORT/ROOT"
+            )
+
+
+def _zookeeper(url: str, rest: str) -> ZookeeperAddress:
+    where, _, options = rest.partition("?")
+    hosts, slash, path = where.partition("/")
+    root = (slash + path).rstrip("/")
+    if "@" in hosts:
+        raise ConfigError(
+            "a coordinator's address may hold no password, since others can see it in the list of "
+            "processes; write it into a file and add ?auth_file=PATH"
+        )
+    if _ROOT.fullmatch(root) is None or root.split("/")[1:2] == ["zookeeper"]:
+        raise ConfigError(
+            f"{url!r}: the root {root!r} must be names of [A-Za-z0-9._-] with '/' between them, "
+            "and not ZooKeeper's own"
+        )
+    session_ms, auth_file = DEFAULT_SESSION_MS, None
+    for name, text in parse_qsl(options, keep_blank_values=True):
+        match name:
+            case "session_ms" if text.isdecimal() and int(text) in SESSION_MS:
+                session_ms = int(text)
+            case "session_ms":
+                limits = f"{SESSION_MS.start} to {SESSION_MS.stop - 1}"
+                raise ConfigError(f"{url!r}: session_ms must be {limits}, not {text!r}")
+            case "auth_file" if text:
+                auth_file = text
+            case _:
+                raise ConfigError(
+                    f"{url!r}: unknown option {name!r}; there are session_ms and auth_file"
+                )
+    return ZookeeperAddress(
+        tuple(_host(url, h) for h in hosts.split(",")), root, session_ms, auth_file
+    )
+
+
+def _host(url: str, text: str) -> str:
+    found = _HOST.fullmatch(text)
+    port = DEFAULT_PORT if found is None or found[2] is None else int(found[2])
+    if found is None or not 0 < port < 65_536:
+        raise ConfigError(f"{url!r}: {text!r} is not HOST or HOST:PORT")
+    return f"{found[1]}:{port}"
+
+
+def read_credentials(path: str) -> str:
+    """The ``user:password`` in the file at *path*.
+
+    Raises :class:`ConfigError` when it cannot be read, can be read by everybody, or holds anything
+    else.
+    """
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the credentials in {path} cannot be read: {error}") from error
+    if mode & 0o007:
+        raise ConfigError(f"everybody can use the credentials in {path}; chmod it to 600")
+    lines = text.splitlines()
+    user, colon, password = lines[0].partition(":") if len(lines) == 1 else ("", "", "")
+    if not (user and colon and password):
+        raise ConfigError(f"{path} must hold one line user:password, and nothing else")
+    return lines[0]
