@@ -14,24 +14,21 @@ of one key are not worked on by two consumers at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
-from pymq.core import codec
 from pymq.core.leases import NEVER, Leases
 from pymq.core.marks import mark
+from pymq.core.membership import Assignors, Group, Member
 from pymq.core.message import (
     BEGIN,
     Acquire,
     Acquired,
     Assigned,
     CommitOffset,
-    Fetch,
     Fetched,
     GetGroup,
-    GroupMember,
     GroupNames,
-    GroupOffset,
     GroupState,
     Heartbeat,
     Join,
@@ -39,86 +36,15 @@ from pymq.core.message import (
     Leave,
     ListGroups,
     Message,
-    Produce,
     Produced,
     Range,
     Settle,
     Settled,
 )
-from pymq.core.record import RecordBatch, split
-from pymq.core.types import OFFSETS_TOPIC, AckMode
-from pymq.core.values import Factory, define
+from pymq.core.offsets import GroupHost, Offsets
 from pymq.errors import FencedMember, InvalidRequest, PymqError, UnknownGroup
 
-OFFSET_KEY = 1  # kind and version of a record's key
-TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
-RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
-LOAD_BYTES = 1 << 20
-RETRY_MS = 200
-
-TopicIndex = tuple[str, int]
-Assign = Callable[
-    [Sequence[str], Sequence[TopicIndex], Mapping[str, Sequence[TopicIndex]]],
-    dict[str, tuple[TopicIndex, ...]],
-]
-Assignors = Callable[[str], Assign]
-
 GroupRequest = Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | ListGroups
-
-
-class GroupHost(Protocol):
-    """What a coordinator needs of the broker around it."""
-
-    def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer."""
-        ...
-
-    def wall_ms(self, now: int) -> int:
-        """The wall clock's milliseconds at *now*."""
-        ...
-
-    def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
-        """Hand a request to partition *index* of the offsets topic; answers come to ``step``."""
-        ...
-
-
-@define
-class Member:
-    """A consumer in a group."""
-
-    id: str
-    source: str
-    topic: str
-    assignor: str
-    session_ms: int
-    ack_wait_ms: int
-    max_deliver: int
-    reset: int
-    gone_at: int
-    partitions: tuple[str, ...]  # assigned
-    told: int = 0  # the last generation that it was told of
-    waiting: Acquire | None = None
-    waits_until: int = NEVER
-
-
-@define
-class Group:
-    """A consumer group."""
-
-    name: str
-    generation: int = 0
-    members: dict[str, Member] = Factory(dict)
-    leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
-    known: dict[tuple[str, str], tuple[int, int]] = Factory(dict)  # log start, high watermark
-    topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
-    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came while it consumed
-    turn: int = 0  # so that no partition is always asked first
-
-    def owners(self, topic: str, partition: str) -> list[str]:
-        """The members that the partition is assigned to."""
-        return [
-            m.id for m in self.members.values() if m.topic == topic and partition in m.partitions
-        ]
 
 
 class GroupCoordinator:
@@ -130,61 +56,22 @@ class GroupCoordinator:
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, Group] = {}
+        self._offsets = Offsets(index, host, self.groups, first_request)
         self._host = host
         self._assignors = assignors
-        self._loading: list[tuple[str, GroupRequest]] | None = []
-        self._changed: dict[tuple[str, str, str], None] = {}  # to be written; keeps its order
-        self._unanswered: list[tuple[str, Settled]] = []
-        self._writing: list[tuple[str, Settled]] | None = None
-        self._written: dict[tuple[str, str, str], None] = {}
-        self._must_sync = False  # somebody waits until what was acknowledged is durable
-        self._is_syncing = False
-        self._loose: tuple[str, str, str] | None = None  # what was written last, without a sync
-        self._requests = first_request  # ids that no coordinator before has used
-        self._retry_at = NEVER
+        self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
 
     # --- loading (immigration) ------------------------------------------------------------------
 
     def begin(self, now: int) -> None:
         """Read what the partition holds; requests wait until that is done."""
-        self._load(BEGIN, now)
-
-    def _load(self, offset: int, now: int) -> None:
-        self._requests += 1
-        fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self.index), offset, LOAD_BYTES, 0)
-        self._host.offsets_step(self.index, fetch, now)
+        self._offsets.load(BEGIN, now)
 
     def _loaded(self, m: Fetched, now: int) -> None:
-        if self._loading is None:
-            return
-        if m.error is not None:
-            self._retry_at = self.deadline = now + RETRY_MS
-            return
-        offset = m.offset
-        for batch in split(m.data):
-            self._replay(batch.verify())
-            offset = batch.end_offset
-        if offset < m.high_watermark and m.data:
-            self._load(offset, now)
-            return
-        waiting, self._loading = self._loading, None
-        for source, request in waiting:
-            self.step(source, request, now)
-
-    def _replay(self, batch: RecordBatch) -> None:
-        if batch.header.is_control:
-            return
-        for key, item, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
-            kind, name, topic, partition = codec.loads(key or b"")
-            if kind != OFFSET_KEY:
-                continue
-            group = self.groups.setdefault(name, Group(name))
-            if TOMBSTONE in headers:
-                group.leases.pop((topic, partition), None)
-                self._forget_if_empty(group)
-            else:
-                committed, done = codec.loads(item)
-                group.leases[topic, partition] = Leases(committed, [(a, b) for a, b in done])
+        if self._offsets.loaded(m, now):
+            parked, self._parked = self._parked, []
+            for source, request in parked:
+                self.step(source, request, now)
 
     def resign(self, error: PymqError, now: int) -> None:
         """Another broker takes over (emigration): whoever waits is told to ask there."""
@@ -193,9 +80,9 @@ class GroupCoordinator:
                 if member.waiting is not None:
                     self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
         # Whether what is being written holds, nobody knows; the new coordinator does.
-        for source, answer in (*(self._writing or ()), *self._unanswered):
+        for source, answer in self._offsets.waiting():
             self._host.reply(source, Settled(answer.id, error=error), now)
-        for source, request in self._loading or ():
+        for source, request in self._parked:
             self._host.reply(source, refusal(request, error), now)
 
     # --- messages -------------------------------------------------------------------------------
@@ -207,9 +94,9 @@ class GroupCoordinator:
         if isinstance(m, Fetched):
             self._loaded(m, now)
         elif isinstance(m, Produced):
-            self._stored(m, now)
-        elif self._loading is not None:
-            self._loading.append((source, m))
+            self._offsets.stored(m, now)
+        elif not self._offsets.is_loaded:
+            self._parked.append((source, m))
         else:
             self._request(source, m, now)
         self._rearm(now)
@@ -254,12 +141,12 @@ class GroupCoordinator:
             self._host.reply(source, Assigned(m.id, error=error), now)
             return
         group = self.groups.setdefault(m.group, Group(m.group))
-        self._grow(group, m.topic, m.partitions)
+        group.grow(m.topic, m.partitions)
         before = group.members.get(m.member)
         if before is not None:
             self._answer_acquire(group, before, (), now)
             if before.topic != m.topic:
-                self._release(group, before, now)
+                group.release(before, now)
                 before = None
         group.members[m.member] = Member(
             m.member,
@@ -281,19 +168,9 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        if self._grow(group, member.topic, m.partitions):
+        if group.grow(member.topic, m.partitions):
             self._rebalance(group, now)
         self._tell(member, group, m.id, now)
-
-    def _grow(self, group: Group, topic: str, partitions: tuple[str, ...]) -> bool:
-        """Learn of partitions that a member has seen; those who know less say nothing new."""
-        known = group.topics.get(topic, ())
-        if len(partitions) <= len(known):
-            return False
-        group.topics[topic] = partitions
-        if known and group.members:
-            group.added.update(((topic, p), None) for p in partitions if p not in known)
-        return True
 
     def _tell(self, member: Member, group: Group, request: int, now: int) -> None:
         member.told = group.generation
@@ -314,35 +191,18 @@ class GroupCoordinator:
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
-        self._release(group, member, now)
+        group.release(member, now)
         self._rebalance(group, now)
         self._forget_if_empty(group)
 
-    def _release(self, group: Group, member: Member, now: int) -> None:
-        for leases in group.leases.values():
-            leases.release(member.id, now)
-
     def _forget_if_empty(self, group: Group) -> None:
         """A group without members and without offsets is none."""
-        if not group.members and not group.leases:
+        if group.is_empty:
             self.groups.pop(group.name, None)
 
     def _rebalance(self, group: Group, now: int) -> None:
         """Compute who consumes what; whoever waits learns of it at once."""
-        group.generation += 1
-        by_topic: dict[str, list[Member]] = {}
-        for member in group.members.values():
-            by_topic.setdefault(member.topic, []).append(member)
-        for topic, members in by_topic.items():
-            names = group.topics[topic]
-            place = {name: index for index, name in enumerate(names)}
-            previous = {
-                m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
-            }
-            assign = self._assignors(members[0].assignor)
-            given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
-            for member in members:
-                member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
+        group.assign(self._assignors)
         for member in group.members.values():
             if member.waiting is not None:
                 self._answer_acquire(group, member, (), now)
@@ -355,13 +215,9 @@ class GroupCoordinator:
             return
         group, member = found
         news = False
-        for partition, *bounds in m.known:
-            name = member.topic, partition
-            before = group.known.get(name, (-1, -1))
-            start, end = map(max, before, bounds)
-            if (start, end) != before:
-                group.known[name] = (start, end)
-                self._begin(group, name, start, end, member.reset)
+        for partition, start, end in m.known:
+            if group.learn(member, partition, start, end):
+                self._begin(group, (member.topic, partition), member.reset)
                 news = True
         if member.waiting is not None:
             self._answer_acquire(group, member, (), now)
@@ -373,16 +229,16 @@ class GroupCoordinator:
         if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
 
-    def _begin(self, group: Group, name: tuple[str, str], start: int, end: int, reset: int) -> None:
+    def _begin(self, group: Group, name: tuple[str, str], reset: int) -> None:
+        start, end = group.known[name]
         leases = group.leases.get(name)
-        if leases is None:
-            # What is added to a topic while the group consumes it is new from its first record.
-            from_start = reset == BEGIN or name in group.added
-            group.leases[name] = Leases(start if from_start else end)
-            if not from_start:
-                self._changed[group.name, *name] = None  # "The end" is this one for ever.
-        else:
+        if leases is not None:
             leases.begin_at(start)
+        elif group.from_start(name, reset):
+            group.leases[name] = Leases(start)
+        else:
+            group.leases[name] = Leases(end)
+            self._offsets.changed(group.name, *name)  # "The end" is this one for ever.
 
     def _serve_all(self, group: Group, now: int) -> None:
         for member in list(group.members.values()):
@@ -449,10 +305,9 @@ class GroupCoordinator:
                 before = leases.committed
                 refused += leases.acknowledge(member.id, ranges)
                 if leases.committed != before or leases.done_ranges():
-                    self._changed[group.name, *name] = None
+                    self._offsets.changed(group.name, *name)
         if m.id:
-            self._unanswered.append((source, Settled(m.id, refused)))
-            self._must_sync = self._must_sync or m.durable
+            self._offsets.answer(source, Settled(m.id, refused), durable=m.durable)
         self._serve_all(group, now)
 
     def _commit(self, source: str, m: CommitOffset, now: int) -> None:
@@ -464,9 +319,8 @@ class GroupCoordinator:
             self._host.reply(source, Settled(m.id, error=error), now)
             return
         group.leases[m.topic, m.partition] = Leases(m.offset)
-        self._changed[m.group, m.topic, m.partition] = None
-        self._unanswered.append((source, Settled(m.id)))
-        self._must_sync = True
+        self._offsets.changed(m.group, m.topic, m.partition)
+        self._offsets.answer(source, Settled(m.id), durable=True)
 
     def _describe(self, source: str, m: GetGroup, now: int) -> None:
         group = self.groups.get(m.group)
@@ -474,32 +328,13 @@ class GroupCoordinator:
             error = UnknownGroup(f"there is no group {m.group!r}")
             self._host.reply(source, GroupState(m.id, m.group, error=error), now)
             return
-        members = tuple(GroupMember(x.id, x.topic, x.partitions) for x in group.members.values())
-        offsets = tuple(
-            GroupOffset(
-                topic,
-                partition,
-                leases.committed,
-                leases.next,
-                leases.in_flight,
-                leases.waiting,
-                leases.holders,
-            )
-            for (topic, partition), leases in sorted(group.leases.items())
-        )
-        answer = GroupState(m.id, m.group, group.generation, members, offsets)
-        self._host.reply(source, answer, now)
+        self._host.reply(source, group.describe(m.id), now)
 
     def forget_topic(self, topic: str, now: int) -> None:
         """The topic was deleted: its offsets mean nothing any more."""
         for group in list(self.groups.values()):
-            for name in [name for name in group.leases if name[0] == topic]:
-                del group.leases[name]
-                self._changed[group.name, *name] = None
-            for name in [name for name in group.known if name[0] == topic]:
-                del group.known[name]
-            for name in [name for name in group.added if name[0] == topic]:
-                del group.added[name]
+            for name in group.forget(topic):
+                self._offsets.changed(group.name, *name)
             if group.topics.get(topic):
                 group.topics[topic] = ()  # until a member tells of what was made anew
                 self._rebalance(group, now)
@@ -510,78 +345,17 @@ class GroupCoordinator:
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write, or to answer, and no write is under way."""
-        if self._writing is not None or self._retry_at != NEVER:
-            return False
-        return bool(self._changed or self._unanswered)
+        return self._offsets.is_dirty
 
     def flush(self, now: int) -> None:
-        """Write every offset that changed since the last time, in one batch.
-
-        It is synced if somebody waits for that; else that is up to the topic's ``fsync``.
-        """
-        self._is_syncing, self._must_sync = self._must_sync, False
-        if self._is_syncing and self._loose is not None:
-            self._changed[self._loose] = None  # Syncing this syncs all that was written before.
-        if not self._changed:
-            for source, answer in self._unanswered:
-                self._host.reply(source, answer, now)
-            self._unanswered = []
-            return
-        self._written, self._changed = self._changed, {}
-        self._writing, self._unanswered = self._unanswered, []
-        keys: list[bytes | None] = []
-        values, headers = [], []
-        for name, topic, partition in self._written:
-            group = self.groups.get(name)
-            leases = group.leases.get((topic, partition)) if group is not None else None
-            keys.append(codec.dumps([OFFSET_KEY, name, topic, partition]))
-            done = leases.done_ranges()[:RANGES_MAX] if leases else ()
-            values.append(codec.dumps([leases.committed if leases else 0, [list(r) for r in done]]))
-            headers.append((TOMBSTONE,) if leases is None else ())
-        batch = RecordBatch.encode(
-            values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
-        )
-        self._requests += 1
-        produce = Produce(
-            self._requests,
-            OFFSETS_TOPIC,
-            str(self.index),
-            AckMode.RAFT,  # by all in sync: an offset must not go with the leader
-            batch,
-            self._is_syncing,
-        )
-        self._host.offsets_step(self.index, produce, now)
-
-    def _stored(self, m: Produced, now: int) -> None:
-        if self._writing is None or m.id != self._requests:
-            return  # It was written by the coordinator before this one.
-        answers, self._writing = self._writing, None
-        for source, answer in answers:
-            if m.error is not None:
-                answer = Settled(answer.id, answer.refused, m.error)  # noqa: PLW2901 # replaced whole
-            self._host.reply(source, answer, now)
-        if m.error is not None:
-            mark("group.not_stored")
-            # They are tried again after a while; until then a crash would deliver again.
-            self._changed = {**self._written, **self._changed}
-            self._retry_at = now + RETRY_MS
-        else:
-            self._loose = None if self._is_syncing else next(reversed(self._written))
-        self._written = {}
+        """Write what has changed."""
+        self._offsets.flush(now)
 
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Do what is due: sessions and leases that run out, waits that end."""
-        if self._loading is not None:
-            if now >= self._retry_at:
-                mark("group.load_again")
-                self._retry_at = NEVER
-                self._load(BEGIN, now)
-            self._rearm(now)
-            return
-        if now >= self._retry_at:
-            self._retry_at = NEVER
+        self._offsets.tick(now)
         for group in list(self.groups.values()):
             for member in [x for x in group.members.values() if x.gone_at <= now]:
                 mark("group.member_gone")
@@ -595,7 +369,7 @@ class GroupCoordinator:
         self._rearm(now)
 
     def _rearm(self, now: int) -> None:
-        due = self._retry_at
+        due = self._offsets.retry_at
         for group in self.groups.values():
             for member in group.members.values():
                 due = min(due, member.gone_at, member.waits_until)

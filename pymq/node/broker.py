@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from pymq.core.group import Assignors, GroupCoordinator, refusal
+from pymq.core.group import GroupCoordinator, refusal
+from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
     Answer,

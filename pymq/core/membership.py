@@ -1,0 +1,133 @@
+"""A consumer group and its members: who there is, what each is to consume, how far each got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pymq.core.leases import NEVER, Leases
+from pymq.core.message import BEGIN, Acquire, GroupMember, GroupOffset, GroupState
+from pymq.core.values import Factory, define
+
+TopicIndex = tuple[str, int]
+Assign = Callable[
+    [Sequence[str], Sequence[TopicIndex], Mapping[str, Sequence[TopicIndex]]],
+    dict[str, tuple[TopicIndex, ...]],
+]
+Assignors = Callable[[str], Assign]
+
+
+@define
+class Member:
+    """A consumer in a group."""
+
+    id: str
+    source: str
+    topic: str
+    assignor: str
+    session_ms: int
+    ack_wait_ms: int
+    max_deliver: int
+    reset: int
+    gone_at: int
+    partitions: tuple[str, ...]  # assigned
+    told: int = 0  # the last generation that it was told of
+    waiting: Acquire | None = None
+    waits_until: int = NEVER
+
+
+@define
+class Group:
+    """A consumer group."""
+
+    name: str
+    generation: int = 0
+    members: dict[str, Member] = Factory(dict)
+    leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
+    known: dict[tuple[str, str], tuple[int, int]] = Factory(dict)  # log start, high watermark
+    topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
+    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came while it consumed
+    turn: int = 0  # so that no partition is always asked first
+
+    @property
+    def is_empty(self) -> bool:
+        """A group without members and without offsets is none."""
+        return not self.members and not self.leases
+
+    def owners(self, topic: str, partition: str) -> list[str]:
+        """The members that the partition is assigned to."""
+        return [
+            m.id for m in self.members.values() if m.topic == topic and partition in m.partitions
+        ]
+
+    def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
+        """Learn of partitions that a member has seen; those who know less say nothing new."""
+        known = self.topics.get(topic, ())
+        if len(partitions) <= len(known):
+            return False
+        self.topics[topic] = partitions
+        if known and self.members:
+            self.added.update(((topic, p), None) for p in partitions if p not in known)
+        return True
+
+    def learn(self, member: Member, partition: str, start: int, end: int) -> bool:
+        """Learn from *member* how far a partition reaches; whether that is news."""
+        name = member.topic, partition
+        before = self.known.get(name, (-1, -1))
+        after = max(before[0], start), max(before[1], end)
+        self.known[name] = after
+        return after != before
+
+    def release(self, member: Member, now: int) -> None:
+        """What *member* held is for others."""
+        for leases in self.leases.values():
+            leases.release(member.id, now)
+
+    def assign(self, assignors: Assignors) -> None:
+        """Compute who consumes what: a new generation."""
+        self.generation += 1
+        by_topic: dict[str, list[Member]] = {}
+        for member in self.members.values():
+            by_topic.setdefault(member.topic, []).append(member)
+        for topic, members in by_topic.items():
+            names = self.topics[topic]
+            place = {name: index for index, name in enumerate(names)}
+            previous = {
+                m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
+            }
+            assign = assignors(members[0].assignor)
+            given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
+            for member in members:
+                member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
+
+    def forget(self, topic: str) -> list[tuple[str, str]]:
+        """The topic was deleted; returns the partitions of which there were offsets."""
+        forgotten = [name for name in self.leases if name[0] == topic]
+        for name in forgotten:
+            del self.leases[name]
+        for name in [name for name in self.known if name[0] == topic]:
+            del self.known[name]
+        for name in [name for name in self.added if name[0] == topic]:
+            del self.added[name]
+        return forgotten
+
+    def from_start(self, name: tuple[str, str], reset: int) -> bool:
+        """Whether a partition without an offset is consumed from its first record."""
+        # What is added to a topic while the group consumes it is new from its first record.
+        return reset == BEGIN or name in self.added
+
+    def describe(self, request: int) -> GroupState:
+        """All about it, as the answer to a request."""
+        members = tuple(GroupMember(x.id, x.topic, x.partitions) for x in self.members.values())
+        offsets = tuple(
+            GroupOffset(
+                topic,
+                partition,
+                leases.committed,
+                leases.next,
+                leases.in_flight,
+                leases.waiting,
+                leases.holders,
+            )
+            for (topic, partition), leases in sorted(self.leases.items())
+        )
+        return GroupState(request, self.name, self.generation, members, offsets)

@@ -1,0 +1,193 @@
+"""The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
+
+They are read once, when a coordinator takes over, and from then on written: each turn one batch of
+all that has changed. Of a key the newest record counts, so that compaction keeps the rest short.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core import codec
+from pymq.core.leases import NEVER, Leases
+from pymq.core.marks import mark
+from pymq.core.membership import Group
+from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
+from pymq.core.record import RecordBatch, split
+from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.errors import PymqError
+
+OFFSET_KEY = 1  # kind and version of a record's key
+TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
+RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
+LOAD_BYTES = 1 << 20
+RETRY_MS = 200
+
+Name = tuple[str, str, str]  # group, topic, partition
+
+
+class GroupHost(Protocol):
+    """What a coordinator needs of the broker around it."""
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at *now*."""
+        ...
+
+    def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
+        """Hand a request to partition *index* of the offsets topic; answers come to ``step``."""
+        ...
+
+
+class Offsets:
+    """What is committed of *groups*, and who waits until it is."""
+
+    def __init__(
+        self, index: int, host: GroupHost, groups: dict[str, Group], first_request: int
+    ) -> None:
+        self.is_loaded = False
+        self.retry_at = NEVER
+        self._index = index
+        self._host = host
+        self._groups = groups
+        self._changed: dict[Name, None] = {}  # to be written; keeps its order
+        self._unanswered: list[tuple[str, Settled]] = []
+        self._writing: list[tuple[str, Settled]] | None = None
+        self._written: dict[Name, None] = {}
+        self._must_sync = False  # somebody waits until what was acknowledged is durable
+        self._is_syncing = False
+        self._loose: Name | None = None  # what was written last, without a sync
+        self._requests = first_request  # ids that no coordinator before has used
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def load(self, offset: int, now: int) -> None:
+        """Read on from *offset*."""
+        self._requests += 1
+        fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, 0)
+        self._host.offsets_step(self._index, fetch, now)
+
+    def loaded(self, m: Fetched, now: int) -> bool:
+        """Take in a part of what the partition holds; whether that was the last one."""
+        if self.is_loaded:
+            return False
+        if m.error is not None:
+            self.retry_at = now + RETRY_MS
+            return False
+        offset = m.offset
+        for batch in split(m.data):
+            self._replay(batch.verify())
+            offset = batch.end_offset
+        if offset < m.high_watermark and m.data:
+            self.load(offset, now)
+            return False
+        self.is_loaded = True
+        return True
+
+    def _replay(self, batch: RecordBatch) -> None:
+        if batch.header.is_control:
+            return
+        for key, item, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
+            kind, name, topic, partition = codec.loads(key or b"")
+            if kind != OFFSET_KEY:
+                continue
+            group = self._groups.setdefault(name, Group(name))
+            if TOMBSTONE in headers:
+                group.leases.pop((topic, partition), None)
+                if group.is_empty:
+                    del self._groups[name]
+            else:
+                committed, done = codec.loads(item)
+                group.leases[topic, partition] = Leases(committed, [(a, b) for a, b in done])
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def changed(self, group: str, topic: str, partition: str) -> None:
+        """An offset is to be written."""
+        self._changed[group, topic, partition] = None
+
+    def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
+        """Answer once what has changed until now is written."""
+        self._unanswered.append((source, answer))
+        self._must_sync = self._must_sync or durable
+
+    def waiting(self) -> list[tuple[str, Settled]]:
+        """Who waits for what is not known to be written."""
+        return [*(self._writing or ()), *self._unanswered]
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write, or to answer, and no write is under way."""
+        if self._writing is not None or self.retry_at != NEVER:
+            return False
+        return bool(self._changed or self._unanswered)
+
+    def flush(self, now: int) -> None:
+        """Write every offset that changed since the last time, in one batch.
+
+        It is synced if somebody waits for that; else that is up to the topic's ``fsync``.
+        """
+        self._is_syncing, self._must_sync = self._must_sync, False
+        if self._is_syncing and self._loose is not None:
+            self._changed[self._loose] = None  # Syncing this syncs all that was written before.
+        if not self._changed:
+            for source, answer in self._unanswered:
+                self._host.reply(source, answer, now)
+            self._unanswered = []
+            return
+        self._written, self._changed = self._changed, {}
+        self._writing, self._unanswered = self._unanswered, []
+        self._requests += 1
+        produce = Produce(
+            self._requests,
+            OFFSETS_TOPIC,
+            str(self._index),
+            AckMode.RAFT,  # by all in sync: an offset must not go with the leader
+            self._encode(now),
+            self._is_syncing,
+        )
+        self._host.offsets_step(self._index, produce, now)
+
+    def _encode(self, now: int) -> RecordBatch:
+        keys: list[bytes | None] = []
+        values, headers = [], []
+        for name, topic, partition in self._written:
+            group = self._groups.get(name)
+            leases = group.leases.get((topic, partition)) if group is not None else None
+            keys.append(codec.dumps([OFFSET_KEY, name, topic, partition]))
+            done = leases.done_ranges()[:RANGES_MAX] if leases else ()
+            values.append(codec.dumps([leases.committed if leases else 0, [list(r) for r in done]]))
+            headers.append((TOMBSTONE,) if leases is None else ())
+        return RecordBatch.encode(
+            values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
+        )
+
+    def stored(self, m: Produced, now: int) -> None:
+        """The offsets partition has answered the write under way."""
+        if self._writing is None or m.id != self._requests:
+            return  # It was written by the coordinator before this one.
+        answers, self._writing = self._writing, None
+        error: PymqError | None = m.error
+        for source, answer in answers:
+            settled = answer if error is None else Settled(answer.id, answer.refused, error)
+            self._host.reply(source, settled, now)
+        if error is not None:
+            mark("group.not_stored")
+            # They are tried again after a while; until then a crash would deliver again.
+            self._changed = {**self._written, **self._changed}
+            self.retry_at = now + RETRY_MS
+        else:
+            self._loose = None if self._is_syncing else next(reversed(self._written))
+        self._written = {}
+
+    def tick(self, now: int) -> None:
+        """Try again what has failed."""
+        if now < self.retry_at:
+            return
+        self.retry_at = NEVER
+        if not self.is_loaded:
+            mark("group.load_again")
+            self.load(BEGIN, now)
