@@ -14,10 +14,11 @@ from pymq.coord.base import Coordinator
 from pymq.coord.memory import MemoryCoordinator
 from pymq.errors import CorruptMetadata
 from pymq.hash.assign import assignor
-from pymq.node.broker import Broker, BrokerConfig
+from pymq.node.broker import Broker
 from pymq.node.controller import Controller, ControllerConfig
 from pymq.node.driver import Driver
 from pymq.node.loop import Loop
+from pymq.node.registration import BrokerConfig
 from pymq.replication.solo import Solo
 from pymq.store.base import BlockStore
 from pymq.store.file import FileStore

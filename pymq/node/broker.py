@@ -1,21 +1,17 @@
 """The broker: hosts partitions and coordinates groups; a machine like the ones inside it.
 
-It never looks at all of its partitions. Those with something to write are in a set of dirty ones;
-those with something to do later are in a heap of deadlines. So an idle partition costs nothing, and
-all dirty ones of a turn share one write.
+It never looks at all of its partitions, only at those with something to do (:mod:`~.schedule`); all
+that have something to write share one write a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
 
-from pymq.core.group import GroupCoordinator, refusal
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
     Answer,
-    BrokerHeartbeat,
     CommitOffset,
     DescribePartitions,
     Fetch,
@@ -42,7 +38,6 @@ from pymq.core.message import (
     RaftTimeout,
     RaftVote,
     RaftVoted,
-    RegisterBroker,
     ReplicaFetch,
     ReplicaFetched,
     Replication,
@@ -64,9 +59,8 @@ from pymq.core.ready import (
     TimeFound,
     WriteFailed,
 )
-from pymq.core.replicator import ReplicationConfig, ReplicatorFactory
+from pymq.core.replicator import ReplicatorFactory
 from pymq.core.types import OFFSETS_TOPIC, BlockId, Rng, TopicPartition
-from pymq.core.values import Factory, define
 from pymq.errors import (
     NotController,
     NotLeader,
@@ -76,27 +70,10 @@ from pymq.errors import (
     StaleEpoch,
     UnknownPartition,
 )
-from pymq.hash.partitioner import key_partition
+from pymq.node.coordinators import Coordinators
 from pymq.node.peers import Peers
-
-REGISTER_RETRY_MS = 1_000
-CONTROLLER_RETRY_MS = 50
-
-
-@define
-class BrokerConfig:
-    """Who a broker is, and how it keeps in touch with its zkserver."""
-
-    name: str
-    controllers: tuple[str, ...]  # the zkservers, of which one is active
-    endpoint: str = ""
-    rack: str | None = None
-    weight: int = 1
-    storage_id: str = ""
-    incarnation: int = 0  # rises with each start
-    heartbeat_ms: int = 0  # 0: the zkserver lives in this very process
-    wall_offset_ms: int = 0  # wall clock minus monotonic clock
-    replication: ReplicationConfig = Factory(ReplicationConfig)
+from pymq.node.registration import BrokerConfig, Registration
+from pymq.node.schedule import Schedule
 
 
 class Broker:
@@ -129,24 +106,16 @@ class Broker:
         self._unsealed = frozenset(unsealed)
         self._config = config
         self._make_replicator = make_replicator
-        self._assignors = assignors
-        self._controller = config.controllers[0]
-        self._controller_epoch = -1
+        self._registration = Registration(config)
         self._partitions: dict[TopicPartition, Partition] = {}
         self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
-        self._coordinators: dict[int, GroupCoordinator] = {}
-        self._offsets_partitions = 1
-        self._dirty: dict[Partition, None] = {}
+        self._coordinators = Coordinators(self.me, self, assignors)
+        self._schedule = Schedule()
         self._flushed: list[Partition] = []
-        self._due: list[tuple[int, int, Partition]] = []  # deadlines, perhaps out of date
-        self._armed: dict[Partition, int] = {}  # the earliest of each in the heap
-        self._armings = 0
         self._tokens = 0
         self._searches: dict[int, Partition] = {}
         self._is_busy = False
-        self._heartbeat_at = NEVER
-        self._is_registered = False
-        self._register(now)
+        self._registration.register(self.out, now)
 
     # --- host of partitions and coordinators ----------------------------------------------------
 
@@ -157,13 +126,13 @@ class Broker:
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer, to another machine or to a group coordinator of this broker."""
         if source.startswith("#"):
-            self._to_coordinator(int(source[1:]), message, now)
+            self._coordinators.answered(int(source[1:]), message, now)
         else:
             self.out.send.append((source, message))
 
     def tell_controller(self, message: Message) -> None:
         """Send something to the active zkserver."""
-        self.out.send.append((self._controller, message))
+        self.out.send.append((self._registration.controller, message))
 
     def send(self, peer: str, message: Message) -> None:
         """Send something to another broker."""
@@ -198,8 +167,7 @@ class Broker:
             else:
                 self._peers.failed.pop(log.name, None)
         if partition.name.topic == OFFSETS_TOPIC:
-            self._offsets_partitions = partition.state.siblings
-            self._leadership_changed(partition, now)
+            self._coordinators.leadership_changed(partition, now)
 
     def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
         """Hand a coordinator's request to its partition."""
@@ -208,25 +176,7 @@ class Broker:
             partition.produce(f"#{index}", message, now)
         else:
             partition.fetch(f"#{index}", message, now)
-        self._touch(partition)
-
-    def _to_coordinator(self, index: int, message: Message, now: int) -> None:
-        coordinator = self._coordinators.get(index)
-        if coordinator is not None and isinstance(message, (Fetched, Produced)):
-            coordinator.step("", message, now)
-
-    def _touch(self, partition: Partition) -> None:
-        if partition.is_dirty:
-            self._dirty[partition] = None
-        self._arm(partition)
-
-    def _arm(self, partition: Partition) -> None:
-        due = partition.deadline
-        if due < self._armed.get(partition, NEVER):
-            self._armed[partition] = due
-            self._armings += 1
-            heappush(self._due, (due, self._armings, partition))
-            self.deadline = min(self.deadline, due)
+        self._schedule.touch(partition)
 
     # --- the four verbs -------------------------------------------------------------------------
 
@@ -238,9 +188,9 @@ class Broker:
             case (
                 Acquire() | Settle() | Heartbeat() | Join() | Leave() | CommitOffset() | GetGroup()
             ):
-                self._on_group(source, message, now)
+                self._coordinators.step(source, message, now)
             case Fetched():  # asked for by a coordinator of this broker
-                self._to_coordinator(int(message.partition), message, now)
+                self._coordinators.answered(int(message.partition), message, now)
             case (
                 RaftAppend()
                 | RaftAppended()
@@ -261,17 +211,15 @@ class Broker:
             case StopReplica():
                 self._stop_replica(source, message, now)
             case ListGroups():
-                names = sorted(name for c in self._coordinators.values() for name in c.groups)
-                self.reply(source, GroupNames(message.id, tuple(names)), now)
+                self.reply(source, GroupNames(message.id, self._coordinators.names()), now)
             case DescribePartitions():
                 found = [self._partitions.get(TopicPartition(*n)) for n in message.partitions]
                 reports = tuple(partition.report() for partition in found if partition)
                 self.reply(source, PartitionReports(message.id, reports), now)
             case Answer(error=NotController() as error):
-                self._other_controller(source, error, now)
+                self._registration.other(source, error, self.out, now)
             case Answer(error=NotRegistered()):
-                self._controller, self._is_registered = source, False
-                self._register(now)
+                self._registration.unknown(source, self.out, now)
             case _:
                 return  # Not a broker's to answer; a peer that sends it is of another version.
         self._rearm()
@@ -291,7 +239,7 @@ class Broker:
             if partition is not None:
                 self._block_event(partition, event, now)
         if partition is not None:
-            self._touch(partition)
+            self._schedule.touch(partition)
         self._rearm()
 
     def _block_event(
@@ -306,19 +254,13 @@ class Broker:
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        while self._due and self._due[0][0] <= now:
-            due, _, partition = heappop(self._due)
-            if self._armed.get(partition) != due:
-                continue  # An earlier deadline took its place.
-            del self._armed[partition]
+        for partition in self._schedule.due(now):
             if partition.deadline <= now:
                 partition.tick(now)
-            self._touch(partition)
-        for coordinator in self._coordinators.values():
-            if coordinator.deadline <= now:
-                coordinator.tick(now)
-        if now >= self._heartbeat_at:
-            self._beat(now)
+            self._schedule.touch(partition)
+        self._coordinators.tick(now)
+        if now >= self._registration.deadline:
+            self._registration.beat(self.out, now)
         if now >= self._peers.deadline:
             pings, gone = self._peers.tick(now)
             self.out.send += pings
@@ -331,16 +273,14 @@ class Broker:
         if self._is_busy:
             return None
         if self._coordinators:
-            for coordinator in self._coordinators.values():
-                if coordinator.is_dirty:
-                    coordinator.flush(now)
-        if self._dirty:
-            for partition in self._dirty:
+            self._coordinators.flush(now)
+        if dirty := self._schedule.dirty:
+            for partition in dirty:
                 if partition.is_dirty:
                     partition.flush(self.out, now)
                     self._flushed.append(partition)
-                    self._arm(partition)
-            self._dirty.clear()
+                    self._schedule.arm(partition)
+            dirty.clear()
         if not self.out:
             return None
         out, self.out, self._is_busy = self.out, Ready(), True
@@ -352,14 +292,12 @@ class Broker:
         flushed, self._flushed = self._flushed, []
         for partition in flushed:
             partition.advance(now)
-            self._touch(partition)
+            self._schedule.touch(partition)
         self._rearm()
 
     def _rearm(self) -> None:
-        due = self._due[0][0] if self._due else NEVER
-        for coordinator in self._coordinators.values():
-            due = min(due, coordinator.deadline)
-        self.deadline = min(due, self._heartbeat_at, self._peers.deadline)
+        due = min(self._schedule.deadline, self._registration.deadline, self._peers.deadline)
+        self.deadline = min(due, self._coordinators.deadline) if self._coordinators else due
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -380,7 +318,7 @@ class Broker:
             self._tokens += 1
             self._searches[self._tokens] = partition
             partition.find(source, m, now, self._tokens)
-        self._touch(partition)
+        self._schedule.touch(partition)
 
     def _unknown(
         self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
@@ -396,27 +334,13 @@ class Broker:
         else:
             self.reply(source, OffsetFound(m.id, error=error), now)
 
-    def _on_group(
-        self,
-        source: str,
-        m: Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup,
-        now: int,
-    ) -> None:
-        index = key_partition(m.group.encode(), self._offsets_partitions)
-        coordinator = self._coordinators.get(index)
-        if coordinator is None:
-            error = NotLeader(f"{self.me} does not coordinate group {m.group!r}", leader=None)
-            self.reply(source, refusal(m, error), now)
-            return
-        coordinator.step(source, m, now)
-
     # --- other brokers --------------------------------------------------------------------------
 
     def _replicate(self, source: str, m: Replication, now: int) -> None:
         partition = self._find(m.block)
         if partition is not None:
             partition.replicate(source, m, now)
-            self._touch(partition)
+            self._schedule.touch(partition)
 
     def _pinged(self, source: str, m: Ping, now: int) -> None:
         if self._peers.heard(source, m, now):
@@ -425,59 +349,23 @@ class Broker:
     def _peer_changed(self, peer: str, now: int) -> None:
         for partition in list(self._sharing.get(peer, ())):
             partition.peer_changed(peer, now)
-            self._touch(partition)
+            self._schedule.touch(partition)
 
     # --- the zkserver ---------------------------------------------------------------------------
-
-    def _other_controller(self, source: str, error: NotController, now: int) -> None:
-        """*source* is not the active zkserver; it may know who is."""
-        active = error.details.get("controller")
-        if isinstance(active, str) and active != self._controller:
-            self._controller, self._is_registered = active, False
-            self._register(now)
-        elif source == self._controller and not self._is_registered:
-            names = self._config.controllers
-            index = names.index(source) if source in names else -1
-            self._controller = names[(index + 1) % len(names)]
-            self._heartbeat_at = min(self._heartbeat_at, now + CONTROLLER_RETRY_MS)
-
-    def _register(self, now: int) -> None:
-        c = self._config
-        register = RegisterBroker(
-            0, c.name, c.endpoint, c.rack, c.weight, c.storage_id, c.incarnation
-        )
-        self.tell_controller(register)
-        # Until the zkserver answers, try again; afterwards only say that we are alive.
-        self._heartbeat_at = now + REGISTER_RETRY_MS
-
-    def _beat(self, now: int) -> None:
-        if not self._is_registered:
-            names = self._config.controllers
-            index = names.index(self._controller) if self._controller in names else -1
-            self._controller = names[(index + 1) % len(names)]  # Who was asked last is silent.
-            self._register(now)
-        elif self._config.heartbeat_ms:
-            # Heard by all: should the active one be gone, another says so.
-            beat = BrokerHeartbeat(self.me, self._config.incarnation)
-            self.out.send += [(name, beat) for name in self._config.controllers]
-            self._heartbeat_at = now + self._config.heartbeat_ms
-        else:
-            self._heartbeat_at = NEVER
 
     def _leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
         if m.incarnation != self._config.incarnation:
             return  # It was meant for the one that ran here before.
-        if m.controller_epoch < self._controller_epoch:
+        if m.controller_epoch < self._registration.epoch:
             error = StaleControllerEpoch(
-                f"controller epoch {m.controller_epoch} was replaced by {self._controller_epoch}"
+                f"controller epoch {m.controller_epoch} was replaced by {self._registration.epoch}"
             )
             self.reply(source, LeaderAndIsrAnswer(m.id, self.me, error=error), now)
             return
-        self._controller, self._controller_epoch = m.controller, m.controller_epoch
-        self._is_registered = True
+        self._registration.heard(m)
         errors = [(s.topic, s.partition, self._adopt(s, now)) for s in m.partitions]
         self.reply(source, LeaderAndIsrAnswer(m.id, self.me, tuple(errors)), now)
-        self._beat(now)
+        self._registration.beat(self.out, now)
 
     def _adopt(self, state: PartitionState, now: int) -> PymqError | None:
         name = TopicPartition(state.topic, state.partition)
@@ -498,34 +386,19 @@ class Broker:
         elif (state.epoch, state.version) < (partition.state.epoch, partition.state.version):
             return StaleEpoch(f"{name} is at epoch {partition.state.epoch}")
         else:
-            partition.adopt(state, self._controller_epoch, now)
-        self._touch(partition)
+            partition.adopt(state, self._registration.epoch, now)
+        self._schedule.touch(partition)
         return None
-
-    def _leadership_changed(self, partition: Partition, now: int) -> None:
-        """Take over or hand over the groups of an offsets partition."""
-        state, leads = partition.state, partition.leads
-        coordinator = self._coordinators.get(state.index)
-        if leads and coordinator is None:
-            self._tokens += 1
-            coordinator = GroupCoordinator(
-                state.index, self, self._assignors, now, self._tokens << 32
-            )
-            self._coordinators[state.index] = coordinator
-            coordinator.begin(now)
-        elif not leads and coordinator is not None:
-            del self._coordinators[state.index]
-            coordinator.resign(NotLeader("the coordinator has moved", leader=partition.leader), now)
 
     def _seal(self, m: Seal, now: int) -> None:
         partition = self._partitions.get(TopicPartition(m.topic, m.partition))
-        if partition is not None and m.controller_epoch >= self._controller_epoch:
+        if partition is not None and m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
-            self._touch(partition)
+            self._schedule.touch(partition)
 
     def _stop_replica(self, source: str, m: StopReplica, now: int) -> None:
         """Give up a partition, or all that is left of a topic, and say so once it is durable."""
-        if m.controller_epoch < self._controller_epoch:
+        if m.controller_epoch < self._registration.epoch:
             return
         if m.partition:
             found = self._by_index.get((m.topic_id, m.index))
@@ -543,8 +416,7 @@ class Broker:
                 for number in self._left.pop(key, ()):
                     self.out.write.append(RemoveBlock(BlockId(*key, number)))
             if not m.partition:  # Else it has only gone to other brokers.
-                for coordinator in self._coordinators.values():
-                    coordinator.forget_topic(m.topic, now)
+                self._coordinators.forget_topic(m.topic, now)
         self.out.after.append((source, Stopped(m.id, self.me)))
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
@@ -553,11 +425,10 @@ class Broker:
         self.shares(partition, now)  # with nobody any more
         self._shared_with.pop(partition, None)
         if state.topic == OFFSETS_TOPIC:
-            self._leadership_changed(partition, now)
+            self._coordinators.leadership_changed(partition, now)
         self._partitions.pop(partition.name, None)
         self._by_index.pop((state.topic_id, state.index), None)
-        self._dirty.pop(partition, None)
-        self._armed.pop(partition, None)
+        self._schedule.drop(partition)
 
     def _find(self, block: BlockId) -> Partition | None:
         return self._by_index.get((block.topic_id, block.partition))

@@ -9,8 +9,9 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import StoreError
 from pymq.hash.assign import assignor
-from pymq.node.broker import Broker, BrokerConfig
+from pymq.node.broker import Broker
 from pymq.node.controller import Controller, ControllerConfig
+from pymq.node.registration import BrokerConfig
 from pymq.replication.factory import replicator
 from pymq.store.base import BlockStore
 from pymq.store.file import FileStore
