@@ -2,6 +2,7 @@
 
 from pymq.testing.check_coordinator import check_coordinator
 from pymq.testing.check_store import check_store
+from pymq.testing.check_transport import check_transport
 from pymq.testing.cluster import Cluster, NotReached
 from pymq.testing.crashpoints import enumerate_crashes
 from pymq.testing.disk import PowerCut, SimDisk
@@ -19,5 +20,6 @@ __all__ = [
     "Violation",
     "check_coordinator",
     "check_store",
+    "check_transport",
     "enumerate_crashes",
 ]

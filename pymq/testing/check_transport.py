@@ -1,0 +1,351 @@
+"""Proves that a transport keeps the contract of :mod:`pymq.transport.base`.
+
+A transport's own test is one call::
+
+    def test_contract():
+        network = MemoryNetwork()
+        check_transport(network.join)
+
+Transports may be slow and may drop what is sent before a connection stands: the checks repeat what
+must arrive some time, and wait, but never for something not to happen.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pymq.core.message import Fetched, Message, Produce, Produced
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
+from pymq.errors import Closed, ForkedError
+from pymq.transport.base import Arrival, Transport
+
+__all__ = ["check_transport"]
+
+Make = Callable[[str], Transport]
+AGAIN_S = 0.05
+
+
+def check_transport(make: Make, *, messages: int = 2_000, timeout_s: float = 20.0) -> None:
+    """Raise :class:`AssertionError`, saying what is broken, unless the transport keeps every rule.
+
+    *make(node)* opens the transport of a node; all that it gives can reach each other, once they
+    have learned each other's endpoints. They are closed here.
+    """
+    for check in (
+        _check_names,
+        _check_order,
+        _check_payload,
+        _check_waiting,
+        _check_nobody_there,
+        _check_replaced,
+        _check_flood,
+        _check_hand_over,
+        _check_close,
+        _check_fork,
+    ):
+        suite = _Suite(make, messages, timeout_s)
+        try:
+            with _named(check.__name__):
+                check(suite)
+        finally:
+            suite.close()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"in check_transport: {name.removeprefix('_check_')}")
+        raise
+
+
+class _Suite:
+    """The transports of one check, and what came out of them."""
+
+    def __init__(self, make: Make, messages: int, timeout_s: float) -> None:
+        self.make = make
+        self.messages = messages
+        self.timeout_s = timeout_s
+        self._open: list[Transport] = []
+
+    def join(self, *nodes: str) -> list[Transport]:
+        """Open a transport for each node; all of them know each other."""
+        made = [self.make(node) for node in nodes]
+        self._open += made
+        for one in self._open:
+            for other in made:
+                if one is not other and other.endpoint:
+                    one.learn(other.node, other.endpoint)
+        for one in made:
+            for other in self._open:
+                if one is not other and other.endpoint:
+                    one.learn(other.node, other.endpoint)
+        return made
+
+    def close(self) -> None:
+        for transport in self._open:
+            transport.close()
+
+    def forget(self, transport: Transport) -> None:
+        transport.close()
+        self._open.remove(transport)
+
+    def meet(self, a: Transport, b: Transport) -> None:
+        """Exchange messages until both directions stand, and nothing more is on its way."""
+        token = time.monotonic_ns() % 1_000_000_007
+        until = time.monotonic() + self.timeout_s
+        heard: set[str] = set()
+        while heard != {a.node, b.node}:
+            assert time.monotonic() < until, f"{a.node} and {b.node} do not reach each other"
+            for one, other in ((a, b), (b, a)):
+                one.send(other.node, one.node, Produced(token))
+                one.flush()
+            for one in (a, b):
+                for _, source, message in self._some(one, AGAIN_S):
+                    if message == Produced(token):
+                        heard.add(source)
+        # What is behind the last of these greetings is behind all of them.
+        for one, other in ((a, b), (b, a)):
+            one.send(other.node, one.node, Produced(token + 1))
+            one.flush()
+            self.until(other, Produced(token + 1))
+
+    def until(self, transport: Transport, last: Message) -> list[Arrival]:
+        """All that arrives up to *last*, and not that."""
+        found: list[Arrival] = []
+        until = time.monotonic() + self.timeout_s
+        while time.monotonic() < until:
+            for arrival in self._some(transport, AGAIN_S):
+                if arrival[2] == last:
+                    return found
+                found.append(arrival)
+        raise AssertionError(f"{last!r} did not arrive, only {found[-3:]!r}")
+
+    def take(self, transport: Transport, count: int) -> list[Arrival]:
+        """The next *count* arrivals."""
+        found: list[Arrival] = []
+        until = time.monotonic() + self.timeout_s
+        while len(found) < count:
+            assert time.monotonic() < until, f"only {len(found)} of {count} have arrived"
+            found += self._some(transport, AGAIN_S)
+        return found
+
+    @staticmethod
+    def _some(transport: Transport, timeout_s: float) -> list[Arrival]:
+        found = transport.poll()
+        if not found:
+            transport.flush()
+            wait_readable(transport, timeout_s)
+            found = transport.poll()
+        return found
+
+
+def wait_readable(transport: Transport, timeout_s: float) -> bool:
+    """Wait for the transport's descriptor."""
+    return bool(select.select([transport.fileno()], [], [], timeout_s)[0])
+
+
+def _check_names(suite: _Suite) -> None:
+    """A message comes to the machine that it is for, from the machine that has sent it."""
+    a, b = suite.join("broker.of-a", "client-1")
+    assert (a.node, b.node) == ("broker.of-a", "client-1")
+    suite.meet(a, b)
+    b.send("broker.of-a", "client-1.producer2", Produced(1))
+    b.flush()
+    assert suite.take(a, 1) == [("broker.of-a", "client-1.producer2", Produced(1))]
+    a.send("client-1.producer2", "broker.of-a", Produced(2))
+    a.send("client-1", "broker.of-a", Produced(3))
+    a.flush()
+    assert suite.take(b, 2) == [
+        ("client-1.producer2", "broker.of-a", Produced(2)),
+        ("client-1", "broker.of-a", Produced(3)),
+    ]
+
+
+def _check_order(suite: _Suite) -> None:
+    """Whatever their sizes are and however they are flushed, messages arrive in order, once."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    rng = random.Random(1)
+    arrived: list[Arrival] = []
+    for number in range(suite.messages):
+        size = rng.choice([0, 1, 100, 5_000, 70_000])
+        a.send("b", "a", Fetched(number, "t", "0", 0, 0, 0, bytes(size)))
+        if not rng.randrange(5):
+            a.flush()
+            arrived += b.poll()
+    a.flush()
+    arrived += suite.take(b, suite.messages - len(arrived))
+    assert [message.id for _, _, message in arrived if isinstance(message, Fetched)] == list(
+        range(suite.messages)
+    )
+
+
+def _check_payload(suite: _Suite) -> None:
+    """Batches arrive byte for byte, of any size."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    for size in (1, 1_000, 4_095, 4_097, 100_000, 3_000_000):
+        values = [os.urandom(size)]
+        batch = RecordBatch.encode(values, timestamp_ms=1).stamp(7, 3, 0)
+        a.send("b", "a", Produce(size, "t", "0", AckMode.LEADER, batch))
+        a.flush()
+        ((_, _, message),) = suite.take(b, 1)
+        assert isinstance(message, Produce), message
+        assert message.id == size
+        assert message.acks is AckMode.LEADER
+        got = message.batch.verify()
+        assert bytes(got.head) == bytes(batch.head)
+        assert bytes(got.body) == bytes(batch.body)
+        assert got.header == batch.header
+        assert [bytes(value) for value in got.values] == values
+
+
+def _check_waiting(suite: _Suite) -> None:
+    """The descriptor wakes whoever waits for it, from another thread, every time."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    lock = threading.Lock()
+
+    def answer() -> None:
+        for _ in range(200):
+            while True:
+                with lock:
+                    found = b.poll()
+                    for _, source, message in found:
+                        b.send(source, "b", message)
+                    b.flush()
+                if found:
+                    break
+                assert wait_readable(b, suite.timeout_s), "a message did not wake its receiver"
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        for number in range(200):
+            a.send("b", "a", Produced(number))
+            a.flush()
+            assert suite.take(a, 1) == [("a", "b", Produced(number))]
+    finally:
+        thread.join(suite.timeout_s)
+    assert not thread.is_alive()
+
+
+def _check_nobody_there(suite: _Suite) -> None:
+    """What is for somebody who is not there is lost, and harms nobody."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    for number in range(1_000):
+        a.send("nobody", "a", Produced(number))
+        a.send("nobody.x", "a.y", Fetched(number, "t", "0", 0, 0, 0, bytes(10_000)))
+        a.flush()
+    a.send("b", "a", Produced(5))
+    a.flush()
+    assert suite.take(b, 1) == [("b", "a", Produced(5))]
+
+
+def _check_replaced(suite: _Suite) -> None:
+    """A node that ends and comes again under its name, perhaps elsewhere, is reached again."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    for _ in range(3):
+        suite.forget(b)
+        a.send("b", "a", Produced(1))
+        a.flush()
+        (b,) = suite.join("b")
+        suite.meet(a, b)
+
+
+def _check_flood(suite: _Suite) -> None:
+    """A peer that takes nothing costs a bounded amount of memory, and nobody else anything."""
+    a, slow, other = suite.join("a", "slow", "other")
+    suite.meet(a, slow)
+    suite.meet(a, other)
+    data = bytes(1 << 20)
+    for number in range(300):
+        a.send("slow", "a", Fetched(number, "t", "0", 0, 0, 0, data))
+        a.flush()
+    a.send("other", "a", Produced(9))
+    a.flush()
+    assert suite.take(other, 1) == [("other", "a", Produced(9))]
+    # Whatever part of it is taken then is in order, and the way is free again some time.
+    until = time.monotonic() + suite.timeout_s
+    last = -1
+    while True:
+        assert time.monotonic() < until, "the peer does not get anything any more"
+        a.send("slow", "a", Produced(1_000))
+        a.flush()
+        for _, _, message in suite._some(slow, AGAIN_S):
+            if isinstance(message, Produced):
+                return
+            assert isinstance(message, Fetched)
+            assert message.id > last, f"{message.id} came after {last}"
+            last = message.id
+
+
+def _check_hand_over(suite: _Suite) -> None:
+    """Threads may take turns, under a lock."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    lock = threading.Lock()
+    each = 200
+
+    def send(thread: int) -> None:
+        for number in range(each):
+            with lock:
+                a.send("b", f"a.t{thread}", Produced(number))
+                a.flush()
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    arrived = suite.take(b, 4 * each)
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        found = [message for _, source, message in arrived if source == f"a.t{number}"]
+        assert found == [Produced(i) for i in range(each)]
+
+
+def _check_close(suite: _Suite) -> None:
+    """What was flushed before an orderly end still arrives; afterwards nothing works."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    for number in range(50):
+        a.send("b", "a", Produced(number))
+    a.flush()
+    a.close()
+    a.close()
+    assert suite.take(b, 50) == [("b", "a", Produced(number)) for number in range(50)]
+    for call in (a.poll, a.flush, lambda: a.send("b", "a", Produced(1))):
+        try:
+            call()
+        except Closed:
+            continue
+        raise AssertionError("a closed transport still does something")
+
+
+def _check_fork(suite: _Suite) -> None:
+    """A child process is told that the transport is not its own, and does it no harm."""
+    a, b = suite.join("a", "b")
+    suite.meet(a, b)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            a.close()
+            a.send("b", "a", Produced(1))
+        except ForkedError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0, "the child got no ForkedError"
+    suite.meet(a, b)

@@ -1,0 +1,112 @@
+"""Nodes in one process, each with a loop of its own: messages go from hand to hand.
+
+Nothing is encoded and nothing is copied, so this is also the limit of what any other transport can
+reach. It keeps the same contract; in particular it loses what is for a node that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from pymq.core.message import Message
+from pymq.errors import Closed, ForkedError
+from pymq.transport.base import ANONYMOUS, Arrival, Gate, node_of
+from pymq.transport.bell import Bell
+
+SCHEME = "memory:"
+WAITING_MAX = 100_000  # messages for one node; its threads share our memory, so bytes are not seen
+SHARE = 1_000  # messages that one ``poll`` hands over
+
+
+class MemoryNetwork:
+    """All nodes that can reach each other."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, MemoryTransport] = {}
+
+    def join(self, node: str, gate: Gate | None = None) -> MemoryTransport:
+        """Make the transport of *node*, in place of one that had this name before."""
+        made = self.nodes[node] = MemoryTransport(self, node, gate)
+        return made
+
+
+class MemoryTransport:
+    """The transport of one node on a :class:`MemoryNetwork`."""
+
+    def __init__(self, network: MemoryNetwork, node: str, gate: Gate | None) -> None:
+        self.node = node
+        self.endpoint = SCHEME + node
+        self.dropped = 0  # messages, for whatever reason
+        self._network = network
+        self._gate = gate
+        self._bell = Bell()
+        self._inbox: deque[Arrival] = deque()
+        self._flushable: dict[MemoryTransport, None] = {}  # who has got something since
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    def fileno(self) -> int:
+        """Readable when something has arrived."""
+        return self._bell.fileno()
+
+    def learn(self, node: str, endpoint: str) -> None:
+        """Nothing is to be learned: all nodes of the network know each other."""
+        self._check()
+
+    def send(self, peer: str, source: str, message: Message) -> None:
+        """Put *message* into the inbox of the node of *peer*."""
+        self._check()
+        nodes = self._network.nodes
+        target = nodes.get(peer) or nodes.get(node_of(peer))
+        if target is None or len(target._inbox) >= WAITING_MAX:
+            self.dropped += 1
+            return
+        target._inbox.append((peer, source, message))
+        self._flushable[target] = None
+
+    def flush(self) -> None:
+        """Wake those who have got something."""
+        self._check()
+        if self._flushable:
+            for target in self._flushable:
+                target._bell.ring()
+            self._flushable.clear()
+
+    def poll(self) -> list[Arrival]:
+        """Take what is in the inbox."""
+        self._check()
+        self._bell.clear()
+        inbox, taken = self._inbox, []
+        for _ in range(min(len(inbox), SHARE)):
+            arrival = inbox.popleft()
+            if self._gate is None or self._is_let_in(self._gate, arrival):
+                taken.append(arrival)
+        if inbox:
+            self._bell.ring()
+        return taken
+
+    def _is_let_in(self, gate: Gate, arrival: Arrival) -> bool:
+        peer, source, message = arrival
+        answers = gate(ANONYMOUS, source, message)
+        if answers is None:
+            return True
+        self.dropped += 1
+        for answer in answers:
+            self.send(source, peer, answer)
+        return False
+
+    def close(self) -> None:
+        """Leave the network; what is for this node from now on is lost."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        if self._network.nodes.get(self.node) is self:
+            del self._network.nodes[self.node]
+        self._inbox.clear()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this transport belongs to the parent process; open a new one here")
+        if self._is_closed:
+            raise Closed("the transport was closed")

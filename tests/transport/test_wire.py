@@ -1,0 +1,186 @@
+"""Packets: every message comes through, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pymq.core import codec
+from pymq.core.message import Fetched, Produce, Produced
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
+from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
+from pymq.transport import wire
+from pymq.transport.shapes import shape_of
+from tests.transport import cbor
+from tests.transport.protocol import rows
+from tests.transport.samples import MESSAGES, plain, sample
+
+
+def test_every_message_has_a_number() -> None:
+    links = {wire.Hello, wire.Refused, wire.Alive}
+    assert set(wire.NUMBERS.values()) == set(MESSAGES) | links
+    assert len(wire.NUMBERS) == len(MESSAGES) + len(links)
+
+
+def test_numbers_and_fields_are_for_ever() -> None:
+    """docs/protocol.md has them; what is written there for a version does not change."""
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    for row in rows():
+        assert row in text, f"docs/protocol.md lacks: {row}"
+
+
+@pytest.mark.parametrize("cls", list(wire.NUMBERS.values()), ids=lambda cls: cls.__name__)
+def test_a_message_arrives_as_it_was_sent(cls: type) -> None:
+    rng = Random(cls.__name__)
+    for _ in range(50):
+        items = [("", "producer1", sample(cls, rng)) for _ in range(rng.randrange(1, 4))]
+        header, *frames = wire.encode(items)
+        found = wire.decode(header, frames)
+        assert [plain(item) for item in found] == [plain(item) for item in items]
+
+
+@pytest.mark.parametrize("cls", list(wire.NUMBERS.values()), ids=lambda cls: cls.__name__)
+def test_another_reader_of_cbor_finds_the_same(cls: type) -> None:
+    rng = Random(cls.__name__)
+    for _ in range(20):
+        header, *_ = wire.encode([("a", "b", sample(cls, rng))])
+        rows, end = cbor.read(bytes(header))
+        assert end == len(header)
+        assert rows == codec.loads(header)
+        assert rows[0] == wire.VERSION
+        number, to, source, *fields = rows[1]
+        assert (wire.NUMBERS[number], to, source) == (cls, "a", "b")
+        assert len(fields) == len(shape_of(cls).names)
+
+
+def test_payload_is_not_copied_and_has_frames_of_its_own() -> None:
+    data = bytes(100_000)
+    batch = RecordBatch.encode([data], timestamp_ms=1)
+    header, body, more = wire.encode(
+        [
+            ("", "p", Produce(1, "t", "0", AckMode.LEADER, batch)),
+            ("", "p", Fetched(2, "t", "0", 0, 0, 0, data)),
+        ]
+    )
+    assert body is batch.body
+    assert more is data
+    assert len(header) < 200
+
+
+def test_who_gets_more_fields_than_he_knows_takes_those_that_he_knows() -> None:
+    header = codec.dumps([1, [11, "", "", 7, 5, 3, False, None, "from a later version"]])
+    assert wire.decode(header, []) == [("", "", Produced(7, 5, 3))]
+
+
+def test_who_gets_fewer_fields_takes_the_defaults() -> None:
+    header = codec.dumps([1, [11, "", "", 7]])
+    assert wire.decode(header, []) == [("", "", Produced(7))]
+
+
+def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() -> None:
+    rows = [1, [9_999, "", "", 5_000], [11, "", "", 7], [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]]
+    found = wire.decode(codec.dumps(rows), [bytes(5_000), bytes(3_000)])
+    assert found == [("", "", Produced(7))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "frames", "why"),
+    [
+        (5, [], "not a list"),
+        ([], [], "not a list"),
+        (["1"], [], "not a list"),
+        ([0], [], "version 0 is not spoken"),
+        ([2], [], "version 2 is not spoken"),
+        ([1, 5], [], "a message is a list"),
+        ([1, [11]], [], "a message is a list"),
+        ([1, [11, 1, ""]], [], "names of machines"),
+        ([1, [11, "", "x" * 300, 7]], [], "names of machines"),
+        ([1, [11, "", ""]], [], "at least 1 fields"),
+        ([1, [11, "", "", "7"]], [], "64 bits"),
+        ([1, [11, "", "", True]], [], "64 bits"),
+        ([1, [11, "", "", 1 << 63]], [], "64 bits"),
+        ([1, [10, "", "", 1, "t", "0", 5, [b"", b""]]], [], "no ack mode"),
+        ([1, [10, "", "", 1, "t", "0", 1, [b"", b""]]], [], "cut short"),
+        ([1, [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]], [], "no frame"),
+        ([1, [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]], [b"x"], "a frame of 1 bytes"),
+        ([1, [11, "", "", 7]], [b"x"], "more payload frames"),
+        ([1, [11, "", "", 7, 0, 0, False, ["X"]]], [], "an error is a list"),
+        ([1, [11, "", "", 7, 0, 0, False, [1, "", {}]]], [], "texts"),
+        ([1, [11, "", "", 7, 0, 0, False, ["X", "", {b"1": 2}]]], [], "map of names"),
+        ([1, [60, "", "", 1, "t", "0", 1, 1, {}]], [], "not a list"),
+        ([1, [75, "", "", 1, 5]], [], "a result is a list"),
+        ([1, [75, "", "", 1, [0, "x"]]], [], "64 bits"),
+        ([1, [75, "", "", 1, [9, 5]]], [], "not known"),
+        ([1, [75, "", "", 1, [1, ["t", "", {"block_bytes": 1}, []]]]], [], "block_bytes=1"),
+    ],
+)
+def test_what_is_not_a_packet_is_refused(rows: object, frames: list[bytes], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        wire.decode(codec.dumps(rows), frames)
+
+
+def test_sizes_are_looked_at_before_anything_else() -> None:
+    with pytest.raises(InvalidRequest, match="the header has"):
+        wire.decode(bytes(wire.HEADER_BYTES_MAX + 1), [])
+    with pytest.raises(InvalidRequest, match="payload frames"):
+        wire.decode(codec.dumps([1]), [b""] * (wire.FRAMES_MAX + 1))
+    with pytest.raises(InvalidRequest, match="messages, the most"):
+        wire.decode(codec.dumps([1, *[[3, "", ""]] * (wire.MESSAGES_MAX + 1)]), [])
+    with pytest.raises(RecordTooLarge):
+        wire.encode([("", "", Fetched(1, "t", "0", 0, 0, 0, bytes(wire.FRAME_BYTES_MAX + 1)))])
+
+
+def test_a_payload_that_is_too_large_leaves_the_rest_of_the_packet_whole() -> None:
+    packet = wire.Packet()
+    packet.add("", "", Produced(1))
+    with pytest.raises(RecordTooLarge):
+        packet.add("", "", Fetched(1, "t", "0", 0, 0, 0, bytes(wire.FRAME_BYTES_MAX + 1)))
+    packet.add("", "", Produced(2))
+    header, *frames = packet.seal()
+    assert wire.decode(header, frames) == [("", "", Produced(1)), ("", "", Produced(2))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_packets_are_refused_or_are_other_packets(seed: int) -> None:
+    """Whatever bytes come: a list of well-typed messages, or InvalidRequest. Nothing else."""
+    rng = Random(seed)
+    refused = 0
+    for _ in range(300):
+        items = [("", "p", sample(rng.choice(MESSAGES), rng)) for _ in range(rng.randrange(1, 3))]
+        header, *frames = wire.encode(items)
+        damaged = bytearray(header)
+        for _ in range(rng.randrange(1, 4)):
+            match rng.randrange(4):
+                case 0:
+                    damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+                case 1:
+                    del damaged[rng.randrange(len(damaged)) :]
+                case 2:
+                    damaged.insert(rng.randrange(len(damaged) + 1), rng.randrange(256))
+                case _:
+                    frames = frames[1:]
+            damaged = damaged or bytearray(b"\0")
+        try:
+            found = wire.decode(bytes(damaged), frames)
+        except InvalidRequest:
+            refused += 1
+            continue
+        again, *rest = wire.encode(found)
+        assert [plain(i) for i in wire.decode(again, rest)] == [plain(item) for item in found]
+    assert refused
+
+
+def test_errors_travel_with_their_class_and_what_can_travel_of_their_details() -> None:
+    def trip(error: PymqError) -> PymqError:
+        ((_, _, found),) = wire.decode(wire.encode([("", "", Produced(1, error=error))])[0], [])
+        assert isinstance(found, Produced)
+        assert found.error is not None
+        return found.error
+
+    found = trip(InvalidRequest("no", offset=5, names=("a", "b"), odd=object(), deep=[[1]]))
+    assert type(found) is InvalidRequest
+    assert str(found) == "no"
+    assert found.details == {"offset": 5, "names": ["a", "b"]}
