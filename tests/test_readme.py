@@ -19,7 +19,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 import pymq
 from pymq import errors
 from pymq.coord import paths, sqlite
-from pymq.core import columns, compression, index, metadata, record
+from pymq.core import columns, compression, header, index, metadata
 from pymq.core.config import FSYNC, TopicConfig
 from pymq.store import blockfile, compact, folder
 
@@ -101,10 +101,10 @@ def words(cell: str) -> list[str]:
 def test_the_header_is_as_the_format_says() -> None:
     """Field after field: place, size and name; and the format string as a whole."""
     page = text("docs/format.md")
-    assert f'"{record.HEADER.format}"' in page
+    assert f'"{header.HEADER.format}"' in page
     at = 0
     names = []
-    codes = re.findall(r"\d*[a-zA-Z]", record.HEADER.format)
+    codes = re.findall(r"\d*[a-zA-Z]", header.HEADER.format)
     for (place, size, kind, name, *_), code in zip(
         rows("docs/format.md", "## Record batch"), codes, strict=True
     ):
@@ -113,11 +113,11 @@ def test_the_header_is_as_the_format_says() -> None:
         assert kind == KINDS[code]
         at += int(size)
         names.append(name.replace(" ", "_"))
-    assert at == record.HEADER_SIZE
+    assert at == header.HEADER_SIZE
     assert f"{at} bytes" in page
-    fields = [name.rstrip("2") for name in record.Header._fields]
+    fields = [name.rstrip("2") for name in header.Header._fields]
     assert names == fields
-    assert (record.HEADER_CRC, record.SIGNED) == (24, 32)
+    assert (header.HEADER_CRC, header.SIGNED) == (24, 32)
 
 
 KINDS = {"4s": "bytes", "q": "i64", "I": "u32", "H": "u16", "B": "u8"}
@@ -126,7 +126,7 @@ KINDS = {"4s": "bytes", "q": "i64", "I": "u32", "H": "u16", "B": "u8"}
 def test_numbers_of_the_format() -> None:
     page = text("docs/format.md")
     for name, value in {
-        "magic of a batch": record.MAGIC,
+        "magic of a batch": header.MAGIC,
         "magic of a block file": blockfile.BLOCK_MAGIC,
         "magic of a checkpoint and an index": blockfile.KNOWN_MAGIC,
         "magic of the positions": index._MAGIC,
@@ -143,8 +143,8 @@ def test_numbers_of_the_format() -> None:
         columns.OFFSETS: "offsets",
     }
     assert (compression.NONE, compression.LZ4, compression.ZSTD) == (0, 1, 2)
-    assert (record.CONTROL, record.COMPACTED) == (8, 16)
-    assert f"{record.BATCH_BYTES_MAX >> 20} MiB" in page
+    assert (header.CONTROL, header.COMPACTED) == (8, 16)
+    assert f"{header.BATCH_BYTES_MAX >> 20} MiB" in page
     assert f'("{compact.TOMBSTONE[0]}", b"")' in page
     for statement in sqlite._SCHEMA[:2]:
         assert re.sub(r"\s+", " ", statement) in re.sub(r"\s+", " ", page)

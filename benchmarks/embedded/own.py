@@ -44,7 +44,8 @@ def _client(job: Job) -> Measures:
 
 def _layers(job: Job) -> Measures:
     from pymq.core.ready import Append, CreateBlock
-    from pymq.core.record import RecordBatch, split
+    from pymq.core.record import RecordBatch
+    from pymq.core.runs import split
     from pymq.core.types import BlockId
     from pymq.store.file import FileStore
 

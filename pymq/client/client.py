@@ -21,10 +21,11 @@ from pymq.client.worker import Worker, WorkerConfig
 from pymq.core import message as msg
 from pymq.core.compression import codec_number
 from pymq.core.config import TopicConfig, check_options
+from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.message import BEGIN, END, Fetch, Fetched, GroupState, Message
 from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.producers import REMEMBERED
-from pymq.core.record import EPOCH_HALF, NO_PRODUCER, Record
+from pymq.core.record import Record
 from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC, AckMode, check_name
 from pymq.core.values import value
 from pymq.errors import (

@@ -16,7 +16,7 @@ from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
 from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, OffsetFound, Range
 from pymq.core.ready import Ready
-from pymq.core.record import split
+from pymq.core.runs import split
 from pymq.core.values import define
 from pymq.core.view import BatchView
 from pymq.errors import (

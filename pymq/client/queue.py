@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from pymq.client.base import Waitable
 from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part
+from pymq.core.header import NO_PRODUCER
 from pymq.core.metadata import PartitionLeader
-from pymq.core.record import NO_PRODUCER, RecordBatch
+from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 
 if TYPE_CHECKING:

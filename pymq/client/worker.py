@@ -33,7 +33,8 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.ready import Ready
-from pymq.core.record import RecordBatch, split
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.core.values import Factory, define
 from pymq.core.view import BatchView

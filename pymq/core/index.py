@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from zlib import crc32
 
-from pymq.core.record import Header
+from pymq.core.header import Header
 from pymq.errors import CorruptMetadata
 
 GAP = 32 << 10  # bytes: a walk of 100 headers at 300 bytes a batch

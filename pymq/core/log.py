@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol
 
 from pymq.core import codec
+from pymq.core.header import ControlKind
 from pymq.core.marks import mark
 from pymq.core.message import RaftAppend, ReplicaFetched
 from pymq.core.producers import ProducerTable
@@ -27,7 +28,8 @@ from pymq.core.ready import (
     Sync,
     Truncate,
 )
-from pymq.core.record import ControlKind, RecordBatch, restamp
+from pymq.core.record import RecordBatch
+from pymq.core.runs import restamp
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptMetadata, InvalidRequest
 

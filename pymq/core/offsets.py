@@ -13,7 +13,8 @@ from pymq.core.leases import NEVER, Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Group
 from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
-from pymq.core.record import RecordBatch, split
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC, AckMode
 from pymq.errors import PymqError
 

@@ -20,6 +20,7 @@ from typing import Protocol
 import attrs
 
 from pymq.core.answers import Answers
+from pymq.core.header import HEADER_SIZE
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import (
@@ -57,7 +58,6 @@ from pymq.core.ready import (
     TimeFound,
     WriteFailed,
 )
-from pymq.core.record import HEADER_SIZE
 from pymq.core.repair import Repairs
 from pymq.core.replicator import (
     Replica,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pymq.core import codec
+from pymq.core.header import NO_PRODUCER, Header
 from pymq.core.marks import mark
-from pymq.core.record import NO_PRODUCER, Header
 from pymq.errors import (
     CorruptMetadata,
     DuplicateSequence,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from pymq.core.record import parse_header
+from pymq.core.header import parse_header
 from pymq.core.replicator import Log
 from pymq.errors import CorruptBatch
 

@@ -23,8 +23,7 @@ from typing import Any
 from zlib import crc32
 
 from pymq.core import codec
-from pymq.core.index import GAP, Index
-from pymq.core.record import (
+from pymq.core.header import (
     HEADER_CRC,
     HEADER_SIZE,
     MAGIC,
@@ -33,6 +32,7 @@ from pymq.core.record import (
     header_crc,
     parse_header,
 )
+from pymq.core.index import GAP, Index
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -40,14 +40,12 @@ from pymq.core.types import BlockId
 from pymq.errors import Closed, InvalidRequest, PymqError, StoreError
 from pymq.store import recovery
 from pymq.store.blockfile import FileHead
-from pymq.store.compact import compacted, last_offsets
 from pymq.store.files import Files, OsFiles, store_error
-from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, explained, is_sync
+from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, is_sync
 from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock, check_append
+from pymq.store.rewriting import Rewriting
 from pymq.store.states import Changes, States
-
-_REWRITE_BYTES = 1 << 20  # written at once by compaction
 
 RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
 RESERVE_FROM = 16 << 10  # ... in a block that has this much: ten thousand idle ones take no room
@@ -433,20 +431,7 @@ class FileStore:
 
     def compact(self, job: Compact) -> Compacted:
         """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
-        sizes: list[tuple[BlockId, int]] = []
-        failure: Exception | None = None
-        try:
-            last: dict[bytes, int] = {}
-            for id in job.blocks:
-                last_offsets(self._batches(id), last)
-            for id in job.blocks:
-                size = self._rewrite(id, last, job.tombstones_before_ms)
-                sizes.append((id, size))
-        except OSError as error:
-            failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
-        except PymqError as error:
-            failure = error
-        return Compacted(job.topic, job.partition, tuple(sizes), failure)
+        return Rewriting(self._folder, self.files, self._sealed, self._replace).run(job)
 
     def _sealed(self, id: BlockId) -> OpenBlock:
         with self._lock:
@@ -455,57 +440,23 @@ class FileStore:
                 raise InvalidRequest(f"block {id} is open; only sealed blocks are compacted")
             return block
 
-    def _batches(self, id: BlockId) -> Iterator[RecordBatch]:
-        """Read a sealed block from beginning to end, checked, through a handle of its own."""
-        block, path = self._sealed(id), self._folder.file(id)
-        with explained("read", path):
-            handle = self.files.open_readonly(path)
-            try:
-                yield from block.batches(partial(self.files.pread, handle), path)
-            finally:
-                self.files.close(handle)
-
-    def _rewrite(self, id: BlockId, last: dict[bytes, int], tombstones_before_ms: int) -> int:
-        """Replace a block's file by a compacted one; returns the bytes of its batches."""
-        old = self._sealed(id)
-        new = OpenBlock(old.head)
-        new.start_position = new.size = new.length = old.start_position
-        draft = self._folder.draft(id)
-        try:
-            draft.append([old.head.to_bytes()])
-            chunk, size = [], 0
-            for batch in compacted(self._batches(id), last, tombstones_before_ms):
-                chunk.append(batch)
-                size += batch.size
-                if size >= _REWRITE_BYTES:
-                    self._extend(new, draft, chunk)
-                    chunk, size = [], 0
-            self._extend(new, draft, chunk)
-            if new.size == old.size:  # nothing went
-                return old.size - old.start_position
-            draft.sync()
-            with self._lock:
-                if self._blocks.get(id) is not old or old.end != new.end:
-                    raise InvalidRequest(f"block {id} was changed or removed meanwhile")
-                snapshot = recovery.snapshot_at(self._folder, old)
-                # Positions of the old file must never be taken for those of the new one.
-                self._folder.remove(id, INDEX, CKPT)
-                self._handles.let_go(id)
-                del self._blocks[id]  # whatever goes wrong now, what is there is read again
-                self.files.close(draft.take_place())
-                self._blocks[id] = new
-                self._seal(new)
-                if snapshot is not None:
-                    new.ckpt_end = new.end
-                    self._folder.replace(id, CKPT, new.known(snapshot).to_bytes())
-            return new.size - new.start_position
-        finally:
-            draft.close()
-
-    def _extend(self, block: OpenBlock, draft: Draft, batches: list[RecordBatch]) -> None:
-        if batches:
-            draft.append(check_append(block.id, block.end, block.epoch, batches))
-            block.add(batches)
+    def _replace(self, old: OpenBlock, new: OpenBlock, draft: Draft) -> None:
+        """Let the file that was drafted, *new*, take the place of *old*."""
+        id = old.id
+        with self._lock:
+            if self._blocks.get(id) is not old or old.end != new.end:
+                raise InvalidRequest(f"block {id} was changed or removed meanwhile")
+            snapshot = recovery.snapshot_at(self._folder, old)
+            # Positions of the old file must never be taken for those of the new one.
+            self._folder.remove(id, INDEX, CKPT)
+            self._handles.let_go(id)
+            del self._blocks[id]  # whatever goes wrong now, what is there is read again
+            self.files.close(draft.take_place())
+            self._blocks[id] = new
+            self._seal(new)
+            if snapshot is not None:
+                new.ckpt_end = new.end
+                self._folder.replace(id, CKPT, new.known(snapshot).to_bytes())
 
     def blocks(self) -> list[BlockId]:
         """List the blocks that are there, in order."""

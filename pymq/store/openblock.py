@@ -6,15 +6,9 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from pymq.core.columns import Buffer
+from pymq.core.header import BATCH_BYTES_MAX, HEADER_SIZE, MAGIC, header_crc, parse_header
 from pymq.core.index import GAP, Index
-from pymq.core.record import (
-    BATCH_BYTES_MAX,
-    HEADER_SIZE,
-    MAGIC,
-    RecordBatch,
-    header_crc,
-    parse_header,
-)
+from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange, StoreError
 from pymq.store.blockfile import FileHead, Known, Pread, Walk, Window, check_chain, corrupt, walk
@@ -285,7 +279,7 @@ def head_at(
 ) -> tuple[int, int, int, int]:
     """Check the batch header in *data* and return (base offset, length, span, max timestamp).
 
-    This is what :func:`pymq.core.record.parse_header` does, without making anything of it: a read
+    This is what :func:`pymq.core.header.parse_header` does, without making anything of it: a read
     of 1 MiB may walk over thousands of headers.
 
     Raises:

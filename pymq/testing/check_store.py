@@ -26,7 +26,8 @@ from pymq.core.ready import (
     Truncate,
     Write,
 )
-from pymq.core.record import RecordBatch, split
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import Closed, OffsetOutOfRange, PymqError, StoreError
 from pymq.store.base import BlockStore

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pymq.coord import paths
 from pymq.coord.tree import Plan
 from pymq.core.coordination import Commit
+from pymq.core.header import COMPACTED, Header
 from pymq.core.message import Message
 from pymq.core.metadata import BlockNode, TopicNode, decode_node
-from pymq.core.record import COMPACTED, Header
 from pymq.core.types import OFFSETS_TOPIC, BlockId
 from pymq.core.values import Factory, define
 from pymq.testing import probe

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from zlib import crc32
 
+from pymq.core.header import COMPACTED, Header
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -28,7 +29,6 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.record import COMPACTED, Header
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define
 from pymq.store.base import BlockStore

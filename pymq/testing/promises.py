@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pymq.core.header import COMPACTED, Header
 from pymq.core.message import Fetched, Message, Produce, Produced
-from pymq.core.record import COMPACTED, Header, split
+from pymq.core.runs import split
 from pymq.core.types import AckMode, TopicPartition
 from pymq.core.values import define
 from pymq.errors import PymqError

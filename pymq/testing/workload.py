@@ -17,8 +17,9 @@ from pymq.client.router import Call, Router
 from pymq.client.sender import Queue, Sender, SenderConfig
 from pymq.client.worker import Worker, WorkerConfig
 from pymq.core import message as msg
+from pymq.core.header import NO_PRODUCER
 from pymq.core.message import BEGIN, Message
-from pymq.core.record import NO_PRODUCER, Record
+from pymq.core.record import Record
 from pymq.core.types import AckMode
 from pymq.core.values import Factory, define
 from pymq.errors import OffsetOutOfRange, PymqError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.core.record import MAGIC
+from pymq.core.header import MAGIC
 from pymq.errors import CorruptBatch, CorruptBlock
 from pymq.store.verify import verify
 from tests.acceptance.helpers import contents, values

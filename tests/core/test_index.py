@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pymq.core.header import Header
 from pymq.core.index import GAP, Index
-from pymq.core.record import Header, RecordBatch
+from pymq.core.record import RecordBatch
 from pymq.errors import CorruptMetadata
 
 HEADER = RecordBatch.encode([b"x"], timestamp_ms=0).header

@@ -16,17 +16,9 @@ from hypothesis import strategies as st
 
 from pymq.core import columns, compression
 from pymq.core.columns import Headers
-from pymq.core.record import (
-    COMPACTED,
-    CONTROL,
-    HEADER,
-    HEADER_SIZE,
-    Header,
-    RecordBatch,
-    parse_header,
-    restamp,
-    split,
-)
+from pymq.core.header import COMPACTED, CONTROL, HEADER, HEADER_SIZE, Header, parse_header
+from pymq.core.record import RecordBatch
+from pymq.core.runs import restamp, split
 from pymq.errors import CorruptBatch, InvalidRequest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "batch-v1.bin"

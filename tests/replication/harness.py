@@ -13,6 +13,7 @@ from typing import NamedTuple
 import attrs
 
 from pymq.core.config import TopicConfig
+from pymq.core.header import parse_header
 from pymq.core.message import (
     Message,
     RaftAppend,
@@ -25,7 +26,7 @@ from pymq.core.message import (
 )
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Envelope, Ready, SaveState
-from pymq.core.record import RecordBatch, parse_header
+from pymq.core.record import RecordBatch
 from pymq.core.replicator import Replica, ReplicationConfig
 from pymq.core.types import AckMode, BlockId, Rng
 from pymq.errors import CorruptBatch

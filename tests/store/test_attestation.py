@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pymq
-from pymq.core.record import MAGIC, Header, split
+from pymq.core.header import MAGIC, Header
+from pymq.core.runs import split
 
 
 def headers(folder: Path) -> list[Header]:

@@ -22,7 +22,8 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.record import Record, RecordBatch, split
+from pymq.core.record import Record, RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBlock, InvalidRequest
 from pymq.store.base import BlockStore

@@ -22,7 +22,8 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.record import RecordBatch, restamp, split
+from pymq.core.record import RecordBatch
+from pymq.core.runs import restamp, split
 from pymq.core.types import BlockId
 from pymq.store import file as file_module
 from pymq.store import states as states_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pymq.core.ready import Append, CreateBlock, Recovered
-from pymq.core.record import split
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import StoreLocked
 from pymq.store.file import FileStore

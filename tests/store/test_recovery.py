@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 
+from pymq.core.header import HEADER_SIZE
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -18,7 +19,7 @@ from pymq.core.ready import (
     RemoveBlock,
     SealBlock,
 )
-from pymq.core.record import HEADER_SIZE, RecordBatch
+from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBlock, StoreError, StoreFull
 from pymq.store.file import FileStore

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pymq.core.ready import Append, Checkpoint, Compact, CreateBlock, SealBlock
-from pymq.core.record import RecordBatch, split
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock, StoreError
 from pymq.store.file import FileStore

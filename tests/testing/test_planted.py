@@ -9,11 +9,11 @@ import attrs
 import pytest
 
 from pymq.core import leases
+from pymq.core.header import Header
 from pymq.core.leases import Leases
 from pymq.core.message import Lease, Produced, Sealed
 from pymq.core.partition import Partition
 from pymq.core.producers import ProducerTable
-from pymq.core.record import Header
 from pymq.core.sealing import Sealing
 from pymq.errors import OutOfOrderSequence
 from pymq.replication.leadership import Leadership

@@ -1,0 +1,97 @@
+"""Compaction as it is done to files: each sealed block is read, and what stays is written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from pymq.core.ready import Compact, Compacted
+from pymq.core.record import RecordBatch
+from pymq.core.types import BlockId
+from pymq.errors import PymqError
+from pymq.store.compact import compacted, last_offsets
+from pymq.store.files import Files, store_error
+from pymq.store.folder import Draft, Folder, explained
+from pymq.store.openblock import OpenBlock, check_append
+
+_REWRITE_BYTES = 1 << 20  # written at once
+
+
+class Rewriting:
+    """One compaction. It may run beside everything else: a sealed block does not change.
+
+    Args:
+        folder: where the blocks are.
+        files: the file system.
+        find: gives a sealed block.
+        replace: lets a draft take the place of a block, unless that has changed meanwhile.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        files: Files,
+        find: Callable[[BlockId], OpenBlock],
+        replace: Callable[[OpenBlock, OpenBlock, Draft], None],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._find = find
+        self._replace = replace
+
+    def run(self, job: Compact) -> Compacted:
+        """Rewrite the blocks of *job*, and tell how large they are now."""
+        sizes: list[tuple[BlockId, int]] = []
+        failure: Exception | None = None
+        try:
+            last: dict[bytes, int] = {}
+            for id in job.blocks:
+                last_offsets(self._batches(id), last)
+            for id in job.blocks:
+                size = self._rewrite(id, last, job.tombstones_before_ms)
+                sizes.append((id, size))
+        except OSError as error:
+            failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
+        except PymqError as error:
+            failure = error
+        return Compacted(job.topic, job.partition, tuple(sizes), failure)
+
+    def _batches(self, id: BlockId) -> Iterator[RecordBatch]:
+        """Read a sealed block from beginning to end, checked, through a handle of its own."""
+        block, path = self._find(id), self._folder.file(id)
+        with explained("read", path):
+            handle = self._files.open_readonly(path)
+            try:
+                yield from block.batches(partial(self._files.pread, handle), path)
+            finally:
+                self._files.close(handle)
+
+    def _rewrite(self, id: BlockId, last: dict[bytes, int], tombstones_before_ms: int) -> int:
+        """Replace a block's file by a compacted one; returns the bytes of its batches."""
+        old = self._find(id)
+        new = OpenBlock(old.head)
+        new.start_position = new.size = new.length = old.start_position
+        draft = self._folder.draft(id)
+        try:
+            draft.append([old.head.to_bytes()])
+            chunk: list[RecordBatch] = []
+            size = 0
+            for batch in compacted(self._batches(id), last, tombstones_before_ms):
+                chunk.append(batch)
+                size += batch.size
+                if size >= _REWRITE_BYTES:
+                    self._extend(new, draft, chunk)
+                    chunk, size = [], 0
+            self._extend(new, draft, chunk)
+            if new.size == old.size:  # nothing went
+                return old.size - old.start_position
+            draft.sync()
+            self._replace(old, new, draft)
+            return new.size - new.start_position
+        finally:
+            draft.close()
+
+    def _extend(self, block: OpenBlock, draft: Draft, batches: list[RecordBatch]) -> None:
+        if batches:
+            draft.append(check_append(block.id, block.end, block.epoch, batches))
+            block.add(batches)
