@@ -19,9 +19,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from pymq.core.config import TopicConfig
+from pymq.core.header import HEADER_SIZE, parse_header
 from pymq.core.message import Location
 from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
-from pymq.core.record import HEADER_SIZE, RecordBatch, parse_header
+from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
 

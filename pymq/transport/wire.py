@@ -20,8 +20,8 @@ from typing import Any
 
 from pymq.core import codec
 from pymq.core import message as msg
+from pymq.core.header import BATCH_BYTES_MAX
 from pymq.core.message import Message
-from pymq.core.record import BATCH_BYTES_MAX
 from pymq.core.values import value
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
 from pymq.transport.shapes import Buffer, Frames, Payload, Shape, shape_of
