@@ -44,6 +44,7 @@ __all__ = [
     "PartitionUnset",
     "ProducerFenced",
     "PymqError",
+    "QuotaExceeded",
     "RecordTooLarge",
     "ReplicaNotAvailable",
     "RequestTimeout",
@@ -369,6 +370,13 @@ class AuthorizationFailed(PymqError, PermissionError):
     """The principal may not do this."""
 
     code = "AUTHORIZATION_FAILED"
+
+
+class QuotaExceeded(PymqError):
+    """The principal has used up what its quota lets it do in a second; try again in a moment."""
+
+    code = "QUOTA_EXCEEDED"
+    retriable = True
 
 
 class InternalError(PymqError):

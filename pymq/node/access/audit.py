@@ -1,0 +1,65 @@
+"""What was refused to whom: counted always, written down at a bounded rate.
+
+Whoever is refused can ask again a thousand times a second; a log that says so each time would be
+what brings the node down. So each kind of refusal is written once a second at most, with the number
+of those that were not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pymq.core.values import value
+
+EVERY_MS = 1000
+KINDS_MAX = 10_000  # kinds of refusal kept apart
+
+
+@value
+class Refusal:
+    """Somebody asked for something and did not get it."""
+
+    principal: str
+    source: str  # the machine that asked
+    request: str  # the name of the message
+    operation: str  # which was not allowed, or "quota"
+    resource: str  # as it is written in a policy
+
+
+class Audit:
+    """Writes one JSON object a line, by *write*; *wall_ms* tells the time of day."""
+
+    def __init__(self, write: Callable[[str], object], wall_ms: Callable[[], int]) -> None:
+        self.refused = 0  # since the node started
+        self._write = write
+        self._wall_ms = wall_ms
+        self._seen: OrderedDict[tuple[str, str, str, str], list[int]] = OrderedDict()
+
+    def refuse(self, refusal: Refusal, now: int) -> None:
+        """Note a refusal."""
+        self.refused += 1
+        key = (refusal.principal, refusal.request, refusal.operation, refusal.resource)
+        found = self._seen.get(key)
+        if found is None:
+            self._seen[key] = found = [now - EVERY_MS, 0]
+            if len(self._seen) > KINDS_MAX:
+                self._seen.popitem(last=False)
+        self._seen.move_to_end(key)
+        if now - found[0] < EVERY_MS:
+            found[1] += 1
+            return
+        left_out, found[0], found[1] = found[1], now, 0
+        entry = {
+            "time_ms": self._wall_ms(),
+            "event": "refused",
+            "principal": refusal.principal,
+            "source": refusal.source,
+            "request": refusal.request,
+            "operation": refusal.operation,
+            "resource": refusal.resource,
+        }
+        if left_out:
+            entry["left_out"] = left_out
+        self._write(json.dumps(entry, sort_keys=True))

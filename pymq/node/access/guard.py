@@ -1,0 +1,133 @@
+"""The door of a node: every message passes it, or its sender is told why it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+from pymq.core import message as msg
+from pymq.core.group import refusal
+from pymq.core.message import Message
+from pymq.core.types import AckMode
+from pymq.errors import AuthorizationFailed, PymqError, QuotaExceeded
+from pymq.node.access.audit import Audit, Refusal
+from pymq.node.access.quotas import Quota, Quotas
+from pymq.node.access.requirements import CLUSTER_ACTION, Requirement, requirements
+from pymq.node.access.rules import Policy
+
+
+class Guard:
+    """Lets a message in if the policy and the quotas of its principal do.
+
+    It is a gate of a transport (:data:`pymq.transport.base.Gate`). What it needs of a message it
+    works out before anybody looks whether that topic or group exists, so an answer tells nothing
+    about what there is to those who may not know.
+    """
+
+    def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
+        self._policy = policy
+        self._audit = audit
+        self._clock = clock
+        self._quotas = Quotas(self._quota)
+
+    def replace(self, policy: Policy) -> None:
+        """Go by another policy from the next message on."""
+        self._policy = policy
+
+    def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """Answers instead of *message*, or None to let it in."""
+        needed = requirements(message)
+        for need in needed:
+            if not self._policy.allows(principal, need.operation, need.kind, need.name):
+                return self._refuse(principal, source, message, need)
+        if not principal:
+            return self._refuse(principal, source, message, None)
+        # Nobody holds up the cluster's own work: what a broker is slow in, all others wait for.
+        if needed and needed[0] is CLUSTER_ACTION:
+            return None
+        return self._measure(principal, source, message)
+
+    def sent(self, principal: str, message: Message) -> None:
+        """Count what is sent to *principal*: it has asked for it."""
+        if type(message) is msg.Fetched and message.data:
+            self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
+
+    def _quota(self, principal: str) -> Quota | None:
+        return self._policy.quota(principal)
+
+    def _measure(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        now = self._clock()
+        wait_ms = self._quotas.wait_ms(principal, now)
+        if wait_ms and not isinstance(message, _NEVER_HELD_UP):
+            request = type(message).__name__
+            self._audit.refuse(Refusal(principal, source, request, "quota", ""), now)
+            error = QuotaExceeded(
+                f"{principal} has used up its quota; again in {wait_ms} ms", retry_ms=wait_ms
+            )
+            return denial(message, error)
+        size = message.batch.size if type(message) is msg.Produce else 0
+        self._quotas.charge(principal, now, requests=1, produced_bytes=size)
+        return None
+
+    def _refuse(
+        self, principal: str, source: str, message: Message, need: Requirement | None
+    ) -> Sequence[Message]:
+        operation = need.operation.value if need else "authenticate"
+        resource = need.resource if need else ""
+        request = type(message).__name__
+        refused = Refusal(principal, source, request, operation, resource)
+        self._audit.refuse(refused, self._clock())
+        who = principal or "who is not authenticated"
+        return denial(
+            message,
+            AuthorizationFailed(
+                f"{who} may not {operation} {resource}: {request} needs it; "
+                "an administrator can add a rule to the policy",
+                operation=operation,
+                resource=resource,
+            ),
+        )
+
+
+# A member that cannot say that it is alive loses what it holds, and asks for more than before.
+_NEVER_HELD_UP = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
+
+
+def denial(message: Message, error: PymqError) -> Sequence[Message]:
+    """The answer to a request that is not taken in; nothing for what is not answered."""
+    match message:
+        case msg.Produce():
+            return () if message.acks is AckMode.NONE else (msg.Produced(message.id, error=error),)
+        case msg.GetSequence():
+            return (msg.Sequence(message.id, error=error),)
+        case msg.Fetch():
+            place = (message.topic, message.partition, message.offset)
+            return (msg.Fetched(message.id, *place, 0, 0, error=error),)
+        case msg.FindOffset():
+            return (msg.OffsetFound(message.id, error=error),)
+        case msg.Settle(id=0):
+            return ()
+        case (
+            msg.Join()
+            | msg.Heartbeat()
+            | msg.Leave()
+            | msg.Acquire()
+            | msg.Settle()
+            | msg.CommitOffset()
+            | msg.GetGroup()
+            | msg.ListGroups()
+        ):
+            return (refusal(message, error),)
+        case msg.LeaderAndIsr():
+            # CLUSTER_AUTHORIZATION_FAILED, for each partition.
+            errors = tuple((each.topic, each.partition, error) for each in message.partitions)
+            return (msg.LeaderAndIsrAnswer(message.id, "", errors, error),)
+        case msg.RegisterBroker():
+            return (msg.Answer(message.id, error=error),)
+        case _ if type(message) in _ADMIN:
+            return (msg.Answer(message.id, error=error),)  # type: ignore[union-attr]  # each has one
+        case _:
+            return ()  # An answer, or what one node tells another: nobody waits.
+
+
+_ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer}

@@ -1,0 +1,198 @@
+"""Every message is refused to those who may not, with the answer that its sender waits for."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any, get_args
+
+import pytest
+
+from pymq.core import message as msg
+from pymq.core.message import Message
+from pymq.core.record import RecordBatch
+from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.errors import AuthorizationFailed, QuotaExceeded
+from pymq.node.access import Audit, Guard, Policy, Requirement, Rule, parse_policy, requirements
+from pymq.node.access.requirements import CLUSTER_ACTION, is_declared
+from pymq.node.access.rules import Pattern
+from tests.transport.samples import sample
+
+MESSAGES = get_args(Message)
+# What nobody waits for, and what is itself an answer.
+UNANSWERED = {
+    cls.__name__
+    for cls in (
+        *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.Answer, msg.LeaderAndIsrAnswer),
+        *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
+        *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
+        *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
+        *(msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended, msg.RaftVote, msg.RaftVoted),
+        *(msg.RaftTimeout, msg.RaftSnapshot),
+    )
+}
+
+
+class Door:
+    """A guard with what it writes, and a clock to turn."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.now = 0
+        self.lines: list[dict[str, Any]] = []
+        self.audit = Audit(lambda line: self.lines.append(json.loads(line)), lambda: 1_700_000)
+        self.guard = Guard(policy, self.audit, lambda: self.now)
+
+    def ask(self, message: Message, principal: str = "p") -> Any:
+        return self.guard(principal, "client-1.producer", message)
+
+
+def allowing(*operations: str, resources: tuple[str, ...], **more: Any) -> Policy:
+    allow = {"principal": "p", "operations": list(operations), "resources": list(resources)}
+    return parse_policy({"rule": [allow], **more})
+
+
+def produce(size: int = 10) -> msg.Produce:
+    batch = RecordBatch.encode([bytes(size)], timestamp_ms=0)
+    return msg.Produce(7, "orders", "0", AckMode.LEADER, batch)
+
+
+def test_every_message_is_declared() -> None:
+    """A message without a requirement would be a hole."""
+    assert [cls.__name__ for cls in MESSAGES if not is_declared(cls)] == []
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("principal", ["", "p"])
+def test_who_has_no_rule_can_do_nothing(cls: type, principal: str) -> None:
+    """Whatever is in a message: it is not let in, is noted, and a request is answered."""
+    door = Door(Policy())
+    is_answered = False
+    for seed in range(20):
+        message = sample(cls, Random(seed))
+        answers = door.ask(message, principal)
+        if principal and not requirements(message):
+            assert answers is None
+            continue
+        assert answers is not None
+        for answer in answers:
+            is_answered = True
+            assert type(answer).__name__ in UNANSWERED  # It is an answer, not another request.
+            assert isinstance(answer.error, AuthorizationFailed)
+            assert answer.id == message.id
+        door.now += 1000
+    assert is_answered == (cls.__name__ not in UNANSWERED)
+    assert door.audit.refused == len(door.lines) == 20
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_who_has_all_that_is_needed_is_let_in_and_with_less_is_not(cls: type) -> None:
+    for seed in range(10):
+        message = sample(cls, Random(seed))
+        needed = [_rule_for(each) for each in set(requirements(message))]
+        assert Door(Policy(tuple(needed))).ask(message) is None
+        for left_out in needed:
+            less = tuple(rule for rule in needed if rule is not left_out)
+            assert Door(Policy(less)).ask(message) is not None
+
+
+def _rule_for(need: Requirement) -> Rule:
+    pattern = Pattern(need.kind, need.name, is_prefix=False)
+    return Rule(True, frozenset({"p"}), frozenset({need.operation}), (pattern,))
+
+
+def test_internal_topics_are_the_clusters() -> None:
+    """What is in them belongs to groups and producers of other people."""
+    door = Door(allowing("All", resources=("topic:*", "group:*", "producer:*")))
+    fetch = msg.Fetch(1, OFFSETS_TOPIC, "0", 0, 1000, 0)
+    for message in (
+        fetch,
+        msg.DeleteTopic(1, OFFSETS_TOPIC),
+        msg.AlterTopic(1, "__anything", {}),
+        msg.FindOffset(1, OFFSETS_TOPIC, "0", 0),
+    ):
+        assert requirements(message) == (CLUSTER_ACTION,)
+        assert door.ask(message) is not None
+    assert door.ask(msg.GetMetadata(1, OFFSETS_TOPIC)) is None  # A member finds its coordinator.
+    assert Door(allowing("ClusterAction", resources=("cluster",))).ask(fetch) is None
+
+
+def test_an_unauthorised_leader_and_isr_is_refused_for_each_partition() -> None:
+    for seed in range(50):
+        message = sample(msg.LeaderAndIsr, Random(seed))
+        (answer,) = Door(Policy()).ask(message)
+        assert [error[:2] for error in answer.errors] == [
+            (each.topic, each.partition) for each in message.partitions
+        ]
+        assert all(error.code == "AUTHORIZATION_FAILED" for _, _, error in answer.errors)
+
+
+def test_a_new_policy_holds_from_the_next_message_on() -> None:
+    door = Door(allowing("Write", resources=("topic:orders",)))
+    assert door.ask(produce()) is None
+    door.guard.replace(Policy())
+    (answer,) = door.ask(produce())
+    assert "p may not Write topic:orders: Produce needs it" in str(answer.error)
+
+
+def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
+    """Two a second: the third has to wait, and an hour of silence saves up one second's worth."""
+    quota = {"p": {"requests_per_second": 2}}
+    door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
+    fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
+    assert [door.ask(fetch) for _ in range(2)] == [None, None]
+    (answer,) = door.ask(fetch)
+    assert isinstance(answer.error, QuotaExceeded)
+    assert answer.error.retriable
+    wait_ms = answer.error.details["retry_ms"]
+    assert isinstance(wait_ms, int)
+    assert 0 < wait_ms <= 500
+    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None  # Else it would lose what it holds.
+    door.now += 3_600_000
+    assert [door.ask(fetch) is None for _ in range(3)] == [True, True, False]
+
+
+def test_bytes_are_paid_for_with_the_time_after_them() -> None:
+    quota = {
+        "*": {"produce_bytes_per_second": 1000},
+        "reader": {"fetch_bytes_per_second": 1000},
+    }
+    policy = parse_policy({"superusers": ["p", "reader"], "quota": quota})
+    door = Door(policy)
+    assert door.ask(produce(5000)) is None
+    (answer,) = door.ask(produce(1))
+    assert 4000 < answer.error.details["retry_ms"] < 5000
+    door.now += answer.error.details["retry_ms"]
+    assert door.ask(produce(1)) is None
+    fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
+    assert door.ask(fetch, "reader") is None
+    door.guard.sent("reader", msg.Fetched(1, "orders", "0", 0, 0, 1, data=bytes(1500)))
+    (answer,) = door.ask(fetch, "reader")
+    assert isinstance(answer.error, QuotaExceeded)
+    assert answer.error.details["retry_ms"] == 501
+
+
+def test_brokers_are_never_held_up() -> None:
+    """What one of them is slow in, all wait for."""
+    quota = {"*": {"requests_per_second": 1}}
+    door = Door(allowing("ClusterAction", resources=("cluster",), quota=quota))
+    assert all(door.ask(msg.Ping(1)) is None for _ in range(100))
+
+
+def test_the_audit_log_is_bounded() -> None:
+    """A thousand refusals a second are a line a second, which says how many there were."""
+    door = Door(Policy())
+    for _ in range(3000):
+        door.ask(produce())
+        door.now += 1
+    assert door.audit.refused == 3000
+    assert [line.get("left_out", 0) for line in door.lines] == [0, 999, 999]
+    assert door.lines[0] == {
+        "event": "refused",
+        "operation": "Write",
+        "principal": "p",
+        "request": "Produce",
+        "resource": "topic:orders",
+        "source": "client-1.producer",
+        "time_ms": 1_700_000,
+    }
