@@ -15,30 +15,24 @@ What holds at all times:
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import attrs
 
-from pymq.core.answers import Answers
-from pymq.core.header import HEADER_SIZE
+from pymq.core.host import Host
+from pymq.core.intake import Intake
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import (
     BecomeLeader,
-    BlockSizes,
     Fetch,
     FindOffset,
     GetSequence,
     Message,
     PartitionReport,
     Produce,
-    Produced,
     Progress,
     ReplicaFetch,
     ReplicaFetched,
     Replication,
-    RetireBlocks,
-    RollWanted,
     Seal,
     Sealed,
     Sequence,
@@ -46,103 +40,60 @@ from pymq.core.message import (
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import (
-    Compact,
     Compacted,
     CreateBlock,
     Read,
     Ready,
-    Recover,
     Recovered,
     RecoverFailed,
     RemoveBlock,
     TimeFound,
     WriteFailed,
 )
+from pymq.core.recovery import Recovery
 from pymq.core.repair import Repairs
 from pymq.core.replicator import (
     Replica,
-    ReplicaHost,
     ReplicationConfig,
     Replicator,
     ReplicatorFactory,
 )
-from pymq.core.retention import first_kept
 from pymq.core.sealing import Sealing
 from pymq.core.serving import Serving
-from pymq.core.types import AckMode, BlockId, Rng, TopicPartition
+from pymq.core.types import AckMode, Rng, TopicPartition
+from pymq.core.upkeep import ASK_RETRY_MS, Upkeep
 from pymq.errors import (
     CorruptMetadata,
-    InvalidRequest,
-    NotEnoughReplicas,
     NotLeader,
-    PartitionUnset,
     PymqError,
-    RecordTooLarge,
     ReplicaNotAvailable,
     StoreError,
 )
 
 NEVER = 1 << 62
-RETENTION_CHECK_MS = 5_000
 RESTART_MS = 200  # a replica whose write has failed starts over after it
-ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
-BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
-
-
-class Host(ReplicaHost, Protocol):
-    """What a partition needs of the broker around it."""
-
-    storage_id: str
-    incarnation: int
-    out: Ready
-
-    def wall_ms(self, now: int) -> int:
-        """The wall clock's milliseconds at the monotonic time *now*."""
-        ...
-
-    def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer."""
-        ...
-
-    def has_failed(self, peer: str, block: BlockId) -> bool:
-        """Whether another broker says that it cannot act on an open block."""
-        ...
-
-    def shares(self, partition: Partition, now: int) -> None:
-        """The open block may be shared with other brokers than before."""
-        ...
-
-    def role_changed(self, partition: Partition, now: int) -> None:
-        """The partition's replica here has begun or ceased to lead."""
-        ...
 
 
 class Partition:
     """A partition that this broker hosts."""
 
     __slots__ = (
-        "_answers",
-        "_asked_at",
-        "_compacted",
         "_has_begun",
         "_host",
-        "_is_appointed",
+        "_intake",
         "_leads_at",
         "_make_replicator",
-        "_must_sync",
-        "_opened_ms",
-        "_parked",
-        "_recovering",
+        "_recovery",
         "_repairs",
         "_restart_at",
-        "_retention_at",
-        "_roll_at",
         "_sealing",
         "_serving",
         "_sync_at",
         "_tell_at",
+        "_upkeep",
         "_visible",
         "deadline",
+        "is_appointed",
         "log",
         "name",
         "problem",
@@ -168,20 +119,15 @@ class Partition:
         self._make_replicator = make_replicator
         self._serving = Serving(self, host)
         self._repairs = Repairs(self)
-        self._recovering: list[Recovered] = []
-        self._answers = Answers()
-        self._parked: list[tuple[str, Produce]] = []
+        self._recovery = Recovery(host, self._keeps)
+        self._intake = Intake(self, host)
+        self._upkeep = Upkeep(self, now)
         self._sealing = self._new_sealing()
         self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
         self._visible = 0  # what was before a replicator had to start over
         self._has_begun = False  # the open block has had a replicator in this process
-        self._is_appointed = False  # to lead the open block, and does not yet
-        self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
-        self._opened_ms = 0
-        self._sync_at = self._roll_at = self._tell_at = self._restart_at = NEVER
-        self._asked_at = -ASK_RETRY_MS
-        self._retention_at = now
-        self._compacted: tuple[BlockId, ...] = ()
+        self.is_appointed = False  # to lead the open block, and does not yet
+        self._sync_at = self._tell_at = self._restart_at = NEVER
         self._begin(unsealed, now)
 
     # --- what it is -----------------------------------------------------------------------------
@@ -245,6 +191,9 @@ class Partition:
             return True
         return block.storages[block.replicas.index(self.me)] == self._host.storage_id
 
+    def _keeps(self, block: BlockNode) -> bool:
+        return self._holds(block) and self.has(block)
+
     # --- metadata -------------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
@@ -260,21 +209,20 @@ class Partition:
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
         self._serving.adopt(state)
         if state.config != before.config:
-            self._retention_at, self._roll_at = now, NEVER  # Both go by the new options.
+            self._upkeep.reconsider(now)
         if state.blocks[-1].number != before.blocks[-1].number:
             self._open_next(before.blocks[-1], now)
         elif self.replicator is not None:
             self.replicator.adopt(state, now)
             if state.epoch > before.epoch and not self._is_shared:
                 self._sealing.give_up()
-                self._drive_parked(now)
+                self._intake.drive_parked(now)
         elif not before.blocks[-1].replicas and self.log is None:
             self._begin(frozenset(), now)
         self._repairs.adopt(state, now)
         if self.replicator is not None:
             self._look(now)
-            if self._roll_at == NEVER:
-                self._want_roll(now)
+            self._upkeep.begin(now)
         self._serving.wake(now)
         self._host.shares(self, now)
         self._rearm()
@@ -288,7 +236,7 @@ class Partition:
         self._repairs.adopt(state, now)
         self._sealing = self._new_sealing()
         if self._holds(self._block):
-            self._recovering = []
+            self._recovery.begin()
             self.log = self._new_log(self._block)
             self.log.recover()
 
@@ -306,11 +254,9 @@ class Partition:
         self.log = self.replicator = None
         self._has_begun = False
         self._sealing = self._new_sealing()
-        self._roll_at = self._sync_at = self._tell_at = self._restart_at = NEVER
-        self._asked_at = -ASK_RETRY_MS
-        self._retention_at = now  # A newly sealed block may be one too many.
-        self._opened_ms = block.opened_ms
-        self._refuse_answers(NotLeader(f"{self.name} has been rolled", leader=state.leader), now)
+        self._sync_at = self._tell_at = self._restart_at = NEVER
+        self._upkeep.open_next(block.opened_ms, now)
+        self._intake.refuse(NotLeader(f"{self.name} has been rolled", leader=state.leader), now)
         past = self._close(last, log, now)
         self._look(now)
         if self._holds(block) and self.problem is None:
@@ -320,7 +266,7 @@ class Partition:
                 past = ProducerTable.restore(block.past)
             self.log.create(state.topic, state.partition, past or ProducerTable())
             self._make(None, now, is_new=True)
-        self._drive_parked(now)
+        self._intake.drive_parked(now)
 
     def _close(self, last: BlockNode, log: BlockLog | None, now: int) -> ProducerTable | None:
         """Let go of the block that was open, or bring it to its end; returns what it knew."""
@@ -345,15 +291,13 @@ class Partition:
         if self._repairs.recovered(self.state, found, now) or log is None or not log.is_recovering:
             self._rearm()
             return
-        self._recovering.append(found)
         try:
-            done = self._restore(log)
+            first = self._recovery.add(found, log, self.state)
         except CorruptMetadata as error:
             self.recover_failed(RecoverFailed(found.block, error), now)
             return
-        if not done:
+        if first is None:
             return
-        first, self._recovering = self._recovering[0], []
         if self._is_voted and first.state is None and log.end > log.start:
             # Nothing is accepted before a term is saved, so what was promised here is lost.
             mark("partition.votes_lost")
@@ -361,62 +305,39 @@ class Partition:
             self._fail(lost, now)
         elif self.replicator is None:
             block = self._block
-            self._opened_ms = block.opened_ms
+            self._upkeep.opened_ms = block.opened_ms
             if log.size == 0:
                 create = CreateBlock(log.name, block.start, self.state.topic, self.state.partition)
                 self._host.out.write.append(create)
             is_new = first.state is None and not self._has_begun
             self._make(first.state, now, is_new=is_new)
-            self._drive_parked(now)
+            self._intake.drive_parked(now)
             self._serving.wake(now)
         self._rearm()
-
-    def _restore(self, log: BlockLog) -> bool:
-        """Restore the log from what was found, newest block first; False when more is needed."""
-        blocks, found = self.state.blocks, self._recovering
-        before: ProducerTable | None = None
-        if self._block.past:
-            before = ProducerTable.restore(self._block.past)
-        elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
-            # Without a snapshot the producers before this block are only in the block before.
-            index = [block.number for block in blocks].index(found[-1].block.number) - 1
-            earlier = blocks[index]
-            if self._holds(earlier) and self.has(earlier):
-                mark("partition.recover_earlier")
-                ask = Recover(self.state.block_id(earlier), earlier.start, False)
-                self._host.out.ask.append(ask)
-                return False
-        for part in reversed(found[1:]):
-            older = BlockLog(self._host, part.block, part.start, is_shared=False)
-            older.restore(part, before or ProducerTable())
-            before = older.producers
-        return log.restore(found[0], before or ProducerTable())
 
     def _make(self, saved: bytes | None, now: int, *, is_new: bool) -> None:
         assert self.log is not None
         replica = Replica(self.log.name, self.log, self, self.state, saved, is_new=is_new)
         self.replicator = self._make_replicator(replica, now)
         # It leads as soon as that is on the disk; what comes until then waits for it.
-        self._is_appointed = is_new and self.state.leader == self.me
+        self.is_appointed = is_new and self.state.leader == self.me
         self._has_begun = True
         self._look(now)
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
-        self._recovering = []
+        self._recovery.begin()
         self._fail(failed.error, now)
 
     def _fail(self, error: Exception, now: int) -> None:
         self.problem = error if isinstance(error, PymqError) else StoreError(str(error))
         # Nothing is due any more.
-        self._sync_at = self._roll_at = self._retention_at = NEVER
-        self._tell_at = self._restart_at = NEVER
+        self._sync_at = self._tell_at = self._restart_at = NEVER
+        self._upkeep.stop()
         if self.log is not None:
             self.log.fail()
-        self._refuse_answers(self.problem, now)
-        parked, self._parked = self._parked, []
-        for source, produce in parked:
-            self._answer(source, Produced(produce.id, error=self.problem), produce.acks, now)
+        self._intake.refuse(self.problem, now)
+        self._intake.refuse_parked(self.problem, now)
         self._serving.wake(now)
         if (seal := self._sealing.give_up()) is not None:
             self._refuse_seal(seal, self.problem)
@@ -424,7 +345,7 @@ class Partition:
         self._host.role_changed(self, now)
         self._rearm()
 
-    # --- what the replicator is given -----------------------------------------------------------
+    # --- what its parts are given -----------------------------------------------------------
 
     @property
     def me(self) -> str:
@@ -513,28 +434,26 @@ class Partition:
             self._role_changed(was, now)
         if replicator is None or log is None:
             return
-        if self._is_appointed and replicator.epoch != self._block.epoch:
+        if self.is_appointed and replicator.epoch != self._block.epoch:
             mark("partition.appointed_too_late")
-            self._is_appointed = False  # Another was elected before this one began.
-            self._drive_parked(now)
-        for source, answer in self._answers.due(log.stable_end, replicator.high_watermark):
-            self._host.reply(source, answer, now)
+            self.is_appointed = False  # Another was elected before this one began.
+            self._intake.drive_parked(now)
+        self._intake.answer_due(log.stable_end, replicator.high_watermark, now)
         self._serving.wake(now)
 
     def _role_changed(self, was: int | None, now: int) -> None:
         leads = self._leads_at
         if was is not None and leads is None:
             error = NotLeader(f"{self.name} is led by another replica", leader=self.leader)
-            self._refuse_answers(error, now)
+            self._intake.refuse(error, now)
             self._sealing.give_up()
         if leads is not None:
-            self._asked_at = -ASK_RETRY_MS
-            self._want_roll(now)
+            self._upkeep.lead(now)
             self._tell_leader(now)
-            self._is_appointed = False
+            self.is_appointed = False
         self._host.role_changed(self, now)
         if self.replicator is not None:
-            self._drive_parked(now)
+            self._intake.drive_parked(now)
 
     def _tell_leader(self, now: int) -> None:
         """Tell the zkserver who was elected, until it knows."""
@@ -557,88 +476,32 @@ class Partition:
 
     def produce(self, source: str, m: Produce, now: int) -> None:
         """Append a batch, or say why not; answered when *m.acks* is fulfilled."""
-        error = self._refusal(m)
-        if error is not None:
-            self._answer(source, Produced(m.id, error=error), m.acks, now)
-            return
-        replicator, log = self.replicator, self.log
-        if replicator is None or log is None or self._is_parking:
-            mark("partition.parked")
-            self._parked.append((source, m))
-            return
-        verdict = log.producers.check(m.batch.header)
-        if isinstance(verdict, PymqError):
-            self._answer(source, Produced(m.id, error=verdict), m.acks, now)
-            return
-        epoch = replicator.epoch
-        if verdict is not None:
-            mark("partition.repeat")
-            # The repeat may still be on its way to the disk: it is answered when that is done.
-            repeat = Produced(m.id, verdict, epoch, True)
-            self._await(verdict + m.batch.header.span, source, m, repeat)
-            self._look(now)
-            return
-        header = log.append(m.batch, epoch).header
-        self._must_sync = self._must_sync or m.sync
-        answer = Produced(m.id, header.base_offset, epoch)
-        self._await(header.base_offset + header.span, source, m, answer)
-        replicator.appended(now)
+        self._intake.produce(source, m, now)
 
     @property
-    def _is_parking(self) -> bool:
+    def is_fenced(self) -> bool:
+        """Whether the open block is being taken over from a leader that is gone."""
+        return self._sealing.is_fenced
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing more comes into the open block."""
+        return self._sealing.answer is not None or (
+            self.log is not None and self.log.seal_end is not None
+        )
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether the zkserver wants it sealed."""
+        return self._sealing.is_parking
+
+    @property
+    def is_parking(self) -> bool:
+        """Whether what producers send has to wait for the next block, or for this one."""
         log = self.log
         if log is not None and (log.is_recovering or log.seal_end is not None):
             return True
-        return self._sealing.is_parking or self._is_appointed
-
-    def _refusal(self, m: Produce) -> PymqError | None:
-        if self.problem is not None:
-            return self.problem
-        state = self.state
-        if state.acks is AckMode.UNSET:
-            return PartitionUnset(
-                f"{self.name} has no ack mode yet; call set_partition_state({state.topic!r}, "
-                f"{state.partition!r}, acks=...) first"
-            )
-        replicator = self.replicator
-        if replicator is not None and not replicator.is_leader and not self._is_appointed:
-            return NotLeader(f"{self.name} is led by {replicator.leader}", leader=replicator.leader)
-        if replicator is None and (self.log is None or state.leader != self.me):
-            return NotLeader(f"{self.name} is led by {state.leader}", leader=state.leader)
-        header = m.batch.header
-        if header.count == 0 or header.span != header.count or header.is_control:
-            return InvalidRequest("a producer's batch holds records and nothing else")
-        limit = state.config.max_record_bytes
-        if header.length > limit + BATCH_SLACK or (
-            header.count == 1 and header.raw_length > limit + HEADER_SIZE
-        ):
-            return RecordTooLarge(
-                f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
-                f"max_record_bytes is {limit}"
-            )
-        if replicator is not None and m.acks is AckMode.RAFT:
-            needed = min(state.config.min_in_sync, len(self._block.replicas))
-            if len(replicator.in_sync) < needed:
-                return NotEnoughReplicas(f"{self.name} has fewer than {needed} replicas in sync")
-        return None
-
-    def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
-        if m.acks is not AckMode.NONE:
-            is_local = m.acks is AckMode.LEADER and self._is_shared
-            self._answers.add(end, source, answer, is_local=is_local)
-
-    def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
-        if acks is not AckMode.NONE:
-            self._host.reply(source, answer, now)
-
-    def _refuse_answers(self, error: PymqError, now: int) -> None:
-        for source, answer in self._answers.take():
-            self._host.reply(source, Produced(answer.id, error=error), now)
-
-    def _drive_parked(self, now: int) -> None:
-        parked, self._parked = self._parked, []
-        for source, produce in parked:
-            self.produce(source, produce, now)
+        return self._sealing.is_parking or self.is_appointed
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
         """Tell how far a producer has got."""
@@ -672,7 +535,7 @@ class Partition:
         must_seal = self._sealing.must_write(log, replicator)
         config = self.state.config
         policy = config.sync_policy(self._block.acks)
-        is_synced, self._must_sync = self._must_sync or policy == "always", False
+        is_synced = self._intake.take_sync() or policy == "always"
         if is_synced:
             self._sync_at = NEVER
         elif log.has_unwritten and policy == "interval" and self._sync_at == NEVER:
@@ -698,8 +561,7 @@ class Partition:
             self._seal_done(now)
         replicator.stable(log.stable_end, now)
         self._look(now)
-        if log.size >= self.state.config.block_bytes or self._roll_at == NEVER:
-            self._want_roll(now)
+        self._upkeep.grown(now)
         self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
@@ -720,11 +582,11 @@ class Partition:
             self._start_over(error, now)
             return
         log.fail()
-        self._refuse_answers(error, now)
+        self._intake.refuse(error, now)
         if (seal := self._sealing.give_up()) is not None:
             mark("partition.seal_failed")
             self._refuse_seal(seal, error)  # The block stays open.
-            self._drive_parked(now)
+            self._intake.drive_parked(now)
 
     def _start_over(self, error: PymqError, now: int) -> None:
         """Go on as after a restart: others may have what this disk has not (Raft, term by term).
@@ -735,41 +597,18 @@ class Partition:
         assert log is not None
         self._visible = self.high_watermark
         self.replicator = None
-        self._is_appointed = False
+        self.is_appointed = False
         self._sealing = self._new_sealing()
-        self._refuse_answers(error, now)
+        self._intake.refuse(error, now)
         was, self._leads_at = self._leads_at, None
         if was is not None:
             self._host.role_changed(self, now)
         log.fail()
         log.is_recovering = True
-        self._recovering = []
+        self._recovery.begin()
         self._restart_at = now + RESTART_MS  # What failed now fails again at once.
 
     # --- rolling --------------------------------------------------------------------------------
-
-    def _want_roll(self, now: int) -> None:
-        """Ask for the next block when this one is large or old enough; ask again if unheard."""
-        config, log = self.state.config, self.log
-        self._roll_at = NEVER
-        if log is None or not (self.leads or self._sealing.is_fenced) or self.problem is not None:
-            return
-        is_sealed = log.seal_end is not None or self._sealing.answer is not None
-        if not is_sealed and (log.stable_size == 0 or self._sealing.is_parking):
-            return
-        wall = self._host.wall_ms(now)
-        age = wall - (self._opened_ms or wall)
-        is_full = log.size >= config.block_bytes
-        if is_full or is_sealed or age >= config.block_ms:
-            if now >= self._asked_at + ASK_RETRY_MS:
-                self._asked_at = now
-                reason = "sealed" if is_sealed else "size" if is_full else "age"
-                wanted = RollWanted(*self.name, self._block.number, self.state.epoch, reason)
-                self.tell_controller(wanted)
-            self._roll_at = self._asked_at + ASK_RETRY_MS
-        else:
-            self._roll_at = now + config.block_ms - age
-        self.deadline = min(self.deadline, self._roll_at)
 
     def seal(self, m: Seal, now: int) -> None:
         """Let the open block end where it is; records that come now wait for the next one."""
@@ -814,8 +653,7 @@ class Partition:
         if answer is not None:
             self.tell_controller(answer)
             # Should nothing come of it, because the zkserver was replaced, the next one is to know.
-            self._asked_at = now
-            self._roll_at = now + ASK_RETRY_MS
+            self._upkeep.asked(now)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -850,10 +688,7 @@ class Partition:
             if self.log is not None:
                 self.log.sync()
         if self.replicator is not None and self.problem is None:
-            if now >= self._roll_at:
-                self._want_roll(now)
-            if now >= self._retention_at:
-                self._retain(now)
+            self._upkeep.tick(now)
         if (acting := self._acting) is not None and acting.deadline <= now and self.log is not None:
             self.log.at(self._host.wall_ms(now))
             acting.tick(now)
@@ -873,35 +708,14 @@ class Partition:
         if self.is_settled:  # Else what is due waits for the store to say where the log ends.
             due = min(due, self._serving.deadline)
             if self.replicator is not None and self.problem is None:
-                due = min(due, self._sync_at, self._roll_at, self._retention_at)
+                due = min(due, self._sync_at, self._upkeep.deadline)
             if (acting := self._acting) is not None:
                 due = min(due, acting.deadline)
         self.deadline = due
 
-    def _retain(self, now: int) -> None:
-        """Let go of sealed blocks beyond the retention, and compact those that are new."""
-        config, blocks, log = self.state.config, self.state.blocks, self.log
-        self._retention_at = NEVER  # A partition of one block that never rolls costs nothing.
-        if len(blocks) == 1 or self.problem is not None or log is None:
-            return
-        if config.retention_bytes is not None or config.retention_ms is not None:
-            self._retention_at = now + RETENTION_CHECK_MS
-            kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
-            if kept > blocks[0].number and self.leads:
-                mark("partition.retired")
-                self.tell_controller(RetireBlocks(*self.name, self.state.epoch, kept))
-        if config.cleanup_policy == "compact":
-            sealed = tuple(self.state.block_id(b) for b in blocks[:-1] if self.has(b))
-            if sealed != self._compacted and len(sealed) == len(blocks) - 1:
-                self._compacted = sealed
-                before = self._host.wall_ms(now) - config.tombstone_ms
-                self._host.out.jobs.append(Compact(*self.name, sealed, before))
-
     def compacted(self, m: Compacted, now: int) -> None:
         """Compaction is over; a failed one is tried again after the next roll."""
-        if m.error is None and self.leads:
-            sizes = tuple((block.number, size) for block, size in m.sizes)
-            self.tell_controller(BlockSizes(*self.name, sizes))
+        self._upkeep.compacted(m)
 
     # --- leaving --------------------------------------------------------------------------------
 

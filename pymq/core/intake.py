@@ -1,0 +1,169 @@
+"""What producers send to a partition: whether it may be appended, and who waits for what."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.answers import Answers
+from pymq.core.header import HEADER_SIZE
+from pymq.core.log import BlockLog
+from pymq.core.marks import mark
+from pymq.core.message import Message, Produce, Produced
+from pymq.core.metadata import PartitionState
+from pymq.core.replicator import Replicator
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import (
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotLeader,
+    PartitionUnset,
+    PymqError,
+    RecordTooLarge,
+)
+
+BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
+
+
+class Writable(Protocol):
+    """What of a partition matters to those who write to it."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+    log: BlockLog | None
+    replicator: Replicator | None
+    is_appointed: bool  # to lead the open block, and does not yet
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
+
+    @property
+    def is_parking(self) -> bool:
+        """Whether what producers send has to wait."""
+        ...
+
+    def produce(self, source: str, m: Produce, now: int) -> None:
+        """Append a batch, or say why not."""
+        ...
+
+
+class IntakeHost(Protocol):
+    """What an intake needs of the broker."""
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+
+class Intake:
+    """The batches of one partition that are not answered yet."""
+
+    __slots__ = ("_answers", "_host", "_must_sync", "_parked", "_partition")
+
+    def __init__(self, partition: Writable, host: IntakeHost) -> None:
+        self._partition = partition
+        self._host = host
+        self._answers = Answers()
+        self._parked: list[tuple[str, Produce]] = []
+        self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
+
+    def produce(self, source: str, m: Produce, now: int) -> None:
+        """Append a batch, or say why not; answered when *m.acks* is fulfilled."""
+        error = self._refusal(m)
+        if error is not None:
+            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            return
+        partition = self._partition
+        replicator, log = partition.replicator, partition.log
+        if replicator is None or log is None or partition.is_parking:
+            mark("partition.parked")
+            self._parked.append((source, m))
+            return
+        verdict = log.producers.check(m.batch.header)
+        if isinstance(verdict, PymqError):
+            self._answer(source, Produced(m.id, error=verdict), m.acks, now)
+            return
+        epoch = replicator.epoch
+        if verdict is not None:
+            mark("partition.repeat")
+            # The repeat may still be on its way to the disk: it is answered when that is done.
+            repeat = Produced(m.id, verdict, epoch, True)
+            self._await(verdict + m.batch.header.span, source, m, repeat)
+            self.answer_due(log.stable_end, replicator.high_watermark, now)
+            return
+        header = log.append(m.batch, epoch).header
+        self._must_sync = self._must_sync or m.sync
+        answer = Produced(m.id, header.base_offset, epoch)
+        self._await(header.base_offset + header.span, source, m, answer)
+        replicator.appended(now)
+
+    def _refusal(self, m: Produce) -> PymqError | None:
+        partition = self._partition
+        if partition.problem is not None:
+            return partition.problem
+        state, name = partition.state, partition.name
+        if state.acks is AckMode.UNSET:
+            return PartitionUnset(
+                f"{name} has no ack mode yet; call set_partition_state({state.topic!r}, "
+                f"{state.partition!r}, acks=...) first"
+            )
+        replicator = partition.replicator
+        if replicator is not None and not replicator.is_leader and not partition.is_appointed:
+            return NotLeader(f"{name} is led by {replicator.leader}", leader=replicator.leader)
+        if replicator is None and (partition.log is None or state.leader != partition.me):
+            return NotLeader(f"{name} is led by {state.leader}", leader=state.leader)
+        header = m.batch.header
+        if header.count == 0 or header.span != header.count or header.is_control:
+            return InvalidRequest("a producer's batch holds records and nothing else")
+        limit = state.config.max_record_bytes
+        if header.length > limit + BATCH_SLACK or (
+            header.count == 1 and header.raw_length > limit + HEADER_SIZE
+        ):
+            return RecordTooLarge(
+                f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
+                f"max_record_bytes is {limit}"
+            )
+        if replicator is not None and m.acks is AckMode.RAFT:
+            needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
+            if len(replicator.in_sync) < needed:
+                return NotEnoughReplicas(f"{name} has fewer than {needed} replicas in sync")
+        return None
+
+    def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
+        if m.acks is not AckMode.NONE:
+            is_shared = len(self._partition.state.blocks[-1].replicas) > 1
+            is_local = m.acks is AckMode.LEADER and is_shared
+            self._answers.add(end, source, answer, is_local=is_local)
+
+    def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
+        if acks is not AckMode.NONE:
+            self._host.reply(source, answer, now)
+
+    def answer_due(self, local: int, committed: int, now: int) -> None:
+        """Answer those whose records are safe, on this disk or by all rules."""
+        for source, answer in self._answers.due(local, committed):
+            self._host.reply(source, answer, now)
+
+    def refuse(self, error: PymqError, now: int) -> None:
+        """Nobody knows what becomes of the records that wait for an answer."""
+        for source, answer in self._answers.take():
+            self._host.reply(source, Produced(answer.id, error=error), now)
+
+    def refuse_parked(self, error: PymqError, now: int) -> None:
+        """What has waited will not be appended here."""
+        parked, self._parked = self._parked, []
+        for source, produce in parked:
+            self._answer(source, Produced(produce.id, error=error), produce.acks, now)
+
+    def drive_parked(self, now: int) -> None:
+        """Take in what has waited, or let it wait on."""
+        parked, self._parked = self._parked, []
+        for source, produce in parked:
+            self._partition.produce(source, produce, now)
+
+    def take_sync(self) -> bool:
+        """Whether somebody has asked for a sync since this was last asked."""
+        must_sync, self._must_sync = self._must_sync, False
+        return must_sync

@@ -1,0 +1,63 @@
+"""Finding out what the log of an open block holds, after a start.
+
+The store says where the block ends and what its batches tell of their producers since the last
+checkpoint. When there is none, the producers before it are known to the blocks before it only, so
+these are asked too, one by one, until one has a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.log import BlockLog, LogHost
+from pymq.core.marks import mark
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.producers import ProducerTable
+from pymq.core.ready import Recover, Recovered
+
+
+class Recovery:
+    """The parts that the store has found, newest block first."""
+
+    __slots__ = ("_found", "_host", "_is_whole")
+
+    def __init__(self, host: LogHost, is_whole: Callable[[BlockNode], bool]) -> None:
+        self._host = host
+        self._is_whole = is_whole  # whether all of a sealed block is here
+        self._found: list[Recovered] = []
+
+    def begin(self) -> None:
+        """Forget what was found."""
+        self._found = []
+
+    def add(self, found: Recovered, log: BlockLog, state: PartitionState) -> Recovered | None:
+        """Take in a part; once there is enough, restore *log* and return the open block's part.
+
+        Raises:
+            CorruptMetadata: a checkpoint cannot be read.
+        """
+        self._found.append(found)
+        if not self._restore(log, state):
+            return None
+        first, self._found = self._found[0], []
+        return first
+
+    def _restore(self, log: BlockLog, state: PartitionState) -> bool:
+        blocks, found = state.blocks, self._found
+        before: ProducerTable | None = None
+        if blocks[-1].past:
+            before = ProducerTable.restore(blocks[-1].past)
+        elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
+            # Without a snapshot the producers before this block are only in the block before.
+            index = [block.number for block in blocks].index(found[-1].block.number) - 1
+            earlier = blocks[index]
+            if self._is_whole(earlier):
+                mark("partition.recover_earlier")
+                ask = Recover(state.block_id(earlier), earlier.start, False)
+                self._host.out.ask.append(ask)
+                return False
+        for part in reversed(found[1:]):
+            older = BlockLog(self._host, part.block, part.start, is_shared=False)
+            older.restore(part, before or ProducerTable())
+            before = older.producers
+        return log.restore(found[0], before or ProducerTable())

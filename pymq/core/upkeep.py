@@ -1,0 +1,181 @@
+"""What a partition asks for by itself as it grows: the next block, less of the past, compaction."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.log import BlockLog
+from pymq.core.marks import mark
+from pymq.core.message import BlockSizes, Message, RetireBlocks, RollWanted
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.ready import Compact, Compacted, Ready
+from pymq.core.retention import first_kept
+from pymq.core.types import BlockId, TopicPartition
+from pymq.errors import PymqError
+
+NEVER = 1 << 62
+RETENTION_CHECK_MS = 5_000
+ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
+
+
+class Kept(Protocol):
+    """What of a partition decides about its blocks."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+    log: BlockLog | None
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica here leads."""
+        ...
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the open block is being taken over from a leader that is gone."""
+        ...
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing more comes into the open block."""
+        ...
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether the zkserver wants it sealed."""
+        ...
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        ...
+
+    def has(self, block: BlockNode) -> bool:
+        """Whether all of a sealed block is here."""
+        ...
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        ...
+
+
+class Upkeep:
+    """The wishes of one partition; each is repeated until something comes of it."""
+
+    __slots__ = ("_asked_at", "_compacted", "_partition", "_retention_at", "_roll_at", "opened_ms")
+
+    def __init__(self, partition: Kept, now: int) -> None:
+        self.opened_ms = 0  # when the open block was made; 0: not known
+        self._partition = partition
+        self._asked_at = -ASK_RETRY_MS
+        self._roll_at = NEVER
+        self._retention_at = now
+        self._compacted: tuple[BlockId, ...] = ()
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return min(self._roll_at, self._retention_at)
+
+    def open_next(self, opened_ms: int, now: int) -> None:
+        """Another block is open now."""
+        self.opened_ms = opened_ms
+        self._roll_at = NEVER
+        self._asked_at = -ASK_RETRY_MS
+        self._retention_at = now  # A newly sealed block may be one too many.
+
+    def reconsider(self, now: int) -> None:
+        """The topic's options have changed."""
+        self._retention_at, self._roll_at = now, NEVER
+
+    def begin(self, now: int) -> None:
+        """The open block can be looked at."""
+        if self._roll_at == NEVER:
+            self._want_roll(now)
+
+    def lead(self, now: int) -> None:
+        """The replica here leads from now on; nobody has heard of what it wants."""
+        self._asked_at = -ASK_RETRY_MS
+        self._want_roll(now)
+
+    def grown(self, now: int) -> None:
+        """The open block may have got larger."""
+        log, config = self._partition.log, self._partition.state.config
+        if self._roll_at == NEVER or (log is not None and log.size >= config.block_bytes):
+            self._want_roll(now)
+
+    def asked(self, now: int) -> None:
+        """The zkserver was told that the block is sealed.
+
+        Should nothing come of it, because the zkserver was replaced, the next one is to know.
+        """
+        self._asked_at = now
+        self._roll_at = now + ASK_RETRY_MS
+
+    def stop(self) -> None:
+        """Nothing can be done about the partition any more."""
+        self._roll_at = self._retention_at = NEVER
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        if now >= self._roll_at:
+            self._want_roll(now)
+        if now >= self._retention_at:
+            self._retain(now)
+
+    def _want_roll(self, now: int) -> None:
+        """Ask for the next block when this one is large or old enough; ask again if unheard."""
+        partition = self._partition
+        config, log = partition.state.config, partition.log
+        self._roll_at = NEVER
+        if partition.problem is not None or log is None:
+            return
+        if not partition.leads and not partition.is_fenced:
+            return
+        is_sealed = partition.is_sealed
+        if not is_sealed and (log.stable_size == 0 or partition.is_sealing):
+            return
+        wall = partition.wall_ms(now)
+        age = wall - (self.opened_ms or wall)
+        is_full = log.size >= config.block_bytes
+        if is_full or is_sealed or age >= config.block_ms:
+            if now >= self._asked_at + ASK_RETRY_MS:
+                self._asked_at = now
+                reason = "sealed" if is_sealed else "size" if is_full else "age"
+                state = partition.state
+                number = state.blocks[-1].number
+                partition.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))
+            self._roll_at = self._asked_at + ASK_RETRY_MS
+        else:
+            self._roll_at = now + config.block_ms - age
+
+    def _retain(self, now: int) -> None:
+        """Let go of sealed blocks beyond the retention, and compact those that are new."""
+        partition, state = self._partition, self._partition.state
+        config, blocks, log = state.config, state.blocks, partition.log
+        self._retention_at = NEVER  # A partition of one block that never rolls costs nothing.
+        if len(blocks) == 1 or partition.problem is not None or log is None:
+            return
+        if config.retention_bytes is not None or config.retention_ms is not None:
+            self._retention_at = now + RETENTION_CHECK_MS
+            kept = first_kept(blocks, log.stable_size, config, partition.wall_ms(now))
+            if kept > blocks[0].number and partition.leads:
+                mark("partition.retired")
+                partition.tell_controller(RetireBlocks(*partition.name, state.epoch, kept))
+        if config.cleanup_policy == "compact":
+            sealed = tuple(state.block_id(b) for b in blocks[:-1] if partition.has(b))
+            if sealed != self._compacted and len(sealed) == len(blocks) - 1:
+                self._compacted = sealed
+                before = partition.wall_ms(now) - config.tombstone_ms
+                partition.out.jobs.append(Compact(*partition.name, sealed, before))
+
+    def compacted(self, m: Compacted) -> None:
+        """Compaction is over; a failed one is tried again after the next roll."""
+        if m.error is None and self._partition.leads:
+            sizes = tuple((block.number, size) for block, size in m.sizes)
+            self._partition.tell_controller(BlockSizes(*self._partition.name, sizes))
