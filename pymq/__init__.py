@@ -25,6 +25,7 @@ from pymq.core.config import TopicConfig
 from pymq.core.metadata import (
     BlockDescription,
     ClusterDescription,
+    Loss,
     PartitionDescription,
     TopicDescription,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Deliveries",
     "Delivery",
     "GroupDescription",
+    "Loss",
     "PartitionDescription",
     "Producer",
     "Record",

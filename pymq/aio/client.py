@@ -19,7 +19,7 @@ from pymq.client.base import Loop
 from pymq.client.client import Client, GroupDescription
 from pymq.client.consumer import Consumer
 from pymq.client.producer import Producer
-from pymq.core.metadata import ClusterDescription, TopicDescription
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
 from pymq.core.types import AckMode
@@ -131,6 +131,14 @@ class AsyncClient(Handle):
     async def decommission(self, broker: str) -> int:
         """See :meth:`pymq.Client.decommission`."""
         return await self._bridge.call(self._client.decommission, broker)
+
+    async def recommission(self, broker: str) -> bool:
+        """See :meth:`pymq.Client.recommission`."""
+        return await self._bridge.call(self._client.recommission, broker)
+
+    async def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
+        """See :meth:`pymq.Client.recover_partition`."""
+        return await self._bridge.call(self._client.recover_partition, topic, partition)
 
     async def cluster(self) -> ClusterDescription:
         """See :meth:`pymq.Client.cluster`."""

@@ -23,7 +23,7 @@ from pymq.core.compression import codec_number
 from pymq.core.config import TopicConfig, check_options
 from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.message import BEGIN, END, Fetch, Fetched, GroupState, Message
-from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
 from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC, AckMode, check_name
@@ -306,6 +306,22 @@ class Client:
         """Let a broker lead and take nothing more; returns how many partitions that concerns."""
         check_name(broker, "broker name")
         return int(self._ask(lambda r: msg.Decommission(r, broker)))
+
+    def recommission(self, broker: str) -> bool:
+        """Take a decommission back: new blocks may go to the broker again; whether that is new."""
+        check_name(broker, "broker name")
+        return bool(self._ask(lambda r: msg.Recommission(r, broker)))
+
+    def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
+        """Let a partition that nobody can lead go on with what is left of it.
+
+        ``describe_topic`` tells why nobody leads it, and whom to wait for instead. What is missing
+        of its open block may have been acknowledged, and is lost; the answer says from which offset
+        on, and so does ``describe_topic`` from then on. New records get those offsets again. None
+        if nothing is lost, because somebody leads it or soon will.
+        """
+        name = self.partition_name(topic, partition)
+        return cast(Loss | None, self._ask(lambda r: msg.RecoverPartition(r, topic, name)))
 
     def cluster(self) -> ClusterDescription:
         """The controller and the brokers."""

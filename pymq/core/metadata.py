@@ -72,6 +72,26 @@ class TopicNode:
 
 
 @value
+class Wanted:
+    """How the next block of a partition is to be replicated; None: as before."""
+
+    acks: AckMode | None = None
+    replicas: tuple[str, ...] | None = None  # these and no others, the first is to lead
+    count: int | None = None
+
+
+@value
+class Loss:
+    """A partition went on though records that were committed may be missing."""
+
+    block: int  # number of the block that was open
+    offset: int  # records at this offset and beyond may be lost; new ones take their offsets
+    log_start: int  # the first offset that is kept
+    holder: str | None  # whose copy was taken for the whole; None: there was none
+    at_ms: int  # wall clock
+
+
+@value
 class PartitionNode:
     """A partition: which block is open, and how the next one is to be replicated."""
 
@@ -84,6 +104,16 @@ class PartitionNode:
     ptp_offset: int = 0  # a hint; the truth is with the group coordinator
     version: int = 1  # rises with each change of the partition or of its blocks
     leaving: tuple[str, ...] = ()  # brokers that host no block any more, and may still have files
+    wanted: Wanted | None = None  # what an administrator was promised, until the roll that does it
+    losses: tuple[Loss, ...] = ()  # the latest, oldest first
+
+
+@value
+class Interrupted:
+    """A replica that was in sync until its broker started anew: it lacks what it had not synced."""
+
+    broker: str
+    at_ms: int  # wall clock
 
 
 @value
@@ -106,6 +136,7 @@ class BlockNode:
     # replica, which must neither vote nor be counted as the one before.
     storages: tuple[str, ...] = ()
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins), once sealed
+    interrupted: tuple[Interrupted, ...] = ()  # of an open fetch block; they come after in_sync
     past: bytes = b""  # of an open block with several replicas: what it is to know of producers
     is_unclean: bool = False  # sealed without any replica that was known to hold all of it
     size: int = 0  # bytes, once sealed
@@ -322,6 +353,8 @@ class PartitionDescription:
     end_offset: int
     high_watermark: int
     blocks: tuple[BlockDescription, ...]
+    problem: str | None = None  # why nobody leads it, or why its leader cannot write
+    losses: tuple[Loss, ...] = ()
 
 
 @value
@@ -354,3 +387,4 @@ class ClusterDescription:
     brokers: tuple[BrokerDescription, ...] = Factory(tuple)
     topics: int = 0
     partitions: int = 0
+    leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` says why

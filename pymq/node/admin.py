@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pymq.core.message import (
     AlterTopic,
@@ -12,18 +13,22 @@ from pymq.core.message import (
     DeleteTopic,
     Message,
     Reassign,
+    Recommission,
+    RecoverPartition,
     Result,
     SetPartitionState,
 )
+from pymq.core.metadata import Wanted
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import InvalidRequest, NotEnoughBrokers, PartitionUnset
-from pymq.node import blocks, plans, restarts
+from pymq.node import blocks, plans, restarts, takeover
 from pymq.node.commits import Commits, Later
 from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
-from pymq.node.placement import Load, Wanted, choose, usable
-from pymq.node.rolls import Caller, Rolls
+from pymq.node.placement import Load, choose, usable
+from pymq.node.roll import Caller
+from pymq.node.rolls import Rolls
 
 
 class Admin:
@@ -61,8 +66,12 @@ class Admin:
                 self._set_state(source, m, now)
             case Reassign():
                 self._reassign(source, m)
+            case RecoverPartition():
+                self._recover(source, m, now)
             case Decommission():
                 self._decommission(source, m)
+            case Recommission():
+                self._recommission(source, m)
             case _:
                 pass
 
@@ -157,13 +166,14 @@ class Admin:
             result = plan(draft)
             if isinstance(result, Wanted):
                 wanted = result
+                blocks.want(draft, name, result)
                 return Later.ANSWER
             is_changed = bool(draft.ops)
             return result
 
         def done(now: int) -> None:
             if wanted is not None:
-                self._rolls.start(name, wanted, now, caller)
+                self._rolls.start(name, now, caller)
             elif is_changed:
                 self._notices.tell(m.topic, now, m.partition)
 
@@ -179,6 +189,8 @@ class Admin:
                 raise InvalidRequest(f"replicas={replicas} must be at least 1")
             is_same_size = replicas == node.replicas
             if node.acks is m.acks and is_same_size:
+                # Whatever a zkserver before this one has not come to is not wanted any more.
+                blocks.want(draft, name, None)
                 return False
             blocks.check_mode(m.acks)
             if node.acks is AckMode.UNSET or not is_same_size:
@@ -210,10 +222,34 @@ class Admin:
             if leaving:
                 raise InvalidRequest(f"decommissioned: {', '.join(leaving)}")
             if set(image.open_block.replicas) == set(m.replicas):
+                blocks.want(draft, TopicPartition(m.topic, m.partition), None)
                 return False
             return Wanted(replicas=m.replicas, count=len(m.replicas))
 
         self._roll(source, m, plan)
+
+    def _recover(self, source: str, m: RecoverPartition, now: int) -> None:
+        """Let a partition go on with what is left; what may be lost by it is the answer."""
+        name = TopicPartition(m.topic, m.partition)
+        again = partial(self._recover, source, m)
+        caller = Caller(source, m.id, again, wants_loss=True)
+        is_dead = False
+
+        def plan(draft: Draft) -> Result | Later:
+            nonlocal is_dead
+            image, members = draft.image, self._members
+            is_dead = takeover.problem(image, members, name) is not None
+            if not is_dead:
+                return None  # It is led, or soon will be, and nothing is lost.
+            if not members.is_settled or not usable(image, members.live):
+                raise NotEnoughBrokers("the brokers that are alive are not known yet")
+            return Later.ANSWER
+
+        def done(now: int) -> None:
+            if is_dead:
+                self._rolls.start(name, now, caller, is_forced=True)
+
+        self._commits.do(plan, answer=(source, m.id), scope=name, done=done)
 
     # --- brokers --------------------------------------------------------------------------------
 
@@ -236,11 +272,22 @@ class Admin:
                     needed=needed,
                     available=len(rest),
                 )
-            restarts.drain(draft, m.broker)
+            restarts.drain(draft, m.broker, True)
             return len(names)
 
         def done(now: int) -> None:
             for name in names:
                 self._rolls.consider(name, now)
+
+        self._commits.do(plan, answer=(source, m.id), done=done)
+
+    def _recommission(self, source: str, m: Recommission) -> None:
+        def plan(draft: Draft) -> Result:
+            if m.broker not in draft.image.brokers:
+                raise InvalidRequest(f"there is no broker {m.broker!r}")
+            return restarts.drain(draft, m.broker, False)
+
+        def done(now: int) -> None:
+            self._rolls.consider_short(now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)

@@ -14,12 +14,21 @@ import attrs
 
 from pymq.coord import paths
 from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks, Sealed
-from pymq.core.metadata import BlockNode, PartitionNode, ReplicaNode, TopicNode
+from pymq.core.metadata import (
+    BlockNode,
+    Loss,
+    PartitionNode,
+    ReplicaNode,
+    TopicNode,
+    Wanted,
+)
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, StaleEpoch
 from pymq.node.image import Draft, PartitionImage
 from pymq.node.membership import Members
-from pymq.node.placement import Wanted, has_storage, succeed
+from pymq.node.placement import has_storage, succeed
+
+LOSSES_MAX = 16  # that a partition remembers
 
 
 def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
@@ -113,24 +122,55 @@ def open_first(
 
 def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
     """0 to 1 and back: recorded, nothing moves."""
-    block = draft.image.partition(*name).open_block
-    change(draft, name, acks=acks)
+    image = draft.image.partition(*name)
+    node, block = image.node, image.open_block
+    wanted = node.wanted
+    if wanted is not None:  # The later word about the mode holds; what else was wanted stays.
+        wanted = _or_none(attrs.evolve(wanted, acks=None))
+    change(draft, name, acks=acks, wanted=wanted)
     draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
+
+
+def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
+    """Note what the next roll is to do, so that it is done whichever zkserver does it.
+
+    What was noted before holds where the new word says nothing. None: nothing any more.
+    """
+    image = draft.image.find(name)
+    if image is None:
+        return
+    node = image.node
+    if wanted is not None and node.wanted is not None:
+        before = node.wanted
+        wanted = Wanted(
+            before.acks if wanted.acks is None else wanted.acks,
+            before.replicas if wanted.replicas is None else wanted.replicas,
+            before.count if wanted.count is None else wanted.count,
+        )
+    if wanted != node.wanted:
+        # Nothing that brokers are told has changed, so the version stays.
+        draft.put(paths.partition(*name), attrs.evolve(node, wanted=wanted))
+
+
+def _or_none(wanted: Wanted) -> Wanted | None:
+    return wanted if wanted != Wanted() else None
 
 
 def roll(
     draft: Draft,
     sealed: Sealed,
     holders: Collection[str],
-    wanted: Wanted,
+    wanted: Wanted | None,
     members: Members,
     wall_ms: int,
     *,
     is_unclean: bool = False,
-) -> None:
+) -> Loss | None:
     """Seal the open block at its end and open the next one there: one conditional write.
 
-    *holders* have all of it. An empty block goes instead of being kept.
+    *holders* have all of it. An empty block goes instead of being kept. With *is_unclean* it is
+    not known that anybody has all of it: the partition goes on without what nobody has any more,
+    and what may be lost is noted and returned.
 
     Raises:
         StaleEpoch: the block is not the open one any more.
@@ -139,6 +179,7 @@ def roll(
     name = TopicPartition(sealed.topic, sealed.partition)
     image = draft.image.partition(*name)
     node, block = image.node, image.open_block
+    wanted = wanted or Wanted()
     if block.number != sealed.block:
         raise StaleEpoch(f"{name} has been rolled by another")
     replicas = succeed(draft.image, members.live, name, wanted, holders)
@@ -156,6 +197,13 @@ def roll(
     past = sealed.past if len(replicas) > 1 or not set(replicas) <= set(holding) else b""
     opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
     left = [other for other in image.blocks.values() if other.number != block.number]
+    losses = node.losses
+    if is_unclean:
+        for lost in _forget_lost(draft, name, image):
+            left.remove(lost)
+        start = left[0].start if left else block.start if holding else sealed.end
+        loss = Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
+        losses = (*losses, loss)[-LOSSES_MAX:]
     is_empty = sealed.end == block.start
     if not is_empty:
         left.append(block)
@@ -168,6 +216,8 @@ def roll(
         next_block=node.next_block + 1,
         epoch=epoch,
         leaving=_leaving(image, left),
+        wanted=None,
+        losses=losses,
     )
     if is_empty:
         remove(draft, name, image, block.number)
@@ -175,6 +225,21 @@ def roll(
         _seal(draft, name, image, sealed, holding, is_unclean)
     leader = _next_leader(sealed.broker, holding, replicas)
     _open(draft, name, opened, replicas, wall_ms, leader)
+    return losses[-1] if is_unclean else None
+
+
+def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> list[BlockNode]:
+    """Let go of the oldest blocks, as far as nobody holds them any more; returns them.
+
+    One that lies between others stays: offsets that are kept have no holes.
+    """
+    lost = []
+    for block in image.blocks.values():
+        if block.end is None or block.in_sync:
+            break
+        remove(draft, name, image, block.number)
+        lost.append(block)
+    return lost
 
 
 def _next_leader(sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...]) -> str:
@@ -199,6 +264,7 @@ def _seal(
         max_timestamp=sealed.max_timestamp,
         leader=sealed.broker,
         in_sync=holding,
+        interrupted=(),
         epochs=sealed.epochs,
         past=b"",
         # Only those that hold it count from here on, and they were asked as they are now.
@@ -252,7 +318,9 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
     in_sync = tuple(broker for broker in block.replicas if broker in m.in_sync)
     if in_sync != block.in_sync:
         change(draft, name)
-        draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+        interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
+        node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
+        draft.put(paths.block(*name, block.number), node)
 
 
 def become_leader(draft: Draft, m: BecomeLeader) -> None:

@@ -137,6 +137,7 @@ class Controller:
             self._out.send,
             replace_ms=config.replace_ms,
             check_ms=config.check_ms,
+            wall_ms=self._wall,
         )
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
@@ -300,7 +301,7 @@ class Controller:
     def _step(self, source: str, m: Message, now: int) -> None:
         match m:
             case RegisterBroker():
-                self._registry.register(source, m)
+                self._registry.register(source, m, now)
             case BrokerHeartbeat():
                 self._registry.beat(source, m, now)
             case LeaderAndIsrAnswer():

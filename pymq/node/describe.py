@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from pymq.core.message import (
     Answer,
     DescribePartitions,
@@ -17,8 +19,10 @@ from pymq.core.metadata import (
     PartitionState,
     TopicDescription,
 )
+from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
+from pymq.node import takeover
 from pymq.node.commits import Commits, Send
 from pymq.node.image import Image
 from pymq.node.membership import Members
@@ -27,6 +31,7 @@ from pymq.node.plans import is_internal
 
 NEVER = 1 << 62
 DESCRIBE_WAIT_MS = 2_000
+SHOWN_MAX = 100  # partitions without a leader that are named
 
 
 @define
@@ -106,10 +111,24 @@ class Descriptions:
             self._send(waiting.source, Answer(waiting.request, error=gone))
             return
         partitions = tuple(
-            _description(topic.state(name), waiting.reports.get(name)) for name in topic.partitions
+            self._described(TopicPartition(waiting.topic, name), waiting.reports.get(name))
+            for name in topic.partitions
         )
         description = TopicDescription(waiting.topic, topic.node.config, partitions)
         self._send(waiting.source, Answer(waiting.request, description))
+
+    def _described(
+        self, name: TopicPartition, report: PartitionReport | None
+    ) -> PartitionDescription:
+        image = self._commits.image
+        shown = _description(image.topics[name.topic].state(name.partition), report)
+        problem = takeover.problem(image, self._members, name)
+        return attrs.evolve(
+            shown,
+            leader=shown.leader if problem is None else None,
+            problem=problem or (report.problem if report is not None else None),
+            losses=image.partition(*name).node.losses,
+        )
 
 
 def _description(state: PartitionState, report: PartitionReport | None) -> PartitionDescription:
@@ -157,5 +176,10 @@ def cluster(image: Image, me: str, members: Members) -> ClusterDescription:
         for name, b in sorted(image.brokers.items())
     )
     shown = topics(image)
-    partitions = sum(len(image.topics[name].partitions) for name in shown)
-    return ClusterDescription(me, image.controller_epoch, brokers, len(shown), partitions)
+    names = [
+        TopicPartition(topic, name) for topic in shown for name in image.topics[topic].partitions
+    ]
+    stuck = [name for name in names if takeover.problem(image, members, name) is not None]
+    leaderless = tuple(map(str, stuck[:SHOWN_MAX]))
+    epoch = image.controller_epoch
+    return ClusterDescription(me, epoch, brokers, len(shown), len(names), leaderless)

@@ -162,6 +162,7 @@ class Image:
         self.deleted: dict[str, DeletedNode] = {}  # by topic id
         self.hosting = Hosting()
         self.short: dict[TopicPartition, None] = {}  # fewer replicas than are wanted
+        self.wanted: dict[TopicPartition, None] = {}  # something was promised to an administrator
         self.versions: dict[str, int] = {}
 
     def topic(self, name: str) -> TopicImage:
@@ -276,6 +277,10 @@ class Image:
         known = partitions.get(name.partition)
         before = known.node.leaving if known is not None else ()
         self.hosting.replace_leaving(name, before, node.leaving if node is not None else ())
+        if node is not None and node.wanted is not None:
+            self.wanted[name] = None
+        else:
+            self.wanted.pop(name, None)
         if node is None:
             del partitions[name.partition]
             self.short.pop(name, None)

@@ -55,7 +55,7 @@ class Members:
         """When that is."""
         return 0 if self.is_settled else self._settled_at
 
-    def __contains__(self, broker: str) -> bool:
+    def __contains__(self, broker: str | None) -> bool:
         return broker in self.live
 
     def may_live(self, broker: str) -> bool:
@@ -66,6 +66,14 @@ class Members:
         """Whether a broker is alive as that incarnation; 0 stands for any."""
         live = self.live.get(broker)
         return live is not None and incarnation in (0, live.incarnation)
+
+    def heard_by(self, broker: str) -> int:
+        """When a broker was heard of for the last time, at the latest; NEVER if nobody knows."""
+        if not self._session_ms:
+            return NEVER
+        live = self.live.get(broker)
+        until = live.until if live is not None else self.dead_since.get(broker, NEVER)
+        return until - self._session_ms if until != NEVER else NEVER
 
     def join(self, broker: str, incarnation: int, now: int) -> None:
         """A broker has registered."""

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from pymq.core.metadata import BlockNode
-from pymq.core.types import AckMode, TopicPartition
-from pymq.core.values import value
+from pymq.core.metadata import BlockNode, Wanted
+from pymq.core.types import TopicPartition
 from pymq.hash.place import load_cost, place, ring_of
 from pymq.node.image import Image
 from pymq.node.membership import Members
-
-
-@value
-class Wanted:
-    """How the next block of a partition is to be replicated; None: as before."""
-
-    acks: AckMode | None = None
-    replicas: tuple[str, ...] | None = None  # these and no others, the first is to lead
-    count: int | None = None
 
 
 class Load:
@@ -97,6 +87,18 @@ def succeed(
     if len(keep) >= count:
         return keep[:count]
     return choose(image, brokers, Load(image, brokers), name, count, keep)
+
+
+def is_manned(image: Image, members: Members, name: TopicPartition) -> bool:
+    """Whether what is wanted of the next block can be had, or never will be.
+
+    A zkserver that has just taken over knows of few live brokers yet.
+    """
+    node = image.partition(*name).node
+    count = node.replicas
+    if node.wanted is not None and node.wanted.count is not None:
+        count = node.wanted.count
+    return members.is_settled or len(usable(image, members.live)) >= count
 
 
 def is_better(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from pymq.core.marks import mark
@@ -32,6 +33,7 @@ class Registry:
         *,
         replace_ms: int,
         check_ms: int,
+        wall_ms: Callable[[int], int],
     ) -> None:
         self._commits = commits
         self._members = members
@@ -40,6 +42,7 @@ class Registry:
         self._send = send
         self._replace_ms = replace_ms
         self._check_ms = check_ms
+        self._wall_ms = wall_ms
         self._check_at = NEVER
         self._replace: list[tuple[int, str]] = []  # when to replace whom, if he is still dead
         self._held: list[Task] = []  # until the brokers have had time to register
@@ -68,7 +71,7 @@ class Registry:
             unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(0, error=unknown))
 
-    def register(self, source: str, m: RegisterBroker) -> None:
+    def register(self, source: str, m: RegisterBroker, now: int) -> None:
         """A broker has started, or has found that we are the active zkserver."""
         node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
         changed: list[TopicPartition] = []
@@ -86,7 +89,9 @@ class Registry:
                     f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
                     incarnation=known.incarnation,
                 )
-            changed[:] = restarts.register(draft, node)
+            heard = self._members.heard_by(m.name)
+            heard_ms = self._wall_ms(heard) if heard != NEVER else NEVER
+            changed[:] = restarts.register(draft, node, heard_ms, self._wall_ms(now))
             return Later.ANSWER
 
         def done(now: int) -> None:
@@ -169,6 +174,7 @@ class Registry:
         """Look at the partitions that may have too few replicas, or the wrong ones."""
         self._check_at = now + self._check_ms
         self._rolls.consider_short(now)
+        self._rolls.resume(now)
         for broker, node in self._commits.image.brokers.items():
             if node.is_draining or broker in self._members.dead_since:
                 self._rolls.consider_all(broker, now)

@@ -22,7 +22,6 @@ from pymq.node.commits import Commits
 from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
-from pymq.node.placement import Wanted
 from pymq.node.rolls import Rolls
 
 
@@ -63,7 +62,7 @@ class Reports:
             return
         # The number of a block says all: it is open at one time only.
         if image.open_block.number == m.block:
-            self._rolls.start(name, Wanted(), now)
+            self._rolls.start(name, now)
 
     def _change(
         self, m: AlterIsr | BecomeLeader | RetireBlocks | BlockSizes, plan: Callable[[Draft], None]

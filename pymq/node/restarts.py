@@ -10,16 +10,17 @@ from collections.abc import Collection
 import attrs
 
 from pymq.coord import paths
-from pymq.core.metadata import BlockNode, BrokerNode
+from pymq.core.metadata import BlockNode, BrokerNode, Interrupted
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node.blocks import change, note_replica, without
 from pymq.node.image import Draft
 
 
-def register(draft: Draft, node: BrokerNode) -> list[TopicPartition]:
+def register(draft: Draft, node: BrokerNode, heard_ms: int, wall_ms: int) -> list[TopicPartition]:
     """A broker has started; returns the partitions that are others for it.
 
-    What it has not synced may be gone, and with another disk everything is.
+    What it has not synced may be gone, and with another disk everything is. It was heard of for the
+    last time before it started at *heard_ms* or earlier.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:
@@ -32,10 +33,12 @@ def register(draft: Draft, node: BrokerNode) -> list[TopicPartition]:
     if (known.incarnation, known.storage_id) == (node.incarnation, node.storage_id):
         return []
     hosted = draft.image.hosting.hosted(node.name)
-    return [name for name in hosted if _restarted(draft, name, node)]
+    return [name for name in hosted if _restarted(draft, name, node, heard_ms, wall_ms)]
 
 
-def _restarted(draft: Draft, name: TopicPartition, broker: BrokerNode) -> bool:
+def _restarted(
+    draft: Draft, name: TopicPartition, broker: BrokerNode, heard_ms: int, wall_ms: int
+) -> bool:
     image = draft.image.partition(*name)
     before = len(draft.ops)
     epoch = image.node.epoch
@@ -47,7 +50,9 @@ def _restarted(draft: Draft, name: TopicPartition, broker: BrokerNode) -> bool:
         if block.end is not None:
             after = _lost(block, broker) if is_wiped else block
         else:
-            after = _interrupted(block, broker.name, epoch + 1, is_wiped)
+            after = _interrupted(
+                block, broker.name, epoch + 1, heard_ms, wall_ms, is_wiped=is_wiped
+            )
         if after != block:
             epoch = max(epoch, after.epoch)
             draft.put(paths.block(*name, block.number), after)
@@ -68,21 +73,29 @@ def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
     return attrs.evolve(block, in_sync=without(block, broker.name), storages=storages)
 
 
-def _interrupted(block: BlockNode, broker: str, epoch: int, is_wiped: bool) -> BlockNode:
+def _interrupted(
+    block: BlockNode, broker: str, epoch: int, heard_ms: int, wall_ms: int, *, is_wiped: bool
+) -> BlockNode:
     """An open block, one replica of which may have lost its tail, or all.
 
     Raft knows how to deal with the first, and the second is a matter of the roll that follows. A
     fetch block that was led by it has no leader any more: it might give offsets a second time that
     others hold.
     """
-    if block.acks is AckMode.RAFT or (len(block.replicas) == 1 and not is_wiped):
+    is_voted = block.acks is AckMode.RAFT and len(block.replicas) > 1
+    if is_voted or (len(block.replicas) == 1 and not is_wiped):
         return block
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
         in_sync = block.in_sync  # What it has left is still the best there is.
+    interrupted = tuple(entry for entry in block.interrupted if entry.broker != broker)
     if block.leader == broker:
-        return attrs.evolve(block, leader=None, epoch=epoch, in_sync=in_sync)
-    return attrs.evolve(block, in_sync=in_sync)
+        # A leader goes on without a replica only after it has heard that it may.
+        interrupted = tuple(entry for entry in interrupted if entry.at_ms > heard_ms)
+    if broker in block.in_sync and broker not in in_sync and not is_wiped:
+        interrupted = (*interrupted, Interrupted(broker, wall_ms))
+    after = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
+    return attrs.evolve(after, leader=None, epoch=epoch) if block.leader == broker else after
 
 
 def died(draft: Draft, broker: str, live: Collection[str]) -> list[TopicPartition]:
@@ -103,11 +116,13 @@ def died(draft: Draft, broker: str, live: Collection[str]) -> list[TopicPartitio
     return changed
 
 
-def drain(draft: Draft, broker: str) -> None:
-    """Mark a broker so that it is given nothing new."""
+def drain(draft: Draft, broker: str, is_draining: bool) -> bool:
+    """Mark a broker so that it is given nothing new, or may be again; whether that is new."""
     node = draft.image.brokers[broker]
-    if not node.is_draining:
-        draft.put(paths.broker(broker), attrs.evolve(node, is_draining=True))
+    if node.is_draining is is_draining:
+        return False
+    draft.put(paths.broker(broker), attrs.evolve(node, is_draining=is_draining))
+    return True
 
 
 def stopped(draft: Draft, name: TopicPartition, broker: str) -> None:

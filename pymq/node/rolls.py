@@ -2,14 +2,15 @@
 
 It is the one way in which anything about a partition changes. A *planned* roll asks the leader,
 which answers once all that it has taken in is committed; of a Raft block every live replica is
-asked, and whoever leads answers. In a *take-over* the leader of a fetch block is gone: every live
-replica stops following and says where its copy ends. One of them at least must be of the committed
-in-sync set, for only those are known to have all that was committed; copies of one fetch block
-differ in nothing but their length, so the longest one is the end, whoever has it.
+asked, and whoever leads answers. In a *take-over* there is no leader and will be none: every live
+replica stops to act and says where its copy ends. The best copy is the end, once those that have
+answered are known to hold all that was committed between them (:mod:`~pymq.node.takeover`).
 
 Nothing of a roll is kept but what is committed. Every step can be repeated by another zkserver:
 sealing twice does nothing, and the commit holds once. Whoever finds his block sealed and not rolled
-asks for a roll again.
+asks for a roll again. What an administrator wants is noted in the partition's node before anything
+is done about it, and the commit of the roll does it and takes the note out; so a zkserver that
+takes over finishes what was begun, once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from pymq.core.marks import mark
-from pymq.core.message import Answer, Seal, Sealed
+from pymq.core.message import Answer, Result, Seal, Sealed
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
-from pymq.core.values import Factory, define
 from pymq.errors import (
     NotController,
     NotLeader,
@@ -31,50 +31,13 @@ from pymq.errors import (
     StoreFull,
     UnknownTopic,
 )
-from pymq.node import blocks
+from pymq.node import blocks, takeover
 from pymq.node.commits import Commits, Send
-from pymq.node.image import Draft, PartitionImage
+from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
-from pymq.node.placement import Wanted, has_storage, is_better
-
-NEVER = 1 << 62
-SEAL_RETRY_MS = 500  # the first time; then twice as long each time
-SEAL_RETRY_MAX_MS = 4_000
-
-
-@define
-class Caller:
-    """An administrator who waits for a roll, and how to begin anew with what he wants."""
-
-    source: str
-    request: int
-    again: Callable[[int], None]
-
-
-@define
-class Roll:
-    """A roll under way: the open block is being sealed for what is *wanted* next."""
-
-    name: TopicPartition
-    block: int
-    epoch: int
-    wanted: Wanted
-    is_takeover: bool = False
-    is_unclean: bool = False
-    is_committing: bool = False
-    answers: dict[str, Sealed] = Factory(dict)  # of a take-over
-    decide_at: int = NEVER  # of a take-over: from when on it does with the answers that it has
-    is_late: bool = False  # that time has come
-    retry_at: int = NEVER
-    wait_ms: int = SEAL_RETRY_MS
-    caller: Caller | None = None
-    behind: list[Caller] = Factory(list)  # who wants something else once this is over
-
-    @property
-    def due(self) -> int:
-        """When there is something to do."""
-        return min(self.retry_at, self.decide_at)
+from pymq.node.placement import has_storage, is_better, is_manned
+from pymq.node.roll import NEVER, SEAL_RETRY_MS, Caller, Roll
 
 
 class Rolls:
@@ -123,19 +86,37 @@ class Rolls:
     # --- beginning ------------------------------------------------------------------------------
 
     def start(
-        self, name: TopicPartition, wanted: Wanted, now: int, caller: Caller | None = None
+        self,
+        name: TopicPartition,
+        now: int,
+        caller: Caller | None = None,
+        *,
+        is_forced: bool = False,
     ) -> None:
         """Roll a partition; *caller* is answered once it is done."""
         roll = self._rolls.get(name)
         if roll is None:
             image = self._commits.image.partition(*name)
             number, epoch = image.open_block.number, image.node.epoch + 1
-            roll = self._rolls[name] = Roll(name, number, epoch, wanted, caller=caller)
+            roll = Roll(name, number, epoch, caller=caller, is_forced=is_forced)
+            self._rolls[name] = roll
             self._ask(roll, now)
-        elif caller is not None and not self.wait(name, caller):
-            # What an administrator wants goes before a roll that is under way for its own sake.
+        elif caller is not None and roll.caller is None:
+            # What an administrator wants goes with a roll that is under way for its own sake.
             mark("rolls.caller_goes_first")
-            roll.wanted, roll.caller = wanted, caller
+            roll.caller, roll.is_withdrawn = caller, False
+            if is_forced and not roll.is_committing:
+                roll.is_forced = True
+                self._ask(roll, now)
+        elif caller is not None:
+            self.wait(name, caller)
+
+    def resume(self, now: int) -> None:
+        """Go on with what administrators were promised, by this zkserver or one before it."""
+        for name in list(self._commits.image.wanted):
+            if name not in self._rolls and is_manned(self._commits.image, self._members, name):
+                mark("rolls.resumed")
+                self.start(name, now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
         """Have *caller* begin anew after a roll that is not to be changed any more, if one is."""
@@ -163,17 +144,11 @@ class Rolls:
                 self._ask(roll, now)
             return
         block = image.open_block
-        live = [broker for broker in block.replicas if broker in self._members]
-        if block.acks is AckMode.RAFT:
-            voters = [broker for broker in live if self._is_same_disk(block, broker)]
-            can_seal = len(voters) > len(block.replicas) // 2
-        elif self._has_leader(block):
-            can_seal = block.leader in live
-        else:
-            can_seal = bool(self._targets(name, image))
-        must = block.acks is not AckMode.RAFT and not self._has_leader(block)
-        if can_seal and (must or self._is_better(name, now)):
-            self.start(name, Wanted(), now)
+        if self._is_leaderless(block):
+            if takeover.whom_to_ask(self._commits.image, self._members, name) is not None:
+                self.start(name, now)
+        elif self._can_seal(block) and self._is_better(name, now):
+            self.start(name, now)
 
     def consider_all(self, broker: str, now: int) -> None:
         """Consider all partitions of which a broker has the open block."""
@@ -188,9 +163,17 @@ class Rolls:
     def _is_better(self, name: TopicPartition, now: int) -> bool:
         return is_better(self._commits.image, self._members, name, now, self._replace_ms)
 
-    def _has_leader(self, block: BlockNode) -> bool:
-        """Whether a fetch block has a leader that is not known to be dead."""
-        return block.leader is not None and self._members.may_live(block.leader)
+    def _is_leaderless(self, block: BlockNode, *, is_forced: bool = False) -> bool:
+        """Whether nobody leads a block, or will."""
+        image = self._commits.image
+        return takeover.is_needed(image, self._members, block, is_forced=is_forced)
+
+    def _can_seal(self, block: BlockNode) -> bool:
+        """Whether those that are alive can seal a block that has a leader, or can elect one."""
+        if block.acks is not AckMode.RAFT:
+            return block.leader in self._members
+        able = takeover.survivors(self._commits.image, block)
+        return 2 * sum(broker in self._members for broker in able) > len(block.replicas)
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -202,48 +185,35 @@ class Rolls:
             self._end(roll, gone(f"{roll.name} is not what it was"), now)
             return
         block = image.open_block
-        is_raft = block.acks is AckMode.RAFT
-        if not (is_raft or roll.is_takeover or self._has_leader(block)):
+        if not roll.is_takeover and self._is_leaderless(block, is_forced=roll.is_forced):
             roll.is_takeover = True
-            mark("rolls.takeover")
-            self._renumber(roll, roll.epoch + 1)
+            mark("rolls.takeover.raft" if block.acks is AckMode.RAFT else "rolls.takeover")
+            roll.renumber(roll.epoch + 1)
         if image.node.epoch >= roll.epoch:
             mark("rolls.renumbered")
-            self._renumber(roll, image.node.epoch + 1)
-        if is_raft:
-            targets = [b for b in block.replicas if b in self._members]
-        elif roll.is_takeover:
-            targets = self._targets(roll.name, image)
-        else:
-            targets = [b for b in block.replicas if b == block.leader and b in self._members]
+            roll.renumber(image.node.epoch + 1)
+        targets = self._targets(roll, block)
         self._notices.flush(now)  # Whoever is asked must know what the block is.
         epoch = self._commits.image.controller_epoch
         seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover)
         for broker in targets:
             if broker not in roll.answers:
                 self._send(broker, seal)
-        # Without anybody to ask it goes on when somebody registers.
-        roll.retry_at = now + roll.wait_ms if targets else NEVER
-        roll.wait_ms = min(2 * roll.wait_ms, SEAL_RETRY_MAX_MS)
+        roll.asked(now, anybody=bool(targets))
         self._arm(roll)
         self._decide(roll, now)
 
-    def _renumber(self, roll: Roll, epoch: int) -> None:
-        """What was answered at an older epoch does not count."""
-        roll.epoch = epoch
-        roll.answers.clear()
-        roll.decide_at, roll.is_late = NEVER, False
+    def _targets(self, roll: Roll, block: BlockNode) -> tuple[str, ...]:
+        """Who is to seal the block."""
+        if roll.is_takeover:
+            return self._last_hopes(roll) or ()
+        if block.acks is AckMode.RAFT:
+            return tuple(broker for broker in block.replicas if broker in self._members)
+        return tuple(b for b in block.replicas if b == block.leader and b in self._members)
 
-    def _targets(self, name: TopicPartition, image: PartitionImage) -> list[str]:
-        """Who is to be asked in a take-over; nobody if it could not succeed."""
-        block = image.open_block
-        live = [b for b in block.replicas if b in self._members and self._is_same_disk(block, b)]
-        if any(broker in block.in_sync for broker in live):
-            return live
-        if any(self._members.may_live(broker) for broker in block.in_sync):
-            return []
-        allowed = self._commits.image.topics[name.topic].node.config.unclean_election
-        return [b for b in block.replicas if b in self._members] if allowed else []
+    def _last_hopes(self, roll: Roll) -> tuple[str, ...] | None:
+        image = self._commits.image
+        return takeover.whom_to_ask(image, self._members, roll.name, is_forced=roll.is_forced)
 
     def _is_same_disk(self, block: BlockNode, broker: str) -> bool:
         return has_storage(self._commits.image, block, broker)
@@ -267,7 +237,7 @@ class Rolls:
             if m.error is None:
                 mark("rolls.orphaned_seal")
                 # Sealed for a zkserver that is gone: nothing can be appended until it is rolled.
-                self.start(name, Wanted(), now)
+                self.start(name, now)
             return
         if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.is_committing:
             return
@@ -292,7 +262,7 @@ class Rolls:
             if others:  # The leader's copy is lost, and nobody else will ever say so.
                 mark("rolls.leader_in_trouble")
                 roll.is_takeover = True
-                self._renumber(roll, roll.epoch + 1)
+                roll.renumber(roll.epoch + 1)
                 self._ask(roll, now)
                 return
         self._end(roll, error, now)
@@ -300,14 +270,14 @@ class Rolls:
     def _decide(self, roll: Roll, now: int) -> None:
         """End a take-over if enough is known."""
         image = self._commits.image.find(roll.name)
-        answers = [m for m in roll.answers.values() if m.error is None]
-        if not roll.is_takeover or roll.is_committing or image is None or not answers:
+        if not roll.is_takeover or roll.is_committing or image is None:
             return
         block = image.open_block
-        is_clean = any(m.broker in block.in_sync for m in answers)
+        answers = [m for m in roll.answers.values() if m.error is None]
+        is_clean = takeover.is_enough(block, [m.broker for m in answers])
         if not is_clean:
-            targets = self._targets(roll.name, image)
-            if not targets or any(broker in block.in_sync for broker in targets):
+            hopes = self._last_hopes(roll)
+            if hopes is None or takeover.is_enough(block, hopes) or (hopes and not answers):
                 mark("rolls.must_wait")
                 return  # Somebody who must have all may yet answer.
         if not roll.is_late and any(
@@ -319,17 +289,26 @@ class Rolls:
                 roll.decide_at = max(now + self._takeover_ms, self._members.settles_at)
                 self._arm(roll)
             return
-        best = max(answers, key=lambda m: (m.end, m.broker in block.in_sync, m.broker))
         roll.is_unclean = not is_clean
-        self._commit(roll, best, tuple(m.broker for m in answers if m.end >= best.end), now)
+        if not answers:
+            mark("rolls.from_nothing")
+            nothing = Sealed(*roll.name, roll.block, roll.epoch, "", block.start, past=block.past)
+            self._commit(roll, nothing, (), now)
+            return
+        best = max(answers, key=lambda m: (*takeover.rank(m), m.broker in block.in_sync, m.broker))
+        same = tuple(m.broker for m in answers if takeover.rank(m) == takeover.rank(best))
+        self._commit(roll, best, same, now)
 
     def _commit(self, roll: Roll, m: Sealed, holders: tuple[str, ...], now: int) -> None:
         roll.is_committing = True
         roll.retry_at = roll.decide_at = NEVER
-        wanted, is_unclean, wall_ms = roll.wanted, roll.is_unclean, self._wall_ms(now)
+        is_unclean, wall_ms = roll.is_unclean, self._wall_ms(now)
 
         def plan(draft: Draft) -> None:
-            blocks.roll(draft, m, holders, wanted, self._members, wall_ms, is_unclean=is_unclean)
+            wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
+            roll.loss = blocks.roll(
+                draft, m, holders, wanted, self._members, wall_ms, is_unclean=is_unclean
+            )
 
         def done(now: int) -> None:
             self.unclean += is_unclean
@@ -348,23 +327,30 @@ class Rolls:
             self._end(roll, error, now)
             return
         mark("rolls.commit_failed")
-        self._answer(roll, error)
+        self._answer(roll, None, error)
         roll.is_committing = False
-        roll.wanted = Wanted()
         roll.retry_at = now + roll.wait_ms
         self._arm(roll)
 
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         if self._rolls.get(roll.name) is roll:
             del self._rolls[roll.name]
-        self._answer(roll, error)
+        self._answer(roll, True if error is None else None, error)
+        if error is not None and roll.is_withdrawn:
+            self._commits.do(lambda draft: blocks.want(draft, roll.name, None), scope=roll.name)
         for caller in roll.behind:
             caller.again(now)
 
-    def _answer(self, roll: Roll, error: PymqError | None) -> None:
+    def _answer(self, roll: Roll, result: Result, error: PymqError | None) -> None:
+        """Tell who waits for a roll what has become of it; nobody waits any more.
+
+        What was told to have failed must not come about later.
+        """
         caller, roll.caller = roll.caller, None
         if caller is not None:
-            result = None if error is not None else True
+            roll.is_withdrawn |= error is not None
+            if result is not None and caller.wants_loss:
+                result = roll.loss
             self._send(caller.source, Answer(caller.request, result, error))
 
     # --- what happens to brokers and blocks -----------------------------------------------------
@@ -378,6 +364,7 @@ class Rolls:
                 roll.wait_ms = SEAL_RETRY_MS
         self.consider_all(broker, now)
         self.consider_short(now)
+        self.resume(now)
 
     def died(self, broker: str, now: int) -> None:
         """A broker is dead: its fetch blocks need another leader."""

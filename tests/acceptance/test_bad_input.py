@@ -252,6 +252,8 @@ def test_too_many_replicas(mq: pymq.Client) -> None:
         mq.reassign("t", 0, [["broker-0"]])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(InvalidRequest, match="broker-9"):
         mq.decommission("broker-9")
+    with pytest.raises(InvalidRequest):
+        mq.recommission("broker-9")
     with pytest.raises(NotEnoughBrokers):
         mq.decommission("broker-0")
     assert mq.topics() == ["t"]

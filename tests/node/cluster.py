@@ -73,6 +73,7 @@ class Broker:
         self.epochs: dict[TopicPartition, int] = {}  # what it says the leader epoch is, in Sealed
         self.holders: dict[TopicPartition, tuple[str, ...]] = {}
         self.unrolled: dict[TopicPartition, int] = {}  # blocks that were sealed here
+        self.log_epochs: dict[TopicPartition, int] = {}  # the last one in its copy of the block
 
     def all(self, kind: type[M]) -> list[M]:
         return [m for m in self.heard if isinstance(m, kind)]
@@ -114,7 +115,7 @@ class Broker:
         state = self.states.get(name)
         if state is None or not (m.takeover or state.leader == self.name):
             return []
-        if state.blocks[-1].number != m.block:
+        if state.blocks[-1].number != m.block or not self.has_disk(state.blocks[-1]):
             return []
         self.unrolled[name] = m.block
         start = state.blocks[-1].start
@@ -133,8 +134,14 @@ class Broker:
                 self.epochs.get(name, state.epoch),
                 None,
                 self.incarnation,
+                epochs=((self.log_epochs.get(name, 0), start),),
             )
         ]
+
+    def has_disk(self, block: BlockNode) -> bool:
+        """Whether it has the disk that the block was made on."""
+        at = block.replicas.index(self.name)
+        return not block.storages or block.storages[at] == self.storage
 
 
 class Cluster:

@@ -145,7 +145,12 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
     cluster = led()
     zk = cluster.active
 
+    commits: list[object] = []
+
     def full(request: object) -> bool:
+        commits.append(request)
+        if len(commits) == 1:
+            return True  # what is wanted is noted
         zk.machine.commit_failed(getattr(request, "tag", 0), StoreFull("full"), cluster.now)
         return False
 
@@ -157,6 +162,7 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
     # It is not what was asked for, but the block was sealed, and producers wait for the next.
     assert cluster.open().number == 1
     assert cluster.part().node.acks is AckMode.LEADER
+    assert cluster.part().node.wanted is None
 
 
 # --- take-overs ---------------------------------------------------------------------------------

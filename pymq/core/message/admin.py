@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
 from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import PymqError
@@ -76,6 +76,23 @@ class Decommission:
 
     id: int
     broker: str
+
+
+@value
+class Recommission:
+    """Take a decommission back: the broker may be given new blocks again."""
+
+    id: int
+    broker: str
+
+
+@value
+class RecoverPartition:
+    """Let a partition that nobody can lead go on with what is left, even if something is lost."""
+
+    id: int
+    topic: str
+    partition: str
 
 
 @value
@@ -165,6 +182,7 @@ Result = (
     | ClusterDescription
     | tuple[str, ...]
     | tuple[Location, ...]
+    | Loss
     | int
     | bool
     | None
@@ -188,6 +206,8 @@ AdminMessage = (
     | SetPartitionState
     | Reassign
     | Decommission
+    | Recommission
+    | RecoverPartition
     | DescribeTopic
     | ListTopics
     | DescribeCluster

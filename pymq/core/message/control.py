@@ -29,6 +29,18 @@ class BrokerHeartbeat:
 
 
 @value
+class ControlledShutdown:
+    """A broker is about to stop, and asks that others lead what it leads (as in KIP-143).
+
+    Answered with how many partitions it leads still; it asks again until there are none.
+    """
+
+    id: int
+    broker: str
+    incarnation: int
+
+
+@value
 class LeaderAndIsr:
     """What a broker is to host, as far as it has changed; *full* lists all there is.
 
@@ -222,6 +234,7 @@ class PartitionReports:
 ControlMessage = (
     RegisterBroker
     | BrokerHeartbeat
+    | ControlledShutdown
     | LeaderAndIsr
     | LeaderAndIsrAnswer
     | StopReplica

@@ -122,7 +122,7 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             # CLUSTER_AUTHORIZATION_FAILED, for each partition.
             errors = tuple((each.topic, each.partition, error) for each in message.partitions)
             return (msg.LeaderAndIsrAnswer(message.id, "", errors, error),)
-        case msg.RegisterBroker():
+        case msg.RegisterBroker() | msg.ControlledShutdown():
             return (msg.Answer(message.id, error=error),)
         case _ if type(message) in _ADMIN:
             return (msg.Answer(message.id, error=error),)  # type: ignore[union-attr]  # each has one

@@ -111,6 +111,8 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.SetPartitionState: _topic(Operation.ALTER),
     msg.Reassign: _always(ALTER_CLUSTER),
     msg.Decommission: _always(ALTER_CLUSTER),
+    msg.Recommission: _always(ALTER_CLUSTER),
+    msg.RecoverPartition: _always(ALTER_CLUSTER),
     msg.DescribeTopic: _topic(Operation.DESCRIBE, "name"),
     msg.ListTopics: _always(DESCRIBE_CLUSTER),
     msg.DescribeCluster: _always(DESCRIBE_CLUSTER),
@@ -129,7 +131,7 @@ _NEEDS |= dict.fromkeys(
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
         *(msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress, msg.DescribePartitions),
-        msg.PartitionReports,
+        *(msg.PartitionReports, msg.ControlledShutdown),
         # Between brokers.
         *(msg.Ping, msg.ReplicaFetch, msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended),
         *(msg.RaftVote, msg.RaftVoted, msg.RaftTimeout, msg.RaftSnapshot),

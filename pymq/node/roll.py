@@ -1,0 +1,62 @@
+"""One roll that is under way, as the active zkserver keeps it in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.message import Sealed
+from pymq.core.metadata import Loss
+from pymq.core.types import TopicPartition
+from pymq.core.values import Factory, define
+
+NEVER = 1 << 62
+SEAL_RETRY_MS = 500  # the first time; then twice as long each time
+SEAL_RETRY_MAX_MS = 4_000
+
+
+@define
+class Caller:
+    """An administrator who waits for a roll, and how to begin anew with what he wants."""
+
+    source: str
+    request: int
+    again: Callable[[int], None]
+    wants_loss: bool = False  # is told what was lost instead of that it is done
+
+
+@define
+class Roll:
+    """A roll under way: the open block is being sealed."""
+
+    name: TopicPartition
+    block: int
+    epoch: int
+    is_takeover: bool = False
+    is_forced: bool = False  # goes on even if something may be lost by it
+    is_unclean: bool = False
+    is_committing: bool = False
+    answers: dict[str, Sealed] = Factory(dict)  # of a take-over
+    decide_at: int = NEVER  # of a take-over: from when on it does with the answers that it has
+    is_late: bool = False  # that time has come
+    retry_at: int = NEVER
+    wait_ms: int = SEAL_RETRY_MS
+    caller: Caller | None = None
+    is_withdrawn: bool = False  # what was wanted of it, because somebody was told that it failed
+    behind: list[Caller] = Factory(list)  # who wants something else once this is over
+    loss: Loss | None = None  # what came of it
+
+    @property
+    def due(self) -> int:
+        """When there is something to do."""
+        return min(self.retry_at, self.decide_at)
+
+    def renumber(self, epoch: int) -> None:
+        """What was answered at an older epoch does not count."""
+        self.epoch = epoch
+        self.answers.clear()
+        self.decide_at, self.is_late = NEVER, False
+
+    def asked(self, now: int, *, anybody: bool) -> None:
+        """The block's replicas were asked; without *anybody* it goes on when one registers."""
+        self.retry_at = now + self.wait_ms if anybody else NEVER
+        self.wait_ms = min(2 * self.wait_ms, SEAL_RETRY_MAX_MS)
