@@ -1,7 +1,8 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
-They are read once, when a coordinator takes over, and from then on written: each turn one batch of
-all that has changed. Of a key the newest record counts, so that compaction keeps the rest short.
+They are read once, when a coordinator takes over, from the brokers that hold them: its own may have
+got the partition by a roll, which moves no data. From then on they are written: each turn one batch
+of all that has changed. Of a key the newest record counts, so that compaction keeps the rest short.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced,
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC, AckMode
-from pymq.errors import PymqError
+from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 LOAD_BYTES = 1 << 20
 RETRY_MS = 200
+ASK_MS = 1_000  # how long another broker has to answer
 
 Name = tuple[str, str, str]  # group, topic, partition
 
@@ -38,8 +40,13 @@ class GroupHost(Protocol):
         """The wall clock's milliseconds at *now*."""
         ...
 
-    def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
-        """Hand a request to partition *index* of the offsets topic; answers come to ``step``."""
+    def offsets_step(
+        self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
+    ) -> None:
+        """Hand a request to partition *index* of the offsets topic; answers come to ``step``.
+
+        It is that of this broker, or of another one that holds what is missing here.
+        """
         ...
 
 
@@ -62,27 +69,46 @@ class Offsets:
         self._is_syncing = False
         self._loose: Name | None = None  # what was written last, without a sync
         self._requests = first_request  # ids that no coordinator before has used
+        self._asked = 0  # the id of what was asked last while loading ...
+        self._at = BEGIN  # ... from which offset on ...
+        self._holder: str | None = None  # ... and of whom: None is this broker
+        self._tries = 0
 
     # --- reading --------------------------------------------------------------------------------
 
-    def load(self, offset: int, now: int) -> None:
-        """Read on from *offset*."""
+    def load(self, offset: int, now: int, holder: str | None = None) -> None:
+        """Read on from *offset*, here or from another broker that holds what is missing here."""
         self._requests += 1
+        self._asked, self._at, self._holder = self._requests, offset, holder
         fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, 0)
-        self._host.offsets_step(self._index, fetch, now)
+        if holder is not None:
+            self.retry_at = now + ASK_MS
+        self._host.offsets_step(self._index, fetch, now, holder)
 
     def loaded(self, m: Fetched, now: int) -> bool:
         """Take in a part of what the partition holds; whether that was the last one."""
-        if self.is_loaded:
+        if self.is_loaded or m.id != self._asked:
             return False
-        if m.error is not None:
+        holder, self.retry_at = self._holder, NEVER
+        if holder is None and isinstance(m.error, ReplicaNotAvailable):
+            # A roll moves no data: the older blocks are with those that led before.
+            holders = m.error.details.get("brokers")
+            if isinstance(holders, (list, tuple)) and holders:
+                mark("group.load_elsewhere")
+                self._tries += 1
+                self.load(m.offset, now, str(holders[self._tries % len(holders)]))
+                return False
+        if m.error is not None or (holder is not None and not m.data):
+            if isinstance(m.error, OffsetOutOfRange):
+                self._at = BEGIN
             self.retry_at = now + RETRY_MS
             return False
         offset = m.offset
         for batch in split(m.data):
             self._replay(batch.verify())
             offset = batch.end_offset
-        if offset < m.high_watermark and m.data:
+        # Where the end is, only this broker's own replica is asked.
+        if holder is not None or (offset < m.high_watermark and m.data):
             self.load(offset, now)
             return False
         self.is_loaded = True
@@ -191,4 +217,4 @@ class Offsets:
         self.retry_at = NEVER
         if not self.is_loaded:
             mark("group.load_again")
-            self.load(BEGIN, now)
+            self.load(self._at, now)

@@ -169,8 +169,13 @@ class Broker:
         if partition.name.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
 
-    def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
-        """Hand a coordinator's request to its partition."""
+    def offsets_step(
+        self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
+    ) -> None:
+        """Hand a coordinator's request to its partition, or send it to another broker's."""
+        if holder is not None:
+            self.send(holder, message)
+            return
         partition = self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))]
         if isinstance(message, Produce):
             partition.produce(f"#{index}", message, now)

@@ -255,3 +255,25 @@ def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> 
             mq.reassign("t", "new", rest)
             cluster.run(seconds=5)
             assert consumer.committed()["0"] == before["0"]
+
+
+@pytest.mark.parametrize("loses_first_holder", [False, True])
+def test_a_coordinator_reads_what_only_other_brokers_hold(loses_first_holder: bool) -> None:
+    """Its partition came to it by a roll, and no data moves: the older blocks are elsewhere."""
+    with Cluster(brokers=4, seed=33) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="raft", replicas=3)
+        put(mq, *range(10))
+        with mq.consumer("t", group="g") as consumer:
+            for record in consumer.until_end():
+                consumer.ack(record)
+            consumer.commit()
+        (partition,) = mq.describe_topic(OFFSETS).partitions
+        (new,) = {*cluster.brokers} - {*partition.replicas}
+        mq.reassign(OFFSETS, "0", [new])
+        if loses_first_holder:
+            cluster.crash(partition.replicas[0], "all")
+        put(mq, *range(10, 15))
+        with mq.consumer("t", group="g") as consumer:
+            assert values(list(consumer.until_end())) == [10, 11, 12, 13, 14]
+        assert coordinator(mq) == new

@@ -70,7 +70,10 @@ class Host:
     def wall_ms(self, now: int) -> int:
         return now + 1_000_000
 
-    def offsets_step(self, index: int, message: Produce | Fetch, now: int) -> None:
+    def offsets_step(
+        self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
+    ) -> None:
+        assert holder is None
         assert (message.topic, message.partition) == ("__consumer_offsets", str(index))
         if isinstance(message, Fetch):
             self.fetches.append(message)
