@@ -127,7 +127,7 @@ class Process(ABC):
         self._wake_at = -1
         self.is_paused = False
         self.network.forget_incoming(self.name)
-        for callback in self.on_death:
+        for callback in tuple(self.on_death):  # A session that hears of it listens no more.
             callback(self)
 
     def boundary(self, what: str) -> None:

@@ -12,7 +12,8 @@ from pymq.testing.checkers import Checker, Immutable, Watch
 from pymq.testing.nodes import BrokerHost, ClientHost
 from pymq.testing.process import Process
 
-Name = tuple[str, str]
+# Topic, partition, and what tells the topic from one of the same name that was deleted.
+Name = tuple[str, str, object]
 
 
 @define
@@ -23,6 +24,7 @@ class Asked:
     partition: str
     acks: AckMode
     header: Header
+    name: Name
     floor: int  # it must be written at or after this offset
 
 
@@ -42,19 +44,24 @@ class Answers(Checker):
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, Produce) and isinstance(process, ClientHost):
-            header, name = message.batch.header, (message.topic, message.partition)
+            header, name = message.batch.header, self._name(message.topic, message.partition)
             self._sent[header.batch_crc] = header.count
             floor, losses = self._ends.get(name, (0, 0))
             # A batch that is sent again was sent first when it was sent first.
             floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
-            history = self.watch.history_of(*name)
+            history = self.watch.history_of(message.topic, message.partition)
             if history is not None and history.losses != losses:
                 floor = 0
-            self._asked[source, message.id] = Asked(*name, message.acks, header, floor)
+            self._asked[source, message.id] = Asked(
+                message.topic, message.partition, message.acks, header, name, floor
+            )
         elif isinstance(message, Produced) and isinstance(process, BrokerHost):
             asked = self._asked.get((peer, message.id))
             if asked is not None and message.error is None:
                 self._check_answer(process, peer, asked, message)
+
+    def _name(self, topic: str, partition: str) -> Name:
+        return topic, partition, self.watch.indexes.get((topic, partition))
 
     def _check_answer(self, host: BrokerHost, peer: str, asked: Asked, answer: Produced) -> None:
         """What a broker answers for, it has written; and synced, if that is what was asked for."""
@@ -90,12 +97,13 @@ class Answers(Checker):
                 self.fail("acked-is-committed", f"{peer} is told that its batch is in {place}")
         elif known.base_offset != message.base_offset:
             self.fail("acked-is-committed", f"{peer} is told the wrong offset: {place}")
-        if message.base_offset < asked.floor and not history.losses:
+        name = self._name(asked.topic, asked.partition)
+        if message.base_offset < asked.floor and name == asked.name and not history.losses:
             self.fail(
                 "realtime-order",
                 f"{place} was sent after offset {asked.floor - 1} had been acknowledged",
             )
-        name, end = (asked.topic, asked.partition), message.base_offset + asked.header.span
+        end = message.base_offset + asked.header.span
         if end > self._ends.get(name, (0, 0))[0] or self._ends[name][1] != history.losses:
             self._ends[name] = (end, history.losses)
 

@@ -258,3 +258,23 @@ def test_what_happened_can_be_read() -> None:
     with Cluster(brokers=1, seed=14) as cluster:
         cluster.client().create_topic("t")
         assert any("client-0 > zkserver-0  CreateTopic(id=1, name=t" in x for x in cluster.trace)
+
+
+def test_everybody_hears_of_a_death() -> None:
+    """Also those who listen behind somebody who stops listening then, as a session does."""
+    with Cluster(brokers=1, seed=4) as cluster:
+        died: list[str] = []
+        cluster.host("zkserver-0").on_death.append(lambda process: died.append(process.name))
+        cluster.crash("zkserver-0")
+        assert died == ["zkserver-0"]
+
+
+def test_a_topic_that_is_made_again_begins_anew() -> None:
+    """What was acknowledged in the topic of that name before says nothing of this one."""
+    with Cluster(brokers=1, seed=4) as cluster:
+        mq = cluster.client()
+        for _ in range(2):
+            mq.create_topic("t", acks="raft")
+            with mq.producer(linger_ms=0) as producer:
+                assert [producer.send("t", b"x").result().offset for _ in range(3)] == [0, 1, 2]
+            mq.delete_topic("t")
