@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymq import errors
 from pymq.client.client import Client, GroupDescription
-from pymq.client.consumer import Consumer, ConsumerStatus
+from pymq.client.consumer import Consumer
 from pymq.client.delivery import Deliveries, Delivery
 from pymq.client.producer import Producer
+from pymq.client.status import ConsumerStatus
 from pymq.core.config import TopicConfig
 from pymq.core.metadata import (
     BlockDescription,

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, Handle, called
 from pymq.client.base import Loop, Waitable
-from pymq.client.consumer import CHUNK, REQUEST_S, Consumer, ConsumerStatus, Records, Stall
-from pymq.client.worker import Settling
+from pymq.client.consumer import CHUNK, Consumer
+from pymq.client.ending import Ending
+from pymq.client.options import REQUEST_S
+from pymq.client.pump import give_back
+from pymq.client.settling import Settling
+from pymq.client.spans import Records
+from pymq.client.status import ConsumerStatus
 from pymq.core.record import Record
 from pymq.core.view import BatchView
 from pymq.errors import Closed
@@ -133,29 +138,25 @@ class AsyncConsumer(Handle):
     async def until_end(self) -> AsyncIterator[Record]:
         """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
-        ends = await self._bridge.call(consumer.end_offsets)
-        stall = Stall(consumer, ends)
+        ending = Ending(consumer, await self._bridge.call(consumer.end_offsets))
         try:
-            while not await self._is_at_end(ends):
+            while not await self._is_reached(ending):
                 if not consumer._buffer:
                     consumer._ack_previous()
                     if not await self._arrive(CHUNK, UNTIL_END_S):
-                        stall.look()
+                        ending.stall()
                         continue
-                stall.over()
-                for record in consumer._before(ends, consumer._chunk(0)):
+                for record in ending.before(consumer._chunk(0)):
                     yield record
             consumer._ack_previous()
         finally:
             consumer._bring_back()
 
-    async def _is_at_end(self, ends: dict[str, int]) -> bool:
+    async def _is_reached(self, ending: Ending) -> bool:
         consumer = self._consumer
-        if consumer._reader is None and (consumer._buffer or self._intake.chunks):
-            return False
-        if consumer._reader is not None:
-            return consumer._is_at_end(ends)
-        return await self._bridge.call(consumer._is_at_end, ends)
+        if consumer._reader is not None or consumer._buffer or self._intake.chunks:
+            return ending.is_reached()  # This asks nobody.
+        return await self._bridge.call(ending.is_reached)
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
@@ -276,11 +277,8 @@ class AsyncConsumer(Handle):
                 consumer.ack(record)
         except Closed:
             raise
-        except Exception:
-            import logging  # only now: it takes long to load
-
-            logging.getLogger("pymq").exception("on_record failed; the record is given back")
-            consumer.nack(record)
+        except Exception as error:
+            give_back(consumer, record, error)
 
     # --- leaving --------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
+from pymq.errors import PymqError
 
 NEVER = 1 << 62
 
@@ -125,12 +127,52 @@ class Driver(Protocol):
     def soon(self, errand: Callable[[Loop], None]) -> None: ...
 
 
+class Handle(ABC):
+    """Something with a resource: ``with`` closes it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go."""
+
+    def _forgo(self) -> None:  # noqa: B027 # most have nothing to forgo
+        """The block under ``with`` has failed: what it did last is not to count as done."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._forgo()
+        try:
+            self.close()
+        except PymqError as second:
+            # The first error is the one to raise; this one is told beside it.
+            if error is None:
+                raise
+            error.add_note(f"and on closing the {type(self).__name__.lower()}: {second}")
+
+
 class Outbox:
     """The half of every client machine that is the same: one Ready, handed out when asked for."""
 
     def __init__(self) -> None:
         self.out = Ready()
         self.due = NEVER
+        self._requests = 0
+
+    def number(self) -> int:
+        """The number of a new request: it and its answer carry it."""
+        self._requests += 1
+        return self._requests
+
+    def post(self, peer: str, message: Message) -> None:
+        """Have a message sent with the next Ready."""
+        self.out.send.append((peer, message))
 
     @property
     def deadline(self) -> int:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import attrgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pymq.client.intake import Intake, Reader
-from pymq.client.worker import Worker, ranges
-from pymq.core.message import BEGIN, END, FindOffset, GroupOffset, GroupState, OffsetFound, Range
+from pymq.client.base import Handle
+from pymq.client.ending import Ending
+from pymq.client.intake import Intake
+from pymq.client.options import REQUEST_S, parse_offset
+from pymq.client.pump import Pump
+from pymq.client.reader import Reader
+from pymq.client.settling import Settler
+from pymq.client.spans import Records, Span, spans
+from pymq.client.status import ConsumerStatus, status_of
+from pymq.client.undertaker import Undertaker
+from pymq.client.worker import Worker
+from pymq.core.message import BEGIN, FindOffset, GroupState, OffsetFound
 from pymq.core.record import Record
-from pymq.core.values import value
 from pymq.core.view import BatchView
 from pymq.errors import (
     Closed,
     ConfigError,
-    FencedMember,
     InvalidRequest,
-    PymqError,
     RequestTimeout,
     UnknownGroup,
     UnknownPartition,
@@ -30,35 +32,13 @@ from pymq.errors import (
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
-    from pymq.client.producer import Producer
 
 CHUNK = 500  # records that an iteration takes at a time
-REQUEST_S = 10.0
-STATUS_S = 1.0  # how long those may take who are asked for a status
-STALL_S = 30.0  # how long until_end may be kept from its end
-
-_PARTITION, _OFFSET = attrgetter("partition"), attrgetter("offset")
 
 Names = Sequence[str]
-Records = Record | BatchView | Iterable[Record | BatchView]
 
 
-@value
-class ConsumerStatus:
-    """Where a consumer stands, and why it gets nothing if it does."""
-
-    topic: str
-    mode: str  # "ptp" or "psb"
-    group: str | None
-    assigned: tuple[str, ...]
-    positions: dict[str, int]
-    end_offsets: dict[str, int]
-    buffered: int  # records fetched and not handed out
-    unacknowledged_refused: int  # acknowledgements that came after the lease had run out
-    idle: str | None  # the reason why there is nothing; None when there is something
-
-
-class Consumer:
+class Consumer(Handle):
     """Gets records; made by :meth:`pymq.Client.consumer`. One thread at a time may poll it."""
 
     def __init__(
@@ -67,7 +47,7 @@ class Consumer:
         intake: Intake,
         *,
         auto_ack: bool,
-        dead_letter: str | None,
+        undertaker: Undertaker,
         on_assigned: Callable[[tuple[str, ...]], object] | None,
         on_revoked: Callable[[tuple[str, ...]], object] | None,
     ) -> None:
@@ -80,7 +60,6 @@ class Consumer:
         self._worker = intake if isinstance(intake, Worker) else None
         self._reader = intake if isinstance(intake, Reader) else None
         self._auto_ack = auto_ack and self._worker is not None
-        self._dead_letter = dead_letter
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._buffer: deque[Record] = deque()  # of an iteration
@@ -88,10 +67,9 @@ class Consumer:
         self._last: list[Record | BatchView] = []  # handed out by the last poll, for auto_ack
         self._record_bytes = 1024  # about what a record takes, as last seen
         self._previous: Record | None = None  # of an iteration, for auto_ack
-        self._undertaker: Producer | None = None  # writes to the dead-letter topic
+        self._undertaker = undertaker
         self._is_closed = False
-        self._pump: threading.Thread | None = None
-        self._pump_problem: BaseException | None = None
+        self._pump: Pump | None = None
         if self._worker is not None:
             self._worker.unread = _weakly(weakref.WeakMethod(self._unread))
         # A consumer that is dropped without being closed must not keep its partitions for ever.
@@ -243,26 +221,19 @@ class Consumer:
         Raises:
             RequestTimeout: it cannot go on, and has not for half a minute; the message says why.
         """
-        ends = self.end_offsets()
-        stall = Stall(self, ends)
+        ending = Ending(self, self.end_offsets())
         try:
-            while not self._is_at_end(ends):
-                for record in self._before(ends, self._chunk(0.05)):
-                    stall.over()
-                    yield record
-                stall.look()
+            while not ending.is_reached():
+                yield from ending.before(self._chunk(0.05))
+                ending.stall()
             self._ack_previous()
         finally:
             self._bring_back()
 
-    def _before(self, ends: dict[str, int], records: Iterator[Record]) -> Iterator[Record]:
-        """Go through *records*; those from *ends* on are set aside, for the next call."""
-        for record in records:
-            if record.offset < ends.get(record.partition, 0):
-                yield record
-            else:
-                self._later.append(record)
-                self._previous = None  # Nobody has seen it.
+    def _set_aside(self, record: Record) -> None:
+        """Keep what was taken and is not to be shown now."""
+        self._later.append(record)
+        self._previous = None  # Nobody has seen it.
 
     def _bring_back(self) -> None:
         """Put what was set aside where the next call finds it."""
@@ -272,57 +243,37 @@ class Consumer:
                 self._reader.cursors[record.partition].handed = record.offset
         self._later.clear()
 
-    def _is_at_end(self, ends: dict[str, int]) -> bool:
-        active = {p: end for p, end in ends.items() if p not in self._intake.paused}
-        if self._reader is not None:
-            read = self._read_so_far(self._reader)
-            return all(read[p] >= end for p, end in active.items())
-        if self._buffer or self._intake.chunks:
-            return False
-        try:
-            self._settle(REQUEST_S, durable=False)
-        except FencedMember:
-            return False  # What was acknowledged in vain is delivered again.
-        found = {o.partition: o for o in self._group_state().offsets if o.topic == self.topic}
-        is_delivered = all(
-            p in found and found[p].delivered >= end and found[p].waiting == 0
-            for p, end in active.items()
-            if p in self.assignment()
-        )
-        # What was delivered may have been so to us, while we asked.
-        return is_delivered and not self._intake.chunks
-
     # --- settling (PTP) -------------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
         """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
-        worker = self._member()
+        settler = self._settler()
         if type(records) is Record:
-            queue = worker.acks.get(records.partition)
+            queue = settler.acks.get(records.partition)
             if queue is None:
-                queue = worker.acks.setdefault(records.partition, deque())
+                queue = settler.acks.setdefault(records.partition, deque())
             queue.append(records.offset)
         else:
-            for partition, span in _spans(records):
-                worker.acks.setdefault(partition, deque()).append(span)
-        if not worker.is_armed:
-            worker.arm_settling(self._driver.loop.clock())
+            for partition, span in spans(records):
+                settler.acks.setdefault(partition, deque()).append(span)
+        if not settler.is_armed:
+            settler.arm(self._driver.loop.clock())
 
     def nack(self, records: Records, delay: float = 0.0) -> None:
         """The records could not be done: deliver them again, after *delay* seconds."""
-        worker = self._member()
+        settler = self._settler()
         if not 0 <= delay < 1e9:
             raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
-        spans = _spans(records)
-        worker.nacks.extend((partition, span, round(delay * 1000)) for partition, span in spans)
+        found = spans(records)
+        settler.nacks.extend((partition, span, round(delay * 1000)) for partition, span in found)
         previous = self._previous
         if previous is not None and any(
             partition == previous.partition and start <= previous.offset < end
-            for partition, (start, end) in spans
+            for partition, (start, end) in found
         ):
             self._previous = None  # It is not to be acknowledged by going on.
-        if not worker.is_armed:
-            worker.arm_settling(self._driver.loop.clock())
+        if not settler.is_armed:
+            settler.arm(self._driver.loop.clock())
 
     def commit(self, timeout: float | None = REQUEST_S) -> None:
         """Wait until everything acknowledged so far is on the disk: a power cut does not undo it.
@@ -338,6 +289,10 @@ class Consumer:
             StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
         self._settle(timeout, durable=True)
+
+    def _settle_soon(self) -> None:
+        """Wait until what was acknowledged is written, if not synced."""
+        self._settle(REQUEST_S, durable=False)
 
     def _settle(self, timeout: float | None, *, durable: bool) -> None:
         worker = self._member()
@@ -362,6 +317,9 @@ class Consumer:
             raise Closed("the consumer was closed")
         return self._worker
 
+    def _settler(self) -> Settler:
+        return self._member().settler
+
     def _ack_last(self) -> None:
         for view in self._last:
             self.ack(view)
@@ -372,7 +330,7 @@ class Consumer:
             previous, self._previous = self._previous, None
             self.ack(previous)
 
-    def _unread(self) -> list[tuple[str, Range]]:
+    def _unread(self) -> list[Span]:
         # Copies: whoever turns the loop asks, while the application goes on.
         records = (*self._buffer.copy(), *self._later.copy())
         return [(record.partition, (record.offset, record.offset + 1)) for record in records]
@@ -382,19 +340,7 @@ class Consumer:
         worker = self._worker
         while worker is not None and worker.dead:
             view = worker.dead.popleft()
-            topic = self._dead_letter
-            if topic is not None:
-                if self._undertaker is None:
-                    self._client.create_topic(topic, partitions=1, exist_ok=True)
-                    self._undertaker = self._client.producer()
-                for record in view.records():
-                    self._undertaker.send(
-                        topic,
-                        record.value,
-                        key=record.key,
-                        headers=(*record.headers, *_obituary(record, self.group)),
-                    )
-                self._undertaker.flush()
+            self._undertaker.bury(view)
             self.ack(view)
 
     # --- positions ------------------------------------------------------------------------------
@@ -439,16 +385,8 @@ class Consumer:
 
     def _read_so_far(self, reader: Reader) -> dict[str, int]:
         """The offset of the next record of each partition, as far as the application has got."""
-        # First this: what comes meanwhile is made ready before the position goes on.
-        fetched = {p: c.position for p, c in reader.cursors.items()}
-        unread = {record.partition for record in (*self._buffer, *self._later)}
-        unread |= {view.partition for view in reader.chunks.copy()}
-        found = {p: reader.cursors[p].handed for p in fetched}
-        # What holds no record for consumers, behind the last one that does, has been read too.
-        for partition in fetched.keys() - unread:
-            if found[partition] >= 0:
-                found[partition] = max(found[partition], fetched[partition])
-        return found
+        unread = (*self._buffer, *self._later)
+        return reader.read_so_far({record.partition for record in unread})
 
     def end_offsets(self) -> dict[str, int]:
         """Where each partition of the topic ends now."""
@@ -461,7 +399,7 @@ class Consumer:
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the end when all are."""
         name = self._name(partition)
-        found = self._client.ask_leader(
+        found = self._client.questions.ask_leader(
             self.topic, name, lambda r: FindOffset(r, self.topic, name, timestamp_ms)
         )
         assert isinstance(found, OffsetFound)
@@ -470,13 +408,13 @@ class Consumer:
     def _names(self) -> Names:
         if self._reader is not None:
             return list(self._reader.cursors)
-        return [p.partition for p in self._client.topic_metadata(self.topic).partitions]
+        return [p.partition for p in self._client.questions.topic_metadata(self.topic).partitions]
 
     def _bounds(self, partition: str) -> tuple[int, int]:
-        return self._client.bounds(self.topic, partition)
+        return self._client.questions.bounds(self.topic, partition)
 
     def _all_bounds(self, timeout: float = REQUEST_S) -> dict[str, tuple[int, int]]:
-        return self._client.all_bounds(self.topic, self._names(), timeout)
+        return self._client.questions.all_bounds(self.topic, self._names(), timeout)
 
     def _psb(self) -> Reader:
         self._check()
@@ -516,7 +454,7 @@ class Consumer:
     def _group_state(self, timeout: float = REQUEST_S) -> GroupState:
         assert self.group is not None
         try:
-            return self._client.group_state(self.group, timeout)
+            return self._client.questions.group_state(self.group, timeout)
         except UnknownGroup:
             return GroupState(0, self.group)
 
@@ -547,135 +485,17 @@ class Consumer:
 
         Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
         """
-        assigned = self._assigned()
-        ends, state, silence = self._ask_status()
-        if self._reader is not None:
-            positions = self._read_so_far(self._reader)
-        else:
-            positions = {o.partition: o.committed for o in state.offsets if o.topic == self.topic}
-        buffered = len(self._buffer) + sum(map(len, self._intake.chunks))
-        idle = self._idle(assigned, positions, ends, buffered, state)
-        if not (buffered or self._is_closed or self._intake.problem):
-            idle = self._intake.trouble() or silence or idle
-        return ConsumerStatus(
-            self.topic,
-            "psb" if self._reader is not None else "ptp",
-            self.group,
-            assigned,
-            positions,
-            ends,
-            buffered,
-            self._worker.refused if self._worker is not None else 0,
-            idle,
-        )
-
-    def _assigned(self) -> tuple[str, ...]:
-        """What it is to read, as far as is known without asking anybody."""
-        return self._worker.assigned if self._worker is not None else tuple(self._psb_names())
-
-    def _psb_names(self) -> Names:
-        return list(self._reader.cursors) if self._reader is not None else []
-
-    def _ask_status(self) -> tuple[dict[str, int], GroupState, str | None]:
-        """Ends of partitions, the group's state, and why something of it is out of date."""
-        ends: dict[str, int] = {}
-        state, silence = GroupState(0, self.group or ""), None
-        if self._is_closed:
-            return ends, state, None
-        try:
-            ends = {p: end for p, (_, end) in self._all_bounds(STATUS_S).items()}
-            if self._worker is not None:
-                state = self._group_state(STATUS_S)
-        except RequestTimeout as error:
-            silence = str(error)
-        if self._reader is not None and not ends:
-            ends = {p: c.end for p, c in self._reader.cursors.items()}
-        elif self._worker is not None and not ends:
-            ends = {p: self._worker.known_end(p) for p in self._worker.assigned}
-        return ends, state, silence
-
-    def _idle(
-        self,
-        assigned: tuple[str, ...],
-        positions: dict[str, int],
-        ends: dict[str, int],
-        buffered: int,
-        state: GroupState,
-    ) -> str | None:
-        worker = self._worker
-        if self._is_closed:
-            return "it was closed"
-        if self._intake.problem is not None:
-            return f"the next poll raises: {self._intake.problem}"
-        if worker is not None and not worker.is_joined:
-            return f"it is joining group {self.group!r}"
-        if not assigned:
-            return f"group {self.group!r} has assigned it nothing"
-        if buffered:
-            return None
-        active = [partition for partition in assigned if partition not in self._intake.paused]
-        if not active:
-            return "all its partitions are paused"
-        behind = [p for p in active if positions.get(p, 0) < ends.get(p, 0)]
-        if not behind:
-            return "it has reached the end of all its partitions"
-        if worker is not None:
-            offsets = {o.partition: o for o in state.offsets if o.topic == self.topic}
-            if awaited := [p for p in behind if p in offsets and _is_awaited(offsets[p], state)]:
-                return f"other consumers still work on records of {', '.join(awaited)}"
-            held = sum(offsets[p].in_flight for p in behind if p in offsets)
-            later = sum(offsets[p].waiting for p in behind if p in offsets)
-            fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
-            if not fresh and held + later:
-                return (
-                    f"{held} records are leased and not acknowledged, {later} are to be "
-                    "delivered again later"
-                )
-        return None
+        return status_of(self)
 
     # --- pushing --------------------------------------------------------------------------------
 
     def start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
         """Call *on_record* for each record, in a thread of this consumer, *credit* at a time."""
-        self._pump = threading.Thread(
-            target=self._push, args=(on_record, credit), name="pymq-push", daemon=True
-        )
-        self._pump.start()
-
-    def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
-        try:
-            while not self._has_closed():
-                if not self._buffer:
-                    self._fill(credit, None)
-                while self._buffer and not self._has_closed():
-                    record = self._buffer.popleft()
-                    self._position(record)
-                    self._hand_over(record, on_record)
-        except Closed:
-            return
-        except BaseException as error:  # the application's, too: raised by close()
-            self._pump_problem = error
-
-    def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
-        """Call the application; in a group, a record that it fails on is delivered again."""
-        if self._worker is None:
-            on_record(record)
-            return
-        try:
-            on_record(record)
-            if self._auto_ack:
-                self.ack(record)
-        except Closed:
-            raise
-        except Exception:
-            import logging  # only now: it takes long to load
-
-            logging.getLogger("pymq").exception("on_record failed; the record is given back")
-            self.nack(record)
+        self._pump = Pump(self, on_record, credit)
 
     def _tell_changes(self) -> None:
-        while self._worker is not None and self._worker.changes:
-            lost, gained = self._worker.changes.popleft()
+        while self._worker is not None and self._worker.membership.changes:
+            lost, gained = self._worker.membership.changes.popleft()
             if lost and self._on_revoked is not None:
                 self._on_revoked(lost)
             if gained and self._on_assigned is not None:
@@ -704,131 +524,22 @@ class Consumer:
             self._client._unsubscribe(self.topic, self._intake.name)
         self._buffer.clear()
         self._client.forget(self)
-        if self._undertaker is not None:
-            self._undertaker.close()
-        if self._pump is not None and self._pump is not threading.current_thread():
+        self._undertaker.close()
+        if self._pump is not None:
             self._pump.join()
-            if self._pump_problem is not None:
-                raise self._pump_problem
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._forgo()
-        try:
-            self.close()
-        except PymqError:
-            if kind is None:
-                raise
 
     def _forgo(self) -> None:
         """What the application got last was not done: do not acknowledge it by itself."""
         self._last, self._previous = [], None
 
 
-class Stall:
-    """How long an iteration to the end has been kept from it."""
-
-    def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
-        self._consumer = consumer
-        self._ends = ends
-        self._since: float | None = None
-
-    def over(self) -> None:
-        """It goes on."""
-        self._since = None
-
-    def look(self) -> None:
-        """Nothing has come for a while.
-
-        Raises:
-            RequestTimeout: that has been so for too long, and should not be.
-        """
-        consumer = self._consumer
-        why = consumer._intake.trouble()
-        if why is None and consumer._reader is not None:
-            read, paused = consumer._read_so_far(consumer._reader), consumer._intake.paused
-            lost = [p for p, end in self._ends.items() if read[p] < end and p not in paused]
-            if lost:
-                at, end = read[lost[0]], self._ends[lost[0]]
-                why = f"{consumer.topic}/{lost[0]} has nothing from {at} on, and reached to {end}"
-        now = consumer._driver.monotonic()
-        if why is None:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        elif now - self._since > STALL_S:
-            raise RequestTimeout(f"nothing has come for {STALL_S:g} s: {why}")
-
-
-def _spans(records: Records) -> list[tuple[str, Range]]:
-    """The partitions and offsets of records, in ranges as long as their order allows."""
-    if isinstance(records, Record):
-        return [(records.partition, (records.offset, records.offset + 1))]
-    if isinstance(records, BatchView):
-        return [(records.partition, (records.base_offset, records.end_offset))]
-    rows: list[Record | BatchView] = list(records)
-    if {Record}.issuperset(map(type, rows)):
-        return [
-            (partition, span)
-            for partition, run in groupby(rows, _PARTITION)
-            for span in ranges(list(map(_OFFSET, run)))
-        ]
-    for row in rows:
-        if not isinstance(row, (Record, BatchView)):
-            raise TypeError(f"only records can be settled, not {type(row).__name__}")
-    return [found for row in rows for found in _spans(row)]
-
-
-def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
-    """Whether those who had a partition before have not settled yet what they hold of it."""
-    owners = {
-        member.member
-        for member in state.members
-        if member.topic == offset.topic and offset.partition in member.partitions
-    }
-    return not owners.issuperset(offset.holders)
-
-
-def parse_offset(offset: int | str) -> int:
-    """Read an offset as users give it.
-
-    Raises:
-        ConfigError: it is neither an offset nor "begin" nor "end".
-    """
-    named = {"begin": BEGIN, "end": END}
-    if isinstance(offset, str) and offset in named:
-        return named[offset]
-    if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
-        return offset
-    raise ConfigError(f"offset={offset!r} must be an offset from 0 on, 'begin' or 'end'")
-
-
 def _weakly(
-    method: weakref.WeakMethod[Callable[[], list[tuple[str, Range]]]],
-) -> Callable[[], list[tuple[str, Range]]]:
+    method: weakref.WeakMethod[Callable[[], list[Span]]],
+) -> Callable[[], list[Span]]:
     """Call *method* as long as its object is there."""
 
-    def call() -> list[tuple[str, Range]]:
+    def call() -> list[Span]:
         found = method()
         return found() if found is not None else []
 
     return call
-
-
-def _obituary(record: Record, group: str | None) -> list[tuple[str, bytes]]:
-    """Where a dead letter came from, as headers."""
-    return [
-        ("pymq.topic", record.topic.encode()),
-        ("pymq.partition", record.partition.encode()),
-        ("pymq.offset", str(record.offset).encode()),
-        ("pymq.group", (group or "").encode()),
-        ("pymq.delivery_count", str(record.delivery_count).encode()),
-    ]

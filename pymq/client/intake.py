@@ -1,4 +1,4 @@
-"""The machines behind a consumer: what they have in common, and the one that reads alone (PSB).
+"""What the machines behind consumers have in common.
 
 A machine keeps fetched batches ready and asks for more while the application works. It never makes
 records: the handle does that, in the thread that asks for them.
@@ -10,29 +10,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 
-from pymq.client.base import NEVER, Driver, Outbox, Waitable
-from pymq.client.deadlines import Deadlines
-from pymq.client.route import CONFIRMED, Route
+from pymq.client.base import Driver, Outbox, Waitable
 from pymq.client.router import Router
-from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, OffsetFound, Range
-from pymq.core.ready import Ready
-from pymq.core.runs import split
-from pymq.core.values import define
+from pymq.core.message import Message, Range
 from pymq.core.view import BatchView
-from pymq.errors import (
-    OffsetOutOfRange,
-    PymqError,
-    ReplicaNotAvailable,
-    RequestTimeout,
-    UnknownTopic,
-)
+from pymq.errors import PymqError
 
 FETCH_BYTES = 1 << 20
 FETCH_WAIT_MS = 30_000  # how long a fetch waits for something to come, at most ...
 FETCH_WAIT_MIN_MS = 1_000  # ... and at least; with many partitions there are many to wait for
 FETCHES_PER_S = 20  # of one consumer, when nothing comes
-SEARCH_MS = 9_000  # how long it may take to find an offset by time
-LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
 
 
 class Intake(Outbox, ABC):
@@ -53,7 +40,6 @@ class Intake(Outbox, ABC):
         self.is_buried = False
         self._router = router
         self._driver = driver
-        self._requests = 0
         self._arrival: Waitable | None = None
         self._has_news = False  # of metadata
         router.listen(name, self._on_metadata)
@@ -130,10 +116,6 @@ class Intake(Outbox, ABC):
         self._has_news = True
         self._driver.loop.touch(self.name)
 
-    def _request(self) -> int:
-        self._requests += 1
-        return self._requests
-
 
 def located(error: PymqError, topic: str, partition: str) -> PymqError:
     """The error with the partition that it was met in."""
@@ -148,326 +130,3 @@ def wait_ms(partitions: int) -> int:
     request, so with many partitions they wait longer.
     """
     return min(FETCH_WAIT_MS, max(FETCH_WAIT_MIN_MS, partitions * 1000 // FETCHES_PER_S))
-
-
-@define
-class Cursor:
-    """One partition as a PSB consumer reads it."""
-
-    partition: str
-    position: int  # of the next fetch; BEGIN or END until it is known
-    route: Route
-    handed: int = -1  # of the next record to be handed out
-    request: int = 0  # the fetch under way
-    floor: int = 0  # what was asked for before this request is not wanted any more
-    log_start: int = 0
-    end: int = 0  # high watermark, as last heard
-    bytes: int = 0  # fetched and not handed out
-    retry_at: int = 0
-    is_reached: bool = False  # the position follows a record that was read
-
-
-@define
-class Search:
-    """An offset that is looked for by time."""
-
-    cursor: Cursor
-    timestamp_ms: int
-    done: Waitable
-    route: Route
-    until: int = NEVER
-    request: int = 0  # 0: it waits to be asked again
-
-
-class Reader(Intake):
-    """Reads partitions from positions of its own; each consumer sees every record (PSB)."""
-
-    def __init__(
-        self,
-        name: str,
-        topic: str,
-        router: Router,
-        driver: Driver,
-        partitions: list[str],
-        offset: int,
-        *,
-        is_whole: bool = False,
-        now: int = 0,
-    ) -> None:
-        """Read *partitions* from *offset* on; with *is_whole* those that are added, too."""
-        super().__init__(name, topic, router, driver, None)
-        # Replaced when it grows: the application goes through it while the loop turns.
-        self.cursors = {partition: self._cursor(partition, offset) for partition in partitions}
-        self._look_at = now + LOOK_MS if is_whole else NEVER
-        self._searches: list[Search] = []
-        self._ahead_bytes = FETCH_BYTES
-        self._is_wanted = False
-        self._timers: Deadlines[str] = Deadlines()  # by partition
-
-    def _cursor(self, partition: str, offset: int) -> Cursor:
-        return Cursor(partition, offset, Route(self.topic, partition))
-
-    # --- the handle -----------------------------------------------------------------------------
-
-    def want(self, records: int, now: int) -> None:
-        """Fetch wherever nothing is at hand and nothing is under way."""
-        self._is_wanted = True
-        for cursor in self.cursors.values():
-            self._fetch(cursor, now)
-
-    def seek(self, partition: str, offset: int) -> None:
-        """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
-        self._rewind(self.cursors[partition], offset)
-        self.problem = None  # It was met where the application does not want to read any more.
-
-    def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
-        """Fetch nothing more of some partitions; what was not handed out is fetched again."""
-        for partition in partitions:
-            self.paused[partition] = None
-            cursor = self.cursors[partition]
-            if cursor.handed >= 0:
-                self._rewind(cursor, cursor.handed)
-
-    def resume(self, partitions: Iterable[str], now: int) -> None:
-        """Undo :meth:`pause`."""
-        for partition in partitions:
-            self.paused.pop(partition, None)
-        if self._is_wanted:
-            self.want(1, now)
-
-    def _rewind(self, cursor: Cursor, offset: int) -> None:
-        self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
-        cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
-        cursor.floor, cursor.is_reached = self._requests + 1, False
-        cursor.route.others.clear()
-
-    def find(self, partition: str, timestamp_ms: int) -> Waitable:
-        """Seek to the first record that is not older than a time, once the broker has found it."""
-        search = Search(
-            self.cursors[partition], timestamp_ms, Waitable(), Route(self.topic, partition)
-        )
-        self._searches.append(search)
-        self._has_news = True  # It is asked for when there is a time to go by.
-        return search.done
-
-    def handed_out(self, chunk: BatchView) -> None:
-        """The application has got these records."""
-        cursor = self.cursors[chunk.partition]
-        cursor.handed = chunk.end_offset
-        cursor.bytes = max(0, cursor.bytes - chunk.size)
-
-    def trouble(self) -> str | None:
-        """What keeps records from coming, for people; None if nothing does."""
-        for cursor in self.cursors.values():
-            if cursor.partition not in self.paused and (why := cursor.route.why(self._router)):
-                return why
-        return None
-
-    # --- the machine ----------------------------------------------------------------------------
-
-    def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
-        if self.is_buried:
-            return
-        if isinstance(message, Fetched):
-            cursor = self.cursors.get(message.partition)
-            if cursor is not None and message.id >= cursor.floor:
-                self._on_fetched(cursor, source, message, now)
-        elif isinstance(message, OffsetFound):
-            search = next((s for s in self._searches if s.request == message.id), None)
-            if search is not None:
-                self._found(search, message, now)
-
-    def _on_fetched(self, cursor: Cursor, source: str, m: Fetched, now: int) -> None:
-        if cursor.request != m.id:
-            # It was taken for lost and asked for again, perhaps of another broker.
-            if m.error is not None or not m.data or m.offset != cursor.position:
-                return
-            cursor.floor = self._requests + 1  # What was asked for meanwhile is the same.
-        is_leader = source == cursor.route.asked and not cursor.route.is_elsewhere
-        cursor.request = 0
-        self._timers.drop(cursor.partition)
-        if m.error is None:
-            self._fetched(cursor, m, now, is_leader=is_leader)
-        else:
-            self._refused(cursor, m, m.error, now, is_leader=is_leader)
-
-    def _fetched(self, cursor: Cursor, m: Fetched, now: int, *, is_leader: bool) -> None:
-        if is_leader:  # Others may not know how far the log reaches.
-            cursor.log_start, cursor.end = m.log_start, m.high_watermark
-        if cursor.handed < 0:  # It was asked where the log begins and ends.
-            known = {BEGIN: m.log_start, END: m.high_watermark}
-            cursor.position = known.get(cursor.position, cursor.position)
-            cursor.handed = cursor.position
-            if all(other.handed >= 0 for other in self.cursors.values()):
-                self.started.finish()
-        try:
-            for batch in split(m.data):
-                view = BatchView(batch.verify().at(self.topic, cursor.partition), cursor.position)
-                if batch.end_offset <= cursor.position:
-                    continue
-                is_shown = len(view) and not view.is_control
-                if is_shown:
-                    self.chunks.append(view)  # before the position goes on: see Consumer.position
-                    cursor.bytes += view.size
-                cursor.position, cursor.is_reached = batch.end_offset, True
-                if not (is_shown or cursor.bytes):
-                    cursor.handed = cursor.position  # There is nothing to hand out before it.
-        except PymqError as error:
-            self.fail(located(error, self.topic, cursor.partition))
-            return
-        if m.data or is_leader:
-            cursor.route.came()
-        else:
-            self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
-        if self._is_wanted or not m.data:
-            self._fetch(cursor, now)
-        if self.chunks:
-            self._is_wanted = False
-        self._arrived()
-
-    def _refused(
-        self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
-    ) -> None:
-        pause = cursor.route.refused(self._router, error)
-        is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
-        if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # It says that it never was so long. Perhaps it leads no more, and does not know.
-            self._router.refresh(self.topic)
-            pause = cursor.route.patience_ms // 2
-        if pause is None:
-            self.fail(error)
-        else:
-            self._try_later(cursor, pause, now)
-            self._fetch(cursor, now)
-
-    def _try_later(self, cursor: Cursor, pause: int, now: int) -> None:
-        if pause:
-            cursor.retry_at = now + pause
-            self._timers.set(cursor.partition, cursor.retry_at)
-
-    def _fetch(self, cursor: Cursor, now: int) -> None:
-        if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
-            return
-        if self.topic in self._router.gone:
-            self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
-            return
-        is_new = cursor.handed < 0  # first of all find out where to begin
-        if cursor.partition in self.paused and not is_new:
-            return
-        route = cursor.route
-        peer = route.find(self._router)
-        if peer is None:
-            return
-        wait, size, position = wait_ms(len(self.cursors)), FETCH_BYTES, cursor.position
-        if is_new:
-            wait, size, position = 0, 0, END  # Only the leader answers that.
-        elif route.is_elsewhere:
-            wait = 0
-        request = cursor.request = self._request()
-        fetch = Fetch(request, self.topic, cursor.partition, position, size, wait)
-        self.out.send.append((peer, fetch))
-        self._timers.set(cursor.partition, now + wait + route.patience_ms)
-
-    def ready(self, now: int) -> Ready | None:
-        """Hand over the pending work; metadata may have come that was waited for."""
-        if self._has_news and not self.is_buried:
-            self._has_news = False
-            self._grow()
-            for cursor in self.cursors.values():
-                if cursor.request and cursor.route.has_moved(self._router):
-                    cursor.request = 0  # Nobody will answer, or only to say that he leads no more.
-                    cursor.retry_at = 0
-                    self._fetch(cursor, now)
-                elif cursor.handed < 0 or self._is_wanted:
-                    self._fetch(cursor, now)
-            for search in self._searches:
-                if not search.request:
-                    self._search(search, now)
-        return super().ready(now)
-
-    def _grow(self) -> None:
-        """Read the partitions that were added to the topic, from their beginning."""
-        known = self._router.topics.get(self.topic)
-        if self._look_at == NEVER or known is None:
-            return
-        names = [found.partition for found in known.partitions]
-        if added := {p: self._cursor(p, BEGIN) for p in names if p not in self.cursors}:
-            self.cursors = {**self.cursors, **added}
-
-    @property
-    def deadline(self) -> int:
-        """When something is due."""
-        return 0 if self.is_abandoned else min(self.due, self._look_at, self._timers.due)
-
-    def tick(self, now: int) -> None:
-        """Try again what was refused or not answered."""
-        if self.is_abandoned:
-            self.bury()
-            self.due = self._look_at = NEVER
-            self._timers.clear()
-            return
-        if now >= self._look_at:
-            self._look_at = now + LOOK_MS
-            self._router.refresh(self.topic)
-        for partition in self._timers.over(now):
-            cursor = self.cursors[partition]
-            if cursor.request:
-                cursor.request = 0
-                cursor.route.silent(self._router)
-            cursor.retry_at = 0
-            self._fetch(cursor, now)
-        if now >= self.due:
-            self._tick_searches(now)
-
-    # --- searches -------------------------------------------------------------------------------
-
-    def _search(self, search: Search, now: int) -> None:
-        if search.until == NEVER:
-            search.until = now + SEARCH_MS
-        peer = search.route.find(self._router)
-        wait = SEARCH_MS
-        if peer is not None:
-            search.request = self._request()
-            find = FindOffset(
-                search.request, self.topic, search.cursor.partition, search.timestamp_ms
-            )
-            self.out.send.append((peer, find))
-            wait = search.route.patience_ms
-        self.due = min(self.due, now + wait, search.until)
-
-    def _found(self, search: Search, m: OffsetFound, now: int) -> None:
-        search.request = 0
-        if m.error is not None:
-            pause = search.route.refused(self._router, m.error)
-            if pause is None:
-                self._end_search(search, m.error)
-            elif pause:
-                self.due = min(self.due, now + pause)
-            else:
-                self._search(search, now)
-            return
-        self.seek(search.cursor.partition, m.offset)
-        self._end_search(search, None)
-
-    def _end_search(self, search: Search, error: PymqError | None) -> None:
-        self._searches.remove(search)
-        if error is not None:
-            self.fail(error)
-        search.done.finish()
-
-    def _tick_searches(self, now: int) -> None:
-        self.due = NEVER
-        for search in list(self._searches):
-            if search.until <= now:
-                why = search.route.why(self._router) or "nobody answered"
-                timeout = RequestTimeout(f"{self.topic}/{search.cursor.partition}: {why}")
-                self._end_search(search, timeout)
-                continue
-            if search.request:
-                search.route.silent(self._router)
-                search.request = 0
-            self._search(search, now)
-
-
-_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from pymq.client.base import Handle
 from pymq.client.delivery import (
     RECORD_BYTES,
     Columns,
@@ -60,7 +60,7 @@ class Topic:
         self.sticky = self.queues[self.turn]
 
 
-class Producer:
+class Producer(Handle):
     """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
 
     A record with a key goes to the partition that the key hashes to; one without goes where the
@@ -209,7 +209,7 @@ class Producer:
         if isinstance(partition, int) and 0 <= partition < len(topic.queues):
             return topic.queues[partition]
         name = topic.metadata.topic
-        fresh = self._client.topic_metadata(name)
+        fresh = self._client.questions.topic_metadata(name)
         if len(fresh.partitions) > len(topic.queues):
             with self._growing:  # Two threads must not make two queues for a new partition.
                 topic = self._topics[name]
@@ -230,7 +230,7 @@ class Producer:
     def _open_topic(self, name: str) -> Topic:
         if self._is_closed:
             raise Closed("the producer was closed")
-        metadata = self._client.topic_metadata(name)
+        metadata = self._client.questions.topic_metadata(name)
         for partition in metadata.partitions:
             if partition.acks is AckMode.UNSET:
                 raise PartitionUnset(
@@ -365,25 +365,6 @@ class Producer:
         except (Closed, PymqError):
             pass  # The client went first, and has flushed.
         self._client.forget(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except PymqError as second:
-            # The first error is the one to raise; this one is told beside it.
-            if error is not None:
-                error.add_note(f"and on closing the producer: {second}")
 
 
 def _too_large(topic: str, size: int, limit: int) -> PymqError:

@@ -84,7 +84,6 @@ class Sender(Outbox):
         self._router = router
         self._driver = driver
         self._wall_ms = wall_ms
-        self._requests = 0
         self._sent: dict[int, Batch] = {}  # by request
         self._asked: dict[int, Queue] = {}
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from pymq.client.delivery import RECORD_BYTES, Delivery
-from pymq.client.intake import Intake, Reader
+from pymq.client.intake import Intake
+from pymq.client.reader import Reader
 from pymq.client.router import Call, Router
 from pymq.client.sender import Queue, Sender, SenderConfig
 from pymq.client.worker import Worker, WorkerConfig
@@ -405,14 +406,14 @@ class Working(Consuming):
                 continue
             if dice < config.get("forget", 0.0) + config.get("nack", 0.0):
                 span = (record.offset, record.offset + 1)
-                worker.nacks.append((record.partition, span, rng.randrange(500)))
+                worker.settler.nacks.append((record.partition, span, rng.randrange(500)))
             else:
                 key = (group, record.topic, record.partition, record.offset)
                 processed = self.app.history.processed
                 processed[key] = processed.get(key, 0) + 1
                 self._ack(record.partition, record.offset)
-        if not worker.is_armed:
-            worker.arm_settling(self.app.loop.clock())
+        if not worker.settler.is_armed:
+            worker.settler.arm(self.app.loop.clock())
 
     def _ack(self, partition: str, item: int | tuple[int, int]) -> None:
-        self.worker.acks.setdefault(partition, deque()).append(item)
+        self.worker.settler.acks.setdefault(partition, deque()).append(item)

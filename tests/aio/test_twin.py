@@ -25,16 +25,7 @@ PAIRS = [
 ]
 # What is public for pymq's own use.
 OWN: dict[type, set[str]] = {
-    Client: {
-        "all_bounds",
-        "ask_leader",
-        "ask_leaders",
-        "bounds",
-        "forget",
-        "group_state",
-        "partition_name",
-        "topic_metadata",
-    },
+    Client: {"forget"},
     Consumer: {"start_push"},
 }
 # What waits for nothing stays a plain call.

@@ -129,11 +129,11 @@ def test_what_a_leader_is_asked_waits_for_the_next_one() -> None:
             for partition in range(4):
                 producer.send_many("t", [b"x"] * 5, partition=partition).result()
         names = [str(i) for i in range(4)]
-        before = mq.all_bounds("t", names)
+        before = mq.questions.all_bounds("t", names)
         assert {end - start for start, end in before.values()} >= {5}
         cluster.crash("broker-0")
         since = cluster.now
-        after = mq.all_bounds("t", names)
+        after = mq.questions.all_bounds("t", names)
         assert all(after[name][1] >= before[name][1] for name in names)
         assert cluster.now - since < 3
         assert len(mq.describe_topic("t").partitions) == 4
@@ -148,7 +148,7 @@ def test_nobody_leads() -> None:
             cluster.crash(name)
         before = cluster.now
         with pytest.raises(RequestTimeout, match=r"t/0|broker-"):
-            mq.bounds("t", "0")
+            mq.questions.bounds("t", "0")
         assert cluster.now - before < 16
         assert mq.describe_topic("t").partitions[0].name == "0"
 

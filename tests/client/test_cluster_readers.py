@@ -208,7 +208,7 @@ def test_retention_is_told_and_nothing_else() -> None:
                     producer.send("t", b"%d" % number + b" " * 100)
             cluster.run(seconds=0.2)
         cluster.run(seconds=12)
-        begin = mq.bounds("t", "0")[0]
+        begin = mq.questions.bounds("t", "0")[0]
         assert begin > 0
         with mq.consumer("t", mode="psb", partition=0, offset=0) as consumer:
             with pytest.raises(OffsetOutOfRange):

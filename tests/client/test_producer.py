@@ -247,14 +247,14 @@ def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = 4
     with pymq.open("memory:") as mq, mq.producer(linger_ms=1) as producer:
         mq.create_topic("t")
-        barrier, ask = threading.Barrier(threads), mq.topic_metadata
+        barrier, ask = threading.Barrier(threads), mq.questions.topic_metadata
 
         def all_ask(topic: str) -> Any:
             found = ask(topic)
             barrier.wait(10)  # none goes on before all have asked
             return found
 
-        monkeypatch.setattr(mq, "topic_metadata", all_ask)
+        monkeypatch.setattr(mq.questions, "topic_metadata", all_ask)
         workers = [
             threading.Thread(target=lambda me=me: producer.send("t", b"%d" % me))
             for me in range(threads)

@@ -1,0 +1,168 @@
+"""Who a consumer is in its group: it joins, stays by heartbeats, and may have to join again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pymq.client.base import NEVER, Outbox
+from pymq.client.coordinator import Coordinator
+from pymq.client.deadlines import Deadlines
+from pymq.client.route import RETRY_MAX_MS, RETRY_MS
+from pymq.client.router import Router
+from pymq.core.message import Assigned, Heartbeat, Join
+from pymq.core.values import define
+
+SESSION_MS = 30_000
+BEAT_MS = 5_000
+
+Key = tuple[str, str | int]  # kind of request; partition or number of the request
+
+
+@define
+class WorkerConfig:
+    """What a consumer asks of its group; times in milliseconds."""
+
+    group: str
+    assignor: str
+    ack_wait_ms: int
+    max_deliver: int
+    reset: int
+
+
+class Membership:
+    """A member of a group, and what the group has assigned to it."""
+
+    def __init__(
+        self,
+        topic: str,
+        config: WorkerConfig,
+        router: Router,
+        outbox: Outbox,
+        timers: Deadlines[Key],
+        new_name: Callable[[], str],
+    ) -> None:
+        self.topic = topic
+        self.config = config
+        self.group = config.group
+        self.coordinator = Coordinator(config.group, router)
+        self.name = new_name()
+        self.assigned: tuple[str, ...] = ()
+        self.generation = 0
+        self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
+        self.is_joined = False
+        self.told: tuple[str, ...] = ()  # the partitions that the coordinator has heard of
+        self.retry_at = 0  # join, at first at once
+        self.beat_at = NEVER
+        self._new_name = new_name
+        self._router = router
+        self._outbox = outbox
+        self._timers = timers
+        self._joining = 0
+        self._beat = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the coordinator may take us for a member."""
+        return self.is_joined or bool(self._joining)
+
+    def retry(self, now: int, pause: int = RETRY_MS) -> None:
+        """Have what waits for the coordinator, or for leaders, looked at again after *pause* ms."""
+        if not self.retry_at:
+            self.retry_at = now + pause
+
+    def partitions(self) -> tuple[str, ...]:
+        """Those that the topic has, as far as we know."""
+        known = self._router.topics.get(self.topic)
+        return tuple(p.partition for p in known.partitions) if known else self.told
+
+    def join(self, now: int) -> None:
+        """Ask to be a member, unless that is under way."""
+        if self._joining or self.retry_at > now:
+            return
+        coordinator = self.coordinator.find()
+        self.told = self.partitions()
+        if not self.told:
+            self._router.refresh(self.topic)
+        if coordinator is None or not self.told:
+            return
+        c = self.config
+        self._joining = self._outbox.number()
+        join = Join(
+            self._joining,
+            c.group,
+            self.name,
+            self.topic,
+            self.told,
+            c.assignor,
+            SESSION_MS,
+            c.ack_wait_ms,
+            c.max_deliver,
+            c.reset,
+        )
+        self._outbox.post(coordinator, join)
+        self._timers.set(("join", self._joining), now + self.coordinator.patience_ms)
+
+    def heartbeat(self, now: int) -> None:
+        """Say that we live, and which partitions the topic has."""
+        self.beat_at = now + BEAT_MS
+        coordinator = self.coordinator.find()
+        if not self.is_joined:
+            return
+        self._router.refresh(self.topic)  # Partitions may have been added.
+        self._timers.drop(("beat", self._beat))
+        self._beat, self.told = self._outbox.number(), self.partitions()
+        beat = Heartbeat(self._beat, self.group, self.name, self.told)
+        if coordinator is not None:
+            self._outbox.post(coordinator, beat)
+        self._timers.set(("beat", self._beat), now + self.coordinator.patience_ms)
+
+    def unanswered(self, kind: str, request: int, now: int) -> None:
+        """The coordinator let us wait for too long: ask again."""
+        if kind == "join" and request == self._joining:
+            self._joining = 0
+            self.join(now)
+        elif kind == "beat" and request == self._beat:
+            self.heartbeat(now)
+
+    def is_waiting_for(self, request: int) -> bool:
+        """Whether this is the answer to our last request."""
+        return bool(request) and request in (self._joining, self._beat)
+
+    def answered(self, m: Assigned, now: int) -> bool:
+        """The last request is over; returns whether it was one to join."""
+        is_join = m.id == self._joining
+        self._timers.drop(("join" if is_join else "beat", m.id))
+        if is_join:
+            self._joining = 0
+        else:
+            self._beat = 0
+            if m.error is not None and self.is_joined:
+                self.beat_at = now + RETRY_MAX_MS
+        return is_join
+
+    def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """We are a member, with these partitions; returns those that we lost and those gained."""
+        self.is_joined = True
+        self.beat_at = now + BEAT_MS
+        self.generation = m.generation
+        lost = tuple(p for p in self.assigned if p not in m.partitions)
+        gained = tuple(p for p in m.partitions if p not in self.assigned)
+        if lost or gained:
+            self.changes.append((lost, gained))
+        self.assigned = m.partitions
+        return lost, gained
+
+    def fenced(self) -> None:
+        """The coordinator does not know us: we come as another member."""
+        self.name = self._new_name()
+        self.is_joined = False
+        self._joining = self._beat = 0
+        self.beat_at = NEVER
+        self.retry_at = 0
+
+    def left(self) -> None:
+        """We are no member any more, and shall not be."""
+        self.is_joined = False
+        self.beat_at = NEVER
+        self.retry_at = 0

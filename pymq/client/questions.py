@@ -1,0 +1,260 @@
+"""What a client asks zkservers, leaders and coordinators, again and again until it has an answer.
+
+Any thread may ask, and waits meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+from pymq.client.base import Driver
+from pymq.client.options import REQUEST_S, check_topic
+from pymq.client.route import Route
+from pymq.client.router import Call, Router
+from pymq.core import message as msg
+from pymq.core.message import END, Fetch, Fetched, GroupState, Message
+from pymq.core.metadata import TopicMetadata
+from pymq.core.types import OFFSETS_TOPIC
+from pymq.errors import (
+    Closed,
+    NoBrokers,
+    NotLeader,
+    PymqError,
+    RequestTimeout,
+    UnknownPartition,
+)
+
+RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
+RETRY_PAUSE_MAX_S = 0.25
+TRY_S = 0.5  # how long a broker has to answer, the first time; then twice as long, up to ...
+TRY_MAX_S = 4.0
+
+
+class Questions:
+    """The questions of one client."""
+
+    def __init__(self, name: str, router: Router, driver: Driver) -> None:
+        self._name = name
+        self._router = router
+        self._driver = driver
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self._is_closed = True
+
+    def has_seen(self, topic: str) -> bool:
+        """Whether there was a topic of this name when we last heard of it."""
+        return bool(self._router.topics.get(topic))
+
+    def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
+        """Where a topic's partitions are led, asked anew.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        check_topic(topic)
+        ask = self.ask(lambda r: msg.GetMetadata(r, topic), timeout=timeout)
+        return cast(TopicMetadata, ask)
+
+    def partition_name(self, topic: str, partition: str | int) -> str:
+        """A partition's name, from its name or its index.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as they say.
+        """
+        names = [p.partition for p in self.topic_metadata(topic).partitions]
+        if partition in names:
+            return str(partition)
+        if isinstance(partition, int) and 0 <= partition < len(names):
+            return names[partition]
+        raise UnknownPartition(
+            f"topic {topic!r} has no partition {partition!r}; it has {', '.join(names[:8])}"
+        )
+
+    def bounds(self, topic: str, partition: str) -> tuple[int, int]:
+        """Where a partition's log starts and ends now."""
+        return self.all_bounds(topic, [partition])[partition]
+
+    def all_bounds(
+        self, topic: str, partitions: Iterable[str], timeout: float = REQUEST_S
+    ) -> dict[str, tuple[int, int]]:
+        """Where the logs of some partitions start and end now."""
+        found = self.ask_leaders(
+            topic, partitions, lambda r, partition: Fetch(r, topic, partition, END, 0, 0), timeout
+        )
+        return {
+            partition: (answer.log_start, answer.high_watermark)
+            for partition, answer in found.items()
+            if isinstance(answer, Fetched)
+        }
+
+    def ask_leader(self, topic: str, partition: str, make: Callable[[int], Message]) -> Message:
+        """Ask a partition's leader, and the next one if it has moved."""
+        return self.ask_leaders(topic, [partition], lambda r, _: make(r))[partition]
+
+    def ask_leaders(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        make: Callable[[int, str], Message],
+        timeout: float = REQUEST_S,
+    ) -> dict[str, Message]:
+        """Ask the leaders of some partitions, all at a time, and the next ones if they have moved.
+
+        What lies on other brokers than the leader is asked for there.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as they say.
+            RequestTimeout: somebody did not answer; the message names him.
+        """
+        until = self._driver.monotonic() + timeout
+        missing = {partition: Route(topic, partition) for partition in partitions}
+        found: dict[str, Message] = {}
+        tries = 0
+        while missing:
+            left = max(TRY_S, until - self._driver.monotonic())
+            self._check_partitions(self.topic_metadata(topic, left), missing)
+            patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
+            calls: dict[str, Call] = {}
+            with self._driver as loop:
+                for name, route in missing.items():
+                    if (peer := route.find(self._router)) is not None:
+                        ask = partial(_make_for, make, name)
+                        calls[name] = self._router.call(ask, loop.clock(), patience, peer)
+                loop.touch(self._name)
+            self._await(calls, patience / 1000 + 1)
+            pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
+            for name, call in calls.items():
+                if call.error is None:
+                    found[name] = call.result
+                    del missing[name]
+                elif self._try_route(missing[name], call.error):
+                    pause = 0.0
+            if missing and self._driver.monotonic() > until:
+                raise RequestTimeout(self._missing(missing, timeout))
+            if missing and pause:
+                self._driver.pause(pause)
+            tries += 1
+        return found
+
+    def _check_partitions(self, metadata: TopicMetadata, wanted: Iterable[str]) -> None:
+        names = {found.partition for found in metadata.partitions}
+        for partition in wanted:
+            if partition not in names:
+                raise UnknownPartition(f"topic {metadata.topic!r} has no partition {partition!r}")
+
+    def _await(self, calls: dict[str, Call], timeout: float) -> None:
+        for call in calls.values():
+            if not self._driver.wait(call, timeout):
+                call.error = RequestTimeout(f"{call.peer} did not answer")
+
+    def _try_route(self, route: Route, error: PymqError) -> bool:
+        """Whether to try another broker at once.
+
+        Raises:
+            PymqError: it is of no use.
+        """
+        if isinstance(error, RequestTimeout):
+            with self._driver:
+                route.silent(self._router)
+            return False
+        with self._driver:
+            pause = route.refused(self._router, error)
+        if pause is None:
+            raise_it(error)
+        return pause == 0
+
+    def _missing(self, missing: dict[str, Route], timeout: float) -> str:
+        whys = [
+            route.why(self._router) or f"{route.asked} did not answer" for route in missing.values()
+        ]
+        more = f", and {len(whys) - 1} partitions more" if len(whys) > 1 else ""
+        return f"not within {timeout:g} s: {whys[0]}{more}"
+
+    def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:
+        """A group's state, from its coordinator."""
+        return cast(GroupState, self.ask_group(group, lambda r: msg.GetGroup(r, group), timeout))
+
+    def ask_group(
+        self, group: str, make: Callable[[int], Message], timeout: float = REQUEST_S
+    ) -> Message:
+        until = self._driver.monotonic() + timeout
+        pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
+        while True:
+            coordinator: str | None = None
+            try:
+                self.topic_metadata(OFFSETS_TOPIC, left)
+                coordinator = self._router.coordinator(group)
+                if coordinator is None:
+                    raise NoBrokers(
+                        f"it has no leader: {self._router.why_no_leader(OFFSETS_TOPIC)}"
+                    )
+                return cast(Message, self.ask(make, peer=coordinator, timeout=min(patience, left)))
+            except PymqError as error:
+                if not error.retriable:
+                    raise
+                left = until - self._driver.monotonic()
+                if left <= 0:
+                    raise RequestTimeout(
+                        f"the coordinator of group {group!r}, not within {timeout:g} s: {error}"
+                    ) from error
+                self._distrust(group, coordinator, error)
+            self._driver.pause(pause)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+            patience = min(2 * patience, TRY_MAX_S)
+
+    def _distrust(self, group: str, coordinator: str | None, error: PymqError) -> None:
+        place = self._router.coordinator_of(group)
+        if place is None or coordinator is None:
+            return
+        with self._driver:
+            if isinstance(error, NotLeader):
+                self._router.refused(*place, coordinator, error)
+            else:
+                self._router.distrust(*place)
+
+    def ask(
+        self,
+        make: Callable[[int], Message],
+        *,
+        peer: str | None = None,
+        timeout: float = REQUEST_S,
+        done: type[PymqError] | None = None,
+    ) -> Any:
+        """Ask *peer*, or the active zkserver.
+
+        *done* is the error that says that it was done before: an earlier try of ours may have been.
+        """
+        call = self.call(make, peer, timeout)
+        if done is None or not call.is_repeated or not isinstance(call.error, done):
+            raise_it(call.error)
+        return call.result
+
+    def call(
+        self,
+        make: Callable[[int], Message],
+        peer: str | None = None,
+        timeout: float = REQUEST_S,
+    ) -> Call:
+        if self._is_closed:
+            raise Closed("the client was closed")
+        with self._driver as loop:
+            call: Call = self._router.call(make, loop.clock(), round(timeout * 1000), peer)
+            loop.touch(self._name)
+        if not self._driver.wait(call, timeout + 1):
+            raise RequestTimeout(f"{call.peer} did not answer within {timeout:g} s")
+        return call
+
+
+def _make_for(make: Callable[[int, str], Message], partition: str, request: int) -> Message:
+    return make(request, partition)
+
+
+def raise_it(error: PymqError | None) -> None:
+    """Raise what somebody has answered, if it is an error."""
+    if error is not None:
+        # The traceback is the caller's; the error object is not shared with anybody.
+        raise error.with_traceback(None)

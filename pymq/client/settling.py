@@ -1,0 +1,234 @@
+"""What a member of a group tells its coordinator about records: done, given back, still wanted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.deadlines import Deadlines
+from pymq.client.membership import Key, Membership
+from pymq.client.spans import Span, drain, ranges
+from pymq.core.message import Range, Settle, Settled
+from pymq.core.values import define
+from pymq.core.view import BatchView
+from pymq.errors import Closed, FencedMember, PymqError
+
+ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
+
+
+class Settling(Waitable):
+    """Acknowledgements on their way."""
+
+    __slots__ = ("error", "is_durable", "is_waited_for")
+
+    def __init__(self, is_waited_for: bool, is_durable: bool) -> None:
+        super().__init__()
+        self.is_waited_for = is_waited_for
+        self.is_durable = is_durable
+        self.error: PymqError | None = None
+
+
+@define
+class Settlement:
+    """Acknowledgements that were sent and are not answered."""
+
+    message: Settle
+    waits: list[Settling]
+    tries: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many records are acknowledged by it."""
+        return sum(end - start for _, (start, end) in self.message.acks)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody hears how it ends."""
+        return any(done.is_waited_for for done in self.waits)
+
+    def finish(self, error: PymqError | None) -> None:
+        """It was answered, or will not be."""
+        for done in self.waits:
+            done.error = error
+            done.finish()
+
+
+class Settler:
+    """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them."""
+
+    def __init__(
+        self, membership: Membership, outbox: Outbox, timers: Deadlines[Key], driver: Driver
+    ) -> None:
+        self.acks: dict[str, deque[int | Range]] = {}  # by partition; filled by any thread
+        self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
+        self.refused = 0  # acknowledgements that came too late
+        self.due = NEVER
+        self._membership = membership
+        self._outbox = outbox
+        self._timers = timers
+        self._driver = driver
+        self._sent: dict[int, Settlement] = {}
+        self._held: list[Settling] = []  # commits that wait until we are a member again
+        self._unarmed: list[Key] = []  # requests that were sent and have no time yet
+        self._was_fenced = False  # at least once
+        self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    def arm(self, now: int) -> None:
+        """Something is to be settled soon."""
+        if self.due == NEVER:
+            self.due = now + ACK_LINGER_MS
+            self._driver.arm(self.due)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether acknowledgements are going to be sent by themselves."""
+        return self.due != NEVER
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
+        """Send the acknowledgements that have gathered; the caller holds the driver.
+
+        What is returned is done once they are written, or *durable*.
+        """
+        # Disarm first: what another thread adds from here on arms again, or is taken along.
+        self.due = NEVER
+        queues = list(self.acks.items())  # at once: another thread may be adding one
+        acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
+        nacks = tuple(drain(self.nacks))
+        if not (acks or nacks or wait or self._held):
+            return None
+        done = Settling(wait, durable)
+        membership = self._membership
+        coordinator = membership.coordinator.find() if membership.is_joined else None
+        if coordinator is None:
+            self._put_back(acks, nacks)
+            self._held += [done] if wait else []
+            return done
+        waits, self._held = [*self._held, done], []
+        is_durable = any(waiting.is_durable for waiting in waits)
+        request = self._outbox.number()
+        group, member = membership.group, membership.name
+        settle = Settle(request, group, member, tuple(acks), nacks, durable=is_durable)
+        self._sent[request] = Settlement(settle, waits)
+        self._unarmed.append(("settle", request))
+        self._outbox.post(coordinator, settle)
+        return done
+
+    def _put_back(self, acks: Iterable[Span], nacks: Iterable[tuple[str, Range, int]]) -> None:
+        for partition, span in acks:
+            self.acks.setdefault(partition, deque()).append(span)
+        self.nacks.extend(nacks)
+
+    def settle_held(self) -> None:
+        """Send what had to wait until we are a member again."""
+        if self._held:
+            self.settle()
+
+    def time(self, now: int) -> None:
+        """Give what was sent without one a time to be answered."""
+        while self._unarmed:
+            self._timers.set(self._unarmed.pop(), now + self._membership.coordinator.patience_ms)
+
+    def send_again(self, request: int, now: int) -> None:
+        """It was not answered, or refused for a reason that passes."""
+        settlement = self._sent.get(request)
+        if settlement is None:
+            return
+        settlement.tries += 1
+        coordinator = self._membership.coordinator.find()
+        if coordinator is not None:
+            self._outbox.post(coordinator, settlement.message)
+        self._timers.set(("settle", request), now + self._membership.coordinator.patience_ms)
+
+    def send_later(self, request: int, due: int) -> None:
+        """It may have been carried out; the coordinator, or the next one, knows."""
+        self._timers.drop(("settle", request))
+        self._timers.set(("again", request), due)
+
+    def is_waiting_for(self, request: int) -> bool:
+        """Whether it is not answered yet."""
+        return request in self._sent
+
+    def answered(self, m: Settled) -> PymqError | None:
+        """It was answered for good; returns an error that nobody waits for."""
+        settlement = self._sent.pop(m.id)
+        error, is_waited_for = m.error, settlement.is_waited_for
+        self._timers.drop(("settle", m.id))
+        self._membership.coordinator.answered()
+        if settlement.tries == 1 or self._was_fenced:
+            self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
+        if self._was_fenced:
+            self._forfeited += m.refused
+        if error is None and self._forfeited and is_waited_for:
+            error = FencedMember(
+                f"{self._forfeited} acknowledgements came to nothing: the group's coordinator has "
+                "changed or had given this consumer up, so those records are delivered again"
+            )
+            self._forfeited = 0
+        settlement.finish(error)
+        return None if is_waited_for else error
+
+    def give_back(self, unread: list[Span]) -> None:
+        """Records that were leased and not handed out: others may have them at once."""
+        membership, coordinator = self._membership, self._membership.coordinator.find()
+        if unread and coordinator is not None and membership.is_joined:
+            group, member = membership.group, membership.name
+            self._outbox.post(coordinator, Settle(0, group, member, unread=tuple(unread)))
+
+    def renew(self, held: list[Span]) -> bool:
+        """Records that the application is going to get; returns whether anybody was told."""
+        membership, coordinator = self._membership, self._membership.coordinator.find()
+        if not held or coordinator is None or not membership.is_joined:
+            return False
+        group, member = membership.group, membership.name
+        self._outbox.post(coordinator, Settle(0, group, member, renewals=tuple(held)))
+        return True
+
+    def skip(self, view: BatchView, now: int) -> None:
+        """Offsets that hold no record for a consumer are done; nobody else will say so."""
+        if view.is_control:
+            holes: list[int | Range] = [(view.base_offset, view.end_offset)]
+        elif len(view) != view.end_offset - view.base_offset:
+            ends = (*view.offsets, view.end_offset)
+            starts = (view.base_offset, *(offset + 1 for offset in view.offsets))
+            holes = [(a, b) for a, b in zip(starts, ends, strict=True) if a < b]
+        else:
+            return
+        self.acks.setdefault(view.partition, deque()).extend(holes)
+        self.due = min(self.due, now + ACK_LINGER_MS)
+
+    # --- the end of it --------------------------------------------------------------------------
+
+    def fenced(self, error: PymqError) -> None:
+        """What we had is no longer leased to us: acknowledgements of it come to nothing."""
+        self._was_fenced = True
+        sent, self._sent = self._sent, {}
+        for request, settlement in sent.items():
+            self._timers.drop(("settle", request))
+            self._forfeit(settlement.count)
+            if settlement.is_waited_for:
+                self._forfeited = 0  # It is told now.
+            settlement.finish(error)
+        self._forfeit(
+            sum(end - start for q in self.acks.values() for start, end in ranges(drain(q)))
+        )
+        self.nacks.clear()
+
+    def _forfeit(self, count: int) -> None:
+        self.refused += count
+        self._forfeited += count
+
+    def close(self) -> None:
+        """Nobody will answer any more."""
+        error = Closed("the consumer was closed before it could settle")
+        for settlement in (Settlement(_NO_SETTLE, self._held), *self._sent.values()):
+            settlement.finish(error)
+        self._sent.clear()
+        self.due = NEVER
+
+
+_NO_SETTLE = Settle(0, "", "")

@@ -1,0 +1,142 @@
+"""How far the partitions reach that a member of a group was assigned.
+
+Of each it keeps itself informed, by a fetch of nothing that is answered when there is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from pymq.client.base import Outbox
+from pymq.client.deadlines import Deadlines
+from pymq.client.intake import wait_ms
+from pymq.client.membership import Key
+from pymq.client.route import RETRY_MAX_MS, Route
+from pymq.client.router import Router
+from pymq.core.message import END, Fetch, Fetched
+from pymq.core.values import define
+from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
+
+
+@define
+class Watch:
+    """One assigned partition: how far it is known to reach."""
+
+    partition: str
+    route: Route
+    log_start: int = 0
+    end: int = -1  # -1: not known yet
+    request: int = 0
+
+
+class Watches:
+    """All assigned partitions of one member."""
+
+    def __init__(self, topic: str, router: Router, outbox: Outbox, timers: Deadlines[Key]) -> None:
+        self._topic = topic
+        self._router = router
+        self._outbox = outbox
+        self._timers = timers
+        self._watches: dict[str, Watch] = {}
+
+    def __iter__(self) -> Iterator[Watch]:
+        return iter(self._watches.values())
+
+    def change(self, lost: tuple[str, ...], gained: tuple[str, ...]) -> None:
+        """Other partitions are assigned now."""
+        for partition in lost:
+            self._watches.pop(partition, None)
+        for partition in gained:
+            self._watches[partition] = self._new(partition)
+
+    def forget(self) -> None:
+        """The topic was deleted; should it be made again, it begins at its beginning."""
+        self._watches = {partition: self._new(partition) for partition in self._watches}
+
+    def _new(self, partition: str) -> Watch:
+        return Watch(partition, Route(self._topic, partition))
+
+    @property
+    def know_ends(self) -> bool:
+        """Whether it is known of all partitions how far they reach."""
+        return all(watch.end >= 0 for watch in self._watches.values())
+
+    def known(self, but: Container[str]) -> tuple[tuple[str, int, int], ...]:
+        """Partitions with where they begin and end, as far as that is known; some left out."""
+        return tuple(
+            (w.partition, w.log_start, w.end)
+            for w in self._watches.values()
+            if w.end >= 0 and w.partition not in but
+        )
+
+    def end(self, partition: str) -> int:
+        """How far a partition is known to reach."""
+        watch = self._watches.get(partition)
+        return watch.end if watch is not None else -1
+
+    def begins(self, partition: str, log_start: int) -> None:
+        """A partition was found to begin there."""
+        watch = self._watches.get(partition)
+        if watch is not None:
+            watch.log_start = max(watch.log_start, log_start)
+
+    def look(self, now: int) -> None:
+        """Ask wherever nobody is asked, or one who does not lead any more."""
+        for watch in self._watches.values():
+            if watch.request and watch.route.has_moved(self._router):
+                watch.request = 0
+                self._timers.drop(("watch", watch.partition))
+            self.ask(watch, now)
+
+    def ask(self, watch: Watch, now: int) -> None:
+        """Have the leader tell when there is more than we know of."""
+        if watch.request or ("watch", watch.partition) in self._timers:
+            return
+        peer = watch.route.find(self._router)
+        if peer is None:
+            return
+        is_new = watch.end < 0
+        watch.request = self._outbox.number()
+        offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
+        fetch = Fetch(watch.request, self._topic, watch.partition, offset, 0, wait)
+        self._outbox.post(peer, fetch)
+        due = now + wait + watch.route.patience_ms
+        self._timers.set(("watch", watch.partition), due)
+
+    def over(self, partition: str, now: int) -> None:
+        """A partition is to be asked again, or has not answered."""
+        watch = self._watches.get(partition)
+        if watch is None:
+            return
+        if watch.request:
+            watch.request = 0
+            watch.route.silent(self._router)
+        self.ask(watch, now)
+
+    def answered(self, m: Fetched) -> Watch | None:
+        """Whom this is the answer for, if it is still waited for."""
+        watch = self._watches.get(m.partition)
+        if watch is None or watch.request != m.id:
+            return None
+        watch.request = 0
+        self._timers.drop(("watch", watch.partition))
+        return watch
+
+    def refused(self, watch: Watch, error: PymqError, now: int) -> bool:
+        """It did not tell; returns whether to ask again is of no use."""
+        if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
+            watch.end = -1  # The topic was made anew, or its end has gone to other brokers.
+            self.ask(watch, now)
+            return False
+        pause = watch.route.refused(self._router, error)
+        due = now + (RETRY_MAX_MS if pause is None else pause)
+        self._timers.set(("watch", watch.partition), due)
+        return pause is None
+
+    def came(self, watch: Watch, m: Fetched) -> tuple[bool, bool]:
+        """Returns whether its end was not known before, and whether there is more than before."""
+        watch.route.came()
+        is_new, has_more = watch.end < 0, m.high_watermark > watch.end
+        watch.log_start = m.log_start
+        watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
+        return is_new, has_more
