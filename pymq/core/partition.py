@@ -506,7 +506,10 @@ class Partition:
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
         """Tell how far a producer has got."""
         error, known = self.problem, 0
-        if error is None and self.is_settled and not self.leads:
+        if error is None and not self.is_settled:
+            mark("partition.sequence_too_early")
+            error = ReplicaNotAvailable(f"{self.name} does not know yet where its log ends")
+        elif error is None and not self.leads:
             error = NotLeader(f"{self.name} is led by {self.leader}", leader=self.leader)
         elif self.log is not None:
             known = self.log.producers.next_sequence(m.producer_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pymq.core.marks import mark
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
@@ -71,6 +72,7 @@ from pymq.errors import (
     UnknownPartition,
 )
 from pymq.node.coordinators import Coordinators
+from pymq.node.orders import Orders
 from pymq.node.peers import Peers
 from pymq.node.registration import BrokerConfig, Registration
 from pymq.node.schedule import Schedule
@@ -111,6 +113,7 @@ class Broker:
         self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
         self._coordinators = Coordinators(self.me, self, assignors)
         self._schedule = Schedule()
+        self._orders = Orders()
         self._flushed: list[Partition] = []
         self._tokens = 0
         self._searches: dict[int, Partition] = {}
@@ -367,15 +370,21 @@ class Broker:
             )
             self.reply(source, LeaderAndIsrAnswer(m.id, self.me, error=error), now)
             return
+        if m.controller_epoch > self._registration.epoch:
+            self._orders.forget()
         self._registration.heard(m)
-        errors = [(s.topic, s.partition, self._adopt(s, now)) for s in m.partitions]
+        errors = [(s.topic, s.partition, self._adopt(m.id, s, now)) for s in m.partitions]
         self.reply(source, LeaderAndIsrAnswer(m.id, self.me, tuple(errors)), now)
         self._registration.beat(self.out, now)
 
-    def _adopt(self, state: PartitionState, now: int) -> PymqError | None:
+    def _adopt(self, request: int, state: PartitionState, now: int) -> PymqError | None:
         name = TopicPartition(state.topic, state.partition)
+        if self._orders.is_late(request, state.topic_id, name):
+            mark("broker.late_state")
+            return StaleEpoch(f"{name} was given up, or is at a later state")
         if not any(self.me in block.replicas for block in state.blocks):
             return UnknownPartition(f"{self.me} is no replica of {name}")
+        self._orders.heed(request, name)
         partition = self._partitions.get(name)
         if partition is not None and partition.state.topic_id != state.topic_id:
             self._drop(partition, NotLeader(f"{name} was made anew", leader=None), True, now)
@@ -410,7 +419,9 @@ class Broker:
             stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
             if found is not None and not stopped:
                 return  # It was given to this broker again since.
+            self._orders.heed(m.id, TopicPartition(m.topic, m.partition))
         else:
+            self._orders.heed(m.id, m.topic_id)
             stopped = [p for (topic, _), p in self._by_index.items() if topic == m.topic_id]
         for partition in stopped:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)
@@ -427,6 +438,8 @@ class Broker:
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
         partition.remove(error, delete, now)
         state = partition.state
+        if partition.log is not None:
+            self._peers.failed.pop(partition.log.name, None)  # Nobody asks after it any more.
         self.shares(partition, now)  # with nobody any more
         self._shared_with.pop(partition, None)
         if state.topic == OFFSETS_TOPIC:

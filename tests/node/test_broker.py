@@ -1,0 +1,169 @@
+"""The broker, request by request, on a disk that does what it is told at once."""
+
+from __future__ import annotations
+
+import random
+from typing import TypeVar
+
+import pytest
+
+from pymq.core.config import TopicConfig
+from pymq.core.message import (
+    GetSequence,
+    LeaderAndIsr,
+    LeaderAndIsrAnswer,
+    Message,
+    Ping,
+    Produce,
+    Produced,
+    Sequence,
+    Stopped,
+    StopReplica,
+)
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
+from pymq.errors import StaleEpoch
+from pymq.hash.assign import assignor
+from pymq.node.broker import Broker
+from pymq.node.registration import BrokerConfig
+from pymq.replication.factory import replicator
+from pymq.store.memory import MemoryStore
+
+PRODUCE = Produce(1, "t", "0", AckMode.LEADER, RecordBatch.encode([b"x"], timestamp_ms=0))
+
+M = TypeVar("M", bound=Message)
+
+
+class Bench:
+    """A broker, its disk, and all that it has sent."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.store = MemoryStore()
+        self.sent: list[tuple[str, Message]] = []
+        self.broker = Broker(
+            BrokerConfig("b0", ("zk",)), replicator, assignor, random.Random(0), (), (), 0
+        )
+        self.disk_answers = True  # to recoveries
+        self.pump()
+
+    def step(self, source: str, message: Message) -> None:
+        self.broker.step(source, message, self.now)
+        self.pump()
+
+    def tick(self, ms: int) -> None:
+        self.now += ms
+        self.broker.tick(self.now)
+        self.pump()
+
+    def pump(self) -> None:
+        while (ready := self.broker.ready(self.now)) is not None:
+            failed = self.store.write(ready.write)
+            assert not failed
+            self.sent += ready.send
+            for ask in ready.ask if self.disk_answers else ():
+                found = self.store.recover(ask.block, ask.start, ask.is_open)
+                self.broker.stored(found, self.now)
+            self.sent += ready.after
+            self.broker.advance(ready, self.now)
+
+    def last(self, kind: type[M]) -> M:
+        """The last message of a kind that was sent."""
+        return next(m for _, m in reversed(self.sent) if isinstance(m, kind))
+
+
+def state(
+    *replicas: str,
+    topic: str = "t",
+    topic_id: str = "id-1",
+    index: int = 0,
+    epoch: int = 1,
+    version: int = 1,
+    acks: AckMode = AckMode.LEADER,
+) -> PartitionState:
+    block = BlockNode(0, 0, None, epoch, acks, replicas[0], replicas, replicas)
+    return PartitionState(
+        topic, topic_id, str(index), index, acks, epoch, replicas[0], TopicConfig(), (block,),
+        version=version,
+    )  # fmt: skip
+
+
+def tell(request: int, *states: PartitionState, controller_epoch: int = 1) -> LeaderAndIsr:
+    return LeaderAndIsr(request, "zk", controller_epoch, states)
+
+
+def stop(request: int, partition: str = "0", epoch: int = 1) -> StopReplica:
+    return StopReplica(request, 1, "t", "id-1", partition, epoch, True, 0 if partition else -1)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_late_state_does_not_bring_back_what_was_stopped(bench: Bench) -> None:
+    """Its files are gone: it would begin anew, empty, and believe to be in sync."""
+    for which in ("0", ""):
+        bench.step("zk", tell(10, state("b0", "b1")))
+        bench.step("zk", stop(11, which))
+        assert bench.last(Stopped).id == 11
+        bench.step("zk", tell(9, state("b0", "b1", version=0)))
+        ((_, _, error),) = bench.last(LeaderAndIsrAnswer).errors
+        assert isinstance(error, StaleEpoch)
+        assert not bench.store.blocks()
+
+
+def test_a_stopped_partition_comes_back_when_it_is_given_again(bench: Bench) -> None:
+    bench.step("zk", tell(10, state("b0", "b1")))
+    bench.step("zk", stop(11))
+    bench.step("zk", tell(12, state("b0", "b1", epoch=2, version=2)))
+    assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
+    bench.step("zk", stop(8))  # late: it was given again since
+    bench.step(
+        "p", Produce(1, "t", "0", AckMode.LEADER, RecordBatch.encode([b"x"], timestamp_ms=0))
+    )
+    assert bench.last(Produced).error is None
+
+
+def test_a_late_state_of_a_deleted_topic_does_not_replace_the_new_one(bench: Bench) -> None:
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("zk", tell(12, state("b0", topic_id="id-2")))
+    bench.step(
+        "p", Produce(1, "t", "0", AckMode.LEADER, RecordBatch.encode([b"x"], timestamp_ms=0))
+    )
+    bench.step("zk", tell(11, state("b0", version=3)))
+    ((_, _, error),) = bench.last(LeaderAndIsrAnswer).errors
+    assert isinstance(error, StaleEpoch)
+    assert [block.topic_id for block in bench.store.blocks()] == ["id-2"]
+
+
+def test_another_zkserver_begins_its_own_count(bench: Bench) -> None:
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("zk", stop(11))
+    bench.step("zk", tell(7, state("b0", epoch=2, version=2), controller_epoch=2))
+    assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
+
+
+def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
+    """They did, one more for each topic that was ever deleted."""
+    bench.step("zk", tell(10, state("b0", "b1"), state("b0", "b1", topic="u", topic_id="id-2")))
+    bench.step("zk", stop(11))
+    bench.tick(1_000)
+    assert bench.last(Ping).failed == ()
+
+
+def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
+    """It said 0, and the producer began at 0 again: its records were taken for repeats."""
+    bench.step("zk", tell(10, state("b0")))
+    batch = RecordBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
+    bench.step("p", Produce(1, "t", "0", AckMode.LEADER, batch))
+    bench.broker.shut_down(0)
+    bench.pump()
+    store, bench = bench.store, Bench()
+    bench.store, bench.disk_answers = store, False
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("p", GetSequence(2, "t", "0", 7))
+    answer = bench.last(Sequence)
+    assert answer.error is not None
+    assert answer.error.retriable
