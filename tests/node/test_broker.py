@@ -21,6 +21,7 @@ from pymq.core.message import (
     StopReplica,
 )
 from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.ready import Recover
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import StaleEpoch
@@ -63,6 +64,7 @@ class Bench:
             assert not failed
             self.sent += ready.send
             for ask in ready.ask if self.disk_answers else ():
+                assert isinstance(ask, Recover)
                 found = self.store.recover(ask.block, ask.start, ask.is_open)
                 self.broker.stored(found, self.now)
             self.sent += ready.after
