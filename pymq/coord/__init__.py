@@ -37,4 +37,8 @@ def open(
         from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
 
         return SqliteCoordinator.open(address.path)
-    raise MissingExtra("this version cannot talk to ZooKeeper yet")
+    try:
+        from pymq.coord.zookeeper import ZookeeperCoordinator  # only now: it loads kazoo
+    except ImportError as error:
+        raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error
+    return ZookeeperCoordinator(address, wake=wake, timeout_s=timeout_s)

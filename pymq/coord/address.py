@@ -7,8 +7,9 @@
 ======================================================  ==========================================
 
 The root is a chroot: all paths of the tree are below it, so that several clusters can share an
-ensemble. Options are ``session_ms`` and ``auth_file``, the path of a file that holds one line
-``user:password`` for digest authentication.
+ensemble. Options are ``session_ms``; ``auth_file``, the path of a file that holds one line
+``user:password`` for digest authentication; and ``max_request_bytes``, which must be a little less
+than the servers' ``jute.maxbuffer``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_
 DEFAULT_PORT = 2181
 DEFAULT_SESSION_MS = 4_000  # what ZooKeeper grants at least, with its usual tick of 2 s
 SESSION_MS = range(100, 600_001)
+DEFAULT_REQUEST_BYTES = 1_040_000  # ZooKeeper's 0xfffff, less what it wraps around a request
+REQUEST_BYTES = range(1 << 16, 1 << 26)
 
 _ROOT = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+)*")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII)
@@ -50,6 +53,7 @@ class ZookeeperAddress:
     root: str = ""  # "/a/b", or empty: the tree is at ZooKeeper's own root
     session_ms: int = DEFAULT_SESSION_MS
     auth_file: str | None = None
+    max_request_bytes: int = DEFAULT_REQUEST_BYTES
 
 
 Address = MemoryAddress | SqliteAddress | ZookeeperAddress
@@ -90,23 +94,30 @@ def _zookeeper(url: str, rest: str) -> ZookeeperAddress:
             f"{url!r}: the root {root!r} must be names of [A-Za-z0-9._-] with '/' between them, "
             "and not ZooKeeper's own"
         )
-    session_ms, auth_file = DEFAULT_SESSION_MS, None
+    session_ms, request_bytes, auth_file = DEFAULT_SESSION_MS, DEFAULT_REQUEST_BYTES, None
     for name, text in parse_qsl(options, keep_blank_values=True):
         match name:
-            case "session_ms" if text.isdecimal() and int(text) in SESSION_MS:
-                session_ms = int(text)
             case "session_ms":
-                limits = f"{SESSION_MS.start} to {SESSION_MS.stop - 1}"
-                raise ConfigError(f"{url!r}: session_ms must be {limits}, not {text!r}")
+                session_ms = _number(url, name, text, SESSION_MS)
+            case "max_request_bytes":
+                request_bytes = _number(url, name, text, REQUEST_BYTES)
             case "auth_file" if text:
                 auth_file = text
             case _:
                 raise ConfigError(
-                    f"{url!r}: unknown option {name!r}; there are session_ms and auth_file"
+                    f"{url!r}: unknown option {name!r}; there are session_ms, auth_file and "
+                    "max_request_bytes"
                 )
-    return ZookeeperAddress(
-        tuple(_host(url, h) for h in hosts.split(",")), root, session_ms, auth_file
-    )
+    found = tuple(_host(url, host) for host in hosts.split(","))
+    return ZookeeperAddress(found, root, session_ms, auth_file, request_bytes)
+
+
+def _number(url: str, name: str, text: str, allowed: range) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text) in allowed):
+        raise ConfigError(
+            f"{url!r}: {name} must be {allowed.start} to {allowed.stop - 1}, not {text!r}"
+        )
+    return int(text)
 
 
 def _host(url: str, text: str) -> str:

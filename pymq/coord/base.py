@@ -46,11 +46,24 @@ class Coordinator(Protocol):
     there yet or goes and comes again. It hears of nothing else, and of nothing that a refused
     commit would have done. A change may be told more than once.
 
+    **Connections.** A backend elsewhere may be lost. :class:`Suspended` says so, at the latest when
+    the session may have ended; from then on requests are kept. :class:`Resumed` says that the
+    session has survived: what was kept is sent, and each loaded root is told as changed, since
+    nobody knows what has happened. :class:`SessionExpired` says that it has not: earlier watches
+    are gone, commits that were kept are :class:`Uncertain`, loads that were kept are carried out.
+
+    An :class:`Uncertain` commit was done or will never be. The answer to a load that is submitted
+    after it tells which.
+
+    :class:`Failed` answers a request that the backend refuses for a reason of its own, such as an
+    ACL; the commit has changed nothing.
+
     **What submit raises.** ``InvalidRequest`` for what no backend could ever do
     (:func:`pymq.coord.tree.validate`; then it has done nothing, and no event comes), ``Closed``
     after ``close``, ``ForkedError`` in a child process, and a ``StoreError`` when the backend's
     own disk fails: after ``StoreFull`` the commit is known not to be done, after any other nothing
-    is known and the backend must be opened again.
+    is known and the backend must be opened again. A backend elsewhere that can never come back
+    raises that from ``poll``.
 
     **Names of sessions** are never used twice on a tree.
     """

@@ -12,6 +12,7 @@ is created and rises by one with each :class:`Put`. A node that is created again
 from __future__ import annotations
 
 from pymq.core.values import value
+from pymq.errors import PymqError
 
 
 @value
@@ -99,9 +100,17 @@ class Conflicted:
 
 @value
 class Uncertain:
-    """The connection broke while the commit was under way: it was done whole or not at all."""
+    """The connection broke while the commit was under way: it was done whole, or never will be."""
 
     tag: int
+
+
+@value
+class Failed:
+    """The backend will not do it, and nothing has changed: *error* says what stands in the way."""
+
+    tag: int
+    error: PymqError
 
 
 @value
@@ -137,5 +146,13 @@ class SessionExpired:
 
 
 CoordEvent = (
-    Committed | Conflicted | Uncertain | Loaded | Changed | Suspended | Resumed | SessionExpired
+    Committed
+    | Conflicted
+    | Uncertain
+    | Failed
+    | Loaded
+    | Changed
+    | Suspended
+    | Resumed
+    | SessionExpired
 )

@@ -18,6 +18,7 @@ from pymq.core.coordination import (
     Conflicted,
     CoordEvent,
     CoordRequest,
+    Failed,
     Resumed,
     Suspended,
     Uncertain,
@@ -194,6 +195,8 @@ class Controller:
                 self._commits.resume()
             case Committed() | Conflicted() | Uncertain():
                 self._commits.settle(event, now)
+            case Failed(tag=tag, error=error):
+                self._commits.commit_failed(tag, error, now)
             case _:
                 pass
         self._election.decided(event, now)

@@ -23,6 +23,7 @@ from pymq.core.coordination import (
     Conflicted,
     CoordEvent,
     Entry,
+    Failed,
     Load,
     Loaded,
     Resumed,
@@ -121,6 +122,9 @@ class Election:
             case Committed() | Conflicted() | Uncertain():
                 if event.tag == self._tag and self.role is Role.CLAIMING:
                     self._claimed(event, now)
+            case Failed(error=error):
+                if event.tag == self._tag:
+                    self._failed(error, now)
             case Changed(path=path):
                 if path == paths.controller() and self.role in (Role.STANDBY, Role.ACTIVE):
                     self.check()
@@ -139,13 +143,22 @@ class Election:
         """Do what is due."""
         if self.deadline <= now:
             self.deadline = NEVER
-            self.check()
+            if self._is_rereading:
+                self._load("/")
+            else:
+                self.check()
 
     def claim_failed(self, tag: int, error: PymqError, now: int) -> None:
         """The coordinator could not carry the claim out, and nothing is changed."""
         if self.role is Role.CLAIMING and tag == self._tag:
-            self.problem = error
-            self._stand_by(None, now)
+            self._failed(error, now)
+
+    def _failed(self, error: PymqError, now: int) -> None:
+        """The coordinator refuses to tell or to do what was asked last; try again later."""
+        if self.role in (Role.STANDBY, Role.ACTIVE):
+            self.problem, self.deadline = error, now + self._standby_ms
+        else:
+            self._stand_by(None, now, error)
 
     # --- the steps ------------------------------------------------------------------------------
 
@@ -224,8 +237,10 @@ class Election:
         mark("election.won")
         self._host.take_over(image, now)
 
-    def _stand_by(self, active: ControllerNode | None, now: int) -> None:
-        self.role, self.active = Role.STANDBY, active
+    def _stand_by(
+        self, active: ControllerNode | None, now: int, problem: PymqError | None = None
+    ) -> None:
+        self.role, self.active, self.problem = Role.STANDBY, active, problem
         self.deadline = now + self._standby_ms
         self._draft = None
         mark("election.stands_by")

@@ -60,6 +60,7 @@ def test_address(url: str, wanted: object) -> None:
         ("zookeeper://a/zookeeper/x", "the root"),
         ("zookeeper://a/x?session_ms=99", "session_ms must be 100 to 600000"),
         ("zookeeper://a/x?session_ms=-1", "session_ms must be"),
+        ("zookeeper://a/x?max_request_bytes=1", "max_request_bytes must be 65536 to"),
         ("zookeeper://a/x?auth_file=", "unknown option"),
         ("zookeeper://a/x?password=x", "unknown option 'password'"),
     ],

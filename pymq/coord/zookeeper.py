@@ -1,0 +1,531 @@
+"""A coordinator backend in ZooKeeper: several zkservers on several machines, on one tree.
+
+All is decided in the thread of the loop, by ``submit`` and ``poll``; what kazoo's thread reads is
+kept by :class:`pymq.coord.link.Link` until then. Nothing waits for an answer. While there is no
+connection, requests are kept, and sent when there is one.
+
+A commit is one multi-op transaction, conditional on versions, so it is done whole or not at all by
+whoever still may. When the connection goes before its answer, it is ``Uncertain``, and it stays
+settled: a request that a session has sent over one connection is refused once the session has moved
+to another. A load begins with a ``sync``, so it knows what became of every commit before it, also
+when it asks another server than the one that the commit was sent to.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, assert_never
+
+from kazoo import exceptions as zk
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.serialization import Create as CreateNode
+from kazoo.protocol.serialization import Delete as DeleteNode
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from pymq.coord.address import ZookeeperAddress, read_credentials
+from pymq.coord.link import (
+    AddWatch,
+    Connected,
+    Ended,
+    Event,
+    Link,
+    Lost,
+    Reply,
+    Request,
+    session_name,
+)
+from pymq.coord.reading import GetNode, ListNode, Reading
+from pymq.coord.tree import validate
+from pymq.core.coordination import (
+    Changed,
+    Check,
+    Commit,
+    Committed,
+    Conflicted,
+    CoordEvent,
+    CoordRequest,
+    Create,
+    Delete,
+    Entry,
+    Failed,
+    Load,
+    Loaded,
+    Op,
+    Put,
+    Resumed,
+    SessionExpired,
+    Suspended,
+    Uncertain,
+)
+from pymq.errors import (
+    AuthenticationFailed,
+    AuthorizationFailed,
+    Closed,
+    Disconnected,
+    ForkedError,
+    InvalidRequest,
+    PymqError,
+    StoreError,
+)
+
+__all__ = ["ZookeeperCoordinator"]
+
+COMMITS_OUT = 64  # commits under way at once; kazoo blocks its caller when some 250 are unsent
+READS_OUT = 128  # questions of a load
+_HEADER_BYTES = 8  # of each request, beside its body
+_OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
+
+# A refused operation may be answered with these; all others mean that something else is wrong.
+_REASONS: dict[type[Exception], str] = {
+    zk.NodeExistsError: "exists",
+    zk.NoNodeError: "missing",
+    zk.NoChildrenForEphemeralsError: "no-parent",
+    zk.BadVersionError: "version",
+    zk.NotEmptyError: "not-empty",
+}
+# A request that was answered with one of these was not carried out, and never will be.
+_REFUSED = (
+    zk.APIError,
+    zk.BadArgumentsError,
+    zk.InvalidACLError,
+    zk.MarshallingError,
+    zk.NoAuthError,
+    zk.QuotaExceededError,
+    zk.UnimplementedError,
+)
+# After these, nothing that was sent is answered any more; Lost follows.
+_LOST = (
+    zk.AuthFailedError,
+    zk.ConnectionClosedError,
+    zk.ConnectionLoss,
+    zk.SessionExpiredError,
+)
+_OnReply = Callable[[Any, Exception | None], None]  # (result, error), one of which is None
+
+
+class ZookeeperCoordinator:
+    """One session after the other on the ensemble at *address*; it belongs to its loop's thread.
+
+    *wake* and *timeout_s* are as in :func:`pymq.coord.open`, and so is what this raises.
+    """
+
+    def __init__(
+        self,
+        address: ZookeeperAddress,
+        *,
+        wake: Callable[[], None] | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._address = address
+        self._pid = os.getpid()
+        credentials = read_credentials(address.auth_file) if address.auth_file else None
+        self._acl: list[ACL] = list(CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
+        self._session = ""
+        self._events: deque[CoordEvent] = deque()
+        self._told: set[str] = set()  # changes told since the last event of another kind
+        self._late: list[Changed] = []  # changes to be told after the next answer to a commit
+        self._queue: deque[CoordRequest] = deque()  # asked for, and not begun
+        self._waiting: dict[int, _OnReply] = {}  # by number of request
+        self._numbers = 0
+        self._commits = 0  # sent and not answered
+        self._load: tuple[Load, Reading] | None = None  # nothing else begins while it is under way
+        self._roots: dict[str, None] = {}  # that were loaded in this session
+        self._is_up = False  # there is a connection, as far as was heard
+        self._has_root: bool | None = False  # the node above the tree is there; None: being asked
+        self._denial: Exception | None = None  # of making it
+        self._problem: PymqError | None = None  # why there is none, or nothing goes any more
+        self._is_broken = self._is_closed = False
+        self._link = Link(address.hosts, address.session_ms, credentials, wake)
+        if timeout_s > 0:
+            self._wait(timeout_s)
+        else:
+            self._tell(Suspended())
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait until the tree can be used."""
+        end = time.monotonic() + timeout_s
+        while True:
+            self._take()
+            if self._is_up and self._has_root:
+                break
+            if self._is_up and self._problem is None:
+                self._prepare()
+            left = end - time.monotonic()
+            if self._problem is not None or left <= 0:
+                self.close()
+                hosts = ",".join(self._address.hosts)
+                raise self._problem or Disconnected(
+                    f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
+                )
+            self._link.wait(left)
+        self._events.clear()  # Whatever happened before, nobody was there to miss it.
+        self._told.clear()
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    @property
+    def session(self) -> str:
+        """The session's name, as in ``Entry.owner``; empty until there was a first connection."""
+        return self._session
+
+    def submit(self, request: CoordRequest) -> None:
+        """Start *request*, or keep it until there is a connection.
+
+        Raises as the contract says; :class:`InvalidRequest` also for a commit that is larger than
+        ZooKeeper takes.
+        """
+        validate(request)
+        self._check()
+        if isinstance(request, Commit):
+            self._check_size(request)
+        self._queue.append(request)
+        self._pump()
+
+    def poll(self) -> Sequence[CoordEvent]:
+        """What happened since the last call; nothing any more once closed.
+
+        Raises :class:`StoreError` or :class:`AuthenticationFailed` when the session can never come
+        back, and the backend must be opened again.
+        """
+        if self._is_closed:
+            return ()
+        self._check()
+        self._take()
+        if self._is_up and self._link.is_silent():
+            # Nobody may lead who has not heard for so long that others may have taken over.
+            self._suspend()
+            self._link.drop()
+        self._pump()
+        events = list(self._events)
+        self._events.clear()
+        self._told.clear()
+        return events
+
+    def close(self) -> None:
+        """End the session; its ephemeral nodes go at once. In a forked child this does nothing."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        self._link.close()
+        self._events.clear()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"the session {self._session} belongs to process {self._pid}; open another here"
+            )
+        if self._is_closed:
+            raise Closed(f"the coordinator of session {self._session} was closed")
+        if self._is_broken and self._problem is not None:
+            raise self._problem
+
+    def _check_size(self, commit: Commit) -> None:
+        size = len(self._transaction(commit).serialize()) + _HEADER_BYTES
+        limit = self._address.max_request_bytes
+        if size > limit:
+            # ZooKeeper would close the connection, and nobody would know why.
+            raise InvalidRequest(
+                f"a change of {len(commit.ops)} nodes in {size} bytes; ZooKeeper takes {limit} at "
+                "a time: change less at once, or raise jute.maxbuffer on all its servers and "
+                "max_request_bytes in the coordinator's address",
+                size=size,
+                limit=limit,
+            )
+
+    # --- what arrives ---------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        for arrival in self._link.take():
+            match arrival:
+                case Reply(number, result, error):
+                    on_reply = self._waiting.pop(number, None)
+                    if on_reply is not None:
+                        on_reply(result, error)
+                case Event(path):
+                    self._changed(path)
+                case Connected(session):
+                    self._connected(session)
+                case Lost():
+                    self._suspend()
+                case Ended():
+                    self._ended(arrival)
+                case _:
+                    assert_never(arrival)
+
+    def _connected(self, session: str) -> None:
+        is_first, is_same = not self._session, session == self._session
+        self._is_up, self._session = True, session
+        if is_first:
+            self._tell(Resumed())
+        elif is_same:
+            self._tell(Resumed())
+            self._watch_again()
+        else:
+            # What was kept for the old session may rely on it.
+            for held in self._queue:
+                if isinstance(held, Commit):
+                    self._tell(Uncertain(held.tag))
+            self._queue = deque(held for held in self._queue if isinstance(held, Load))
+            self._roots.clear()
+            self._has_root = False
+            self._tell(SessionExpired(session))
+
+    def _watch_again(self) -> None:
+        """Watches end with the connection; what happened without them, nobody knows."""
+        for root in self._roots:
+            self._send(AddWatch(self._full(root)), partial(self._watched_again, root))
+
+    def _watched_again(self, root: str, _: Any, error: Exception | None) -> None:
+        if isinstance(error, _LOST):
+            return  # It is done again with the next connection.
+        if error is not None:
+            self._roots.pop(root, None)  # Whoever loads it again hears why.
+        self._tell(Changed(root))
+
+    def _suspend(self) -> None:
+        if not self._is_up:
+            return
+        self._is_up = False
+        if self._load is not None:
+            self._queue.appendleft(self._load[0])
+            self._load = None
+        if self._has_root is None:
+            self._has_root = False
+        self._tell_late()
+        self._tell(Suspended())
+
+    def _ended(self, ended: Ended) -> None:
+        self._suspend()
+        hosts = ",".join(self._address.hosts)
+        self._is_broken = True
+        self._problem = (
+            AuthenticationFailed(f"ZooKeeper at {hosts} does not accept the credentials")
+            if ended.is_denied
+            else StoreError(f"the connection to ZooKeeper at {hosts} broke; open it again")
+        )
+
+    def _changed(self, path: str) -> None:
+        if path == _OWN or path.startswith(_OWN + "/"):
+            return
+        path = path[len(self._address.root) :] or "/"
+        if self._load is not None:
+            self._load[1].changed(path)
+        if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots):
+            return
+        if self._commits:
+            # It may be a commit of ours that did it, and its answer is right behind.
+            self._late.append(Changed(path))
+        else:
+            self._tell(Changed(path))
+
+    def _tell(self, event: CoordEvent) -> None:
+        if not isinstance(event, Changed):
+            self._told.clear()
+        elif event.path in self._told:
+            return  # It will be read after this anyway: a storm of changes takes no more room.
+        else:
+            self._told.add(event.path)
+        self._events.append(event)
+
+    def _tell_late(self) -> None:
+        late, self._late = self._late, []
+        for change in late:
+            self._tell(change)
+
+    # --- what is sent ---------------------------------------------------------------------------
+
+    def _send(self, request: Request, on_reply: _OnReply) -> None:
+        self._numbers += 1
+        self._waiting[self._numbers] = on_reply
+        self._link.send(self._numbers, request, self._session)
+
+    def _full(self, path: str) -> str:
+        return (self._address.root + path).rstrip("/") or "/"
+
+    def _pump(self) -> None:
+        while self._is_up and self._queue and self._load is None:
+            if not self._has_root:
+                self._prepare()
+                return
+            request = self._queue[0]
+            if isinstance(request, Load):
+                self._queue.popleft()
+                self._begin_load(request)
+            elif self._commits < COMMITS_OUT:
+                self._queue.popleft()
+                self._begin_commit(request)
+            else:
+                return
+
+    def _prepare(self) -> None:
+        """Make the node above the tree, unless it is there."""
+        if self._has_root is not False:
+            return
+        self._has_root, self._problem, self._denial = None, None, None
+        names = self._address.root.split("/")[1:]
+        for depth in range(len(names)):
+            path = "/" + "/".join(names[: depth + 1])
+            self._send(CreateNode(path, b"", self._acl, 0), self._prepared)
+        # Whether it is ours to read says whether the credentials are the right ones.
+        self._send(GetChildren(self._address.root or "/", None), self._entered)
+
+    def _prepared(self, _: Any, error: Exception | None) -> None:
+        if isinstance(error, _REFUSED):
+            self._denial = error  # No matter if it is there already.
+
+    def _entered(self, _: Any, error: Exception | None) -> None:
+        if error is None:
+            self._has_root = True
+        elif self._has_root is None:
+            self._has_root = False
+            if isinstance(error, (*_REFUSED, zk.NoNodeError)):
+                self._problem = self._error(self._denial or error, "/")
+                while self._queue:
+                    self._tell(Failed(self._queue.popleft().tag, self._problem))
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def _begin_commit(self, commit: Commit) -> None:
+        on_reply = partial(self._committed, commit)
+        self._commits += 1
+        self._send(self._transaction(commit), on_reply)
+
+    def _transaction(self, commit: Commit) -> Transaction:
+        return Transaction([self._operation(op) for op in commit.ops])
+
+    def _operation(self, op: Op) -> Request:
+        path = self._full(op.path)
+        made: Request
+        match op:
+            case Create():
+                made = CreateNode(path, op.data, self._acl, int(op.ephemeral))
+            case Put():
+                made = SetData(path, op.data, op.version)
+            case Delete():
+                made = DeleteNode(path, op.version)
+            case Check():
+                made = CheckVersion(path, op.version)
+            case _:
+                assert_never(op)
+        return made
+
+    def _committed(self, commit: Commit, result: Any, error: Exception | None) -> None:
+        self._commits -= 1
+        self._tell(self._outcome(commit, result, error))
+        self._tell_late()
+
+    def _outcome(self, commit: Commit, result: Any, error: Exception | None) -> CoordEvent:
+        if error is not None:
+            if isinstance(error, _REFUSED):
+                return Failed(commit.tag, self._error(error, commit.ops[0].path))
+            return Uncertain(commit.tag)  # The connection, the session, or who knows what.
+        for index, (op, outcome) in enumerate(zip(commit.ops, result, strict=True)):
+            if isinstance(outcome, Exception) and not isinstance(outcome, zk.RolledBackError):
+                reason = _REASONS.get(type(outcome))
+                if reason is None:
+                    return Failed(commit.tag, self._error(outcome, op.path))
+                if reason == "missing" and isinstance(op, Create):
+                    reason = "no-parent"
+                return Conflicted(commit.tag, index, reason)
+        return Committed(commit.tag, tuple(map(_version, commit.ops, result)))
+
+    def _error(self, error: Exception, path: str) -> PymqError:
+        if isinstance(error, zk.NoAuthError):
+            return AuthorizationFailed(
+                f"ZooKeeper does not let us use {self._full(path)}: other credentials own it",
+                path=path,
+            )
+        return StoreError(f"ZooKeeper refused a request for {self._full(path)}: {error!r}")
+
+    # --- loads ----------------------------------------------------------------------------------
+
+    def _begin_load(self, load: Load) -> None:
+        reading = Reading(load.root)
+        self._load = load, reading
+        full = self._full(load.root)
+        if load.root not in self._roots:
+            self._roots[load.root] = None
+            self._send(AddWatch(full), partial(self._readied, reading))
+        self._send(Sync(full), partial(self._readied, reading))
+        self._read(reading)
+
+    def _readied(self, reading: Reading, _: Any, error: Exception | None) -> None:
+        if error is not None:
+            self._failed(reading, error)
+
+    def _read(self, reading: Reading) -> None:
+        for question in reading.ask(READS_OUT):
+            path = self._full(question.path)
+            if isinstance(question, GetNode):
+                self._send(GetData(path, None), partial(self._got, reading, question))
+            else:
+                self._send(GetChildren(path, None), partial(self._listed, reading, question))
+
+    def _got(self, reading: Reading, asked: GetNode, result: Any, error: Exception | None) -> None:
+        if not self._is_read(reading, error):
+            return
+        if error is not None:
+            reading.got(asked.path, None, False)
+        else:
+            data, stat = result
+            owner = session_name(stat.ephemeralOwner) if stat.ephemeralOwner else None
+            entry = Entry(asked.path, data, stat.version, owner)
+            reading.got(asked.path, entry, stat.numChildren > 0)
+        self._go_on(reading)
+
+    def _listed(
+        self, reading: Reading, asked: ListNode, result: Any, error: Exception | None
+    ) -> None:
+        if not self._is_read(reading, error):
+            return
+        names = None if error is not None else result
+        if names and self._full(asked.path) == "/":
+            names = [name for name in names if name != _OWN[1:]]
+        reading.listed(asked.path, names)
+        self._go_on(reading)
+
+    def _is_read(self, reading: Reading, error: Exception | None) -> bool:
+        """Whether this answer is one: a node that is not there is a fact as well."""
+        if error is not None and not isinstance(error, zk.NoNodeError):
+            self._failed(reading, error)
+        return self._load is not None and self._load[1] is reading
+
+    def _go_on(self, reading: Reading) -> None:
+        self._read(reading)
+        if reading.is_done and self._load is not None:
+            load, self._load = self._load[0], None
+            self._tell(Loaded(load.tag, reading.entries()))
+
+    def _failed(self, reading: Reading, error: Exception) -> None:
+        if self._load is None or self._load[1] is not reading or isinstance(error, _LOST):
+            return
+        load, self._load = self._load[0], None
+        if isinstance(error, _REFUSED):
+            self._tell(Failed(load.tag, self._error(error, load.root)))
+        else:
+            self._queue.appendleft(load)  # The server had no time, or the like: once more.
+
+
+def _version(op: Op, outcome: Any) -> int:
+    match op:
+        case Create():
+            return 0
+        case Put():
+            return int(outcome.version)
+        case Delete():
+            return -1
+        case Check():
+            return op.version
+        case _:
+            assert_never(op)

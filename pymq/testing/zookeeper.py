@@ -1,0 +1,213 @@
+"""A real ZooKeeper on this machine, out of the jars that come with pyspark; it needs Java 17.
+
+One server, or an ensemble of several, on free ports of 127.0.0.1, with sessions as short as tests
+want them. Nothing is kept when a machine loses power (``forceSync=no``): it is for tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from pymq.errors import MissingExtra, PymqError
+
+__all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
+
+START_S = 30.0  # a busy machine takes its time; 0.3 s for one server and 1.5 s for three is usual
+TICK_MS = 200  # of the servers; sessions last two to twenty ticks, if not told otherwise
+
+# All that a server without TLS loads: 4 of pyspark's 490 MB, and a third of the time to start.
+_JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
+_STANDALONE = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_MEMBER = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+
+class DidNotStart(PymqError):
+    """A server ended, or did not serve in time; the message holds the end of its log."""
+
+    code = "ZOOKEEPER_DID_NOT_START"
+
+
+def find_jars() -> list[Path]:
+    """The jars of a ZooKeeper server. Raises :class:`MissingExtra`, which says what to install."""
+    if shutil.which("java") is None:
+        raise MissingExtra("there is no java: a real ZooKeeper needs Java 17 (openjdk-17-jre)")
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise MissingExtra("ZooKeeper's jars come with pyspark: pip install 'pymq-log[spark]'")
+    folder = Path(found.origin).parent / "jars"
+    jars = [jar for name in _JARS for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
+    if len(jars) != len(_JARS):
+        raise MissingExtra(f"{folder} holds only {[jar.name for jar in jars]} of ZooKeeper's jars")
+    return jars
+
+
+class ZooKeeperServer:
+    """One server process; it keeps its data and its port when it is started again."""
+
+    def __init__(self, folder: Path, port: int, config: Sequence[str], java: Sequence[str]) -> None:
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.folder = folder
+        self._java = java
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True)
+        lines = [*config, f"dataDir={folder / 'data'}", f"clientPort={port}"]
+        (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; does not wait until it serves."""
+        assert not self.is_running, f"{self.address} runs already"
+        with (self.folder / "log").open("ab") as log:
+            command = [*self._java, str(self.folder / "zoo.cfg")]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+            )
+
+    def mode(self) -> str | None:
+        """What it is: standalone, leader or follower; None while it does not serve."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                connection.sendall(b"srvr")
+                answer = b""
+                while got := connection.recv(4096):
+                    answer += got
+        except OSError:
+            return None
+        for line in answer.decode(errors="replace").splitlines():
+            if line.startswith("Mode: "):
+                return line.removeprefix("Mode: ").strip()
+        return None
+
+    def check(self) -> None:
+        """Raise :class:`DidNotStart` if the process has ended."""
+        if not self.is_running:
+            raise DidNotStart(f"ZooKeeper at {self.address} ended: {self.log()[-2_000:]}")
+
+    def log(self) -> str:
+        """What the process has printed."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Kill the process, as ``kill -9`` does, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Stop the process in the middle of whatever it does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a stopped process go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+class ZooKeeper:
+    """*count* servers below *folder*: one alone, or an ensemble. Use it in a ``with`` block.
+
+    *java* are more options for each server's Java, such as ``-Djute.maxbuffer=65536``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        count: int = 1,
+        *,
+        tick_ms: int = TICK_MS,
+        java: Sequence[str] = (),
+    ) -> None:
+        command = [
+            *("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m"),
+            *("-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.forceSync=no", *java),
+            *("-cp", os.pathsep.join(map(str, find_jars()))),
+            _STANDALONE if count == 1 else _MEMBER,
+        ]
+        ports = _free_ports(3 * count)
+        config = [
+            *(f"tickTime={tick_ms}", "clientPortAddress=127.0.0.1", "admin.enableServer=false"),
+            *("4lw.commands.whitelist=srvr", "maxClientCnxns=0", "initLimit=20", "syncLimit=10"),
+        ]
+        if count > 1:
+            config += [
+                f"server.{n + 1}=127.0.0.1:{ports[count + n]}:{ports[2 * count + n]}"
+                for n in range(count)
+            ]
+        self.servers: list[ZooKeeperServer] = []
+        for n in range(count):
+            folder_n = Path(folder) / f"zookeeper-{n + 1}"
+            self.servers.append(ZooKeeperServer(folder_n, ports[n], config, command))
+            (folder_n / "data").mkdir()
+            (folder_n / "data" / "myid").write_text(f"{n + 1}\n")
+
+    @property
+    def hosts(self) -> str:
+        """The servers' addresses, as in ``zookeeper://HOSTS/root``."""
+        return ",".join(server.address for server in self.servers)
+
+    def __enter__(self) -> ZooKeeper:
+        try:
+            for server in self.servers:
+                server.start()
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def wait(self, timeout_s: float = START_S) -> None:
+        """Wait until every server that runs also serves."""
+        end = time.monotonic() + timeout_s
+        for server in self.servers:
+            while server.is_running and server.mode() is None:
+                if time.monotonic() > end:
+                    raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
+                time.sleep(0.02)
+        if not any(server.is_running for server in self.servers):
+            self.servers[0].check()
+
+    def leader(self) -> ZooKeeperServer:
+        """The server that leads. Raises :class:`DidNotStart` if none does."""
+        for server in self.servers:
+            if server.mode() in ("leader", "standalone"):
+                return server
+        raise DidNotStart("no server of the ensemble leads")
+
+    def close(self) -> None:
+        """Kill all servers."""
+        for server in self.servers:
+            server.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,31 @@
+"""A real ZooKeeper for the tests that need one, started once for all tests of a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pymq.errors import MissingExtra
+from pymq.testing.zookeeper import ZooKeeper, find_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def needs_zookeeper() -> None:
+    """Skip, and say so, where a ZooKeeper cannot be started."""
+    try:
+        find_jars()
+    except MissingExtra as missing:
+        pytest.skip(f"no real ZooKeeper here: {missing}")
+
+
+@pytest.fixture(scope="session")
+def zookeeper(
+    needs_zookeeper: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ZooKeeper]:
+    """One server for tests that do not stop it; each uses a root of its own."""
+    with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
+        yield running
