@@ -70,6 +70,11 @@ class BlockId(NamedTuple):
         return f"{self.topic_id}/{self.partition}/{self.number}"
 
 
+def is_internal(topic: str) -> bool:
+    """Whether a topic is pymq's own."""
+    return topic.startswith(INTERNAL_PREFIX)
+
+
 def check_name(name: object, what: str = "name") -> str:
     """Return *name* if it may name a topic, a partition, a group or a broker.
 

@@ -19,7 +19,7 @@ from pymq.core.metadata import (
     PartitionState,
     TopicDescription,
 )
-from pymq.core.types import TopicPartition
+from pymq.core.types import TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
 from pymq.node import takeover
@@ -27,7 +27,6 @@ from pymq.node.commits import Commits, Send
 from pymq.node.image import Image
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
-from pymq.node.plans import is_internal
 
 NEVER = 1 << 62
 DESCRIBE_WAIT_MS = 2_000

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from pymq.core.metadata import BlockNode, Wanted
-from pymq.core.types import TopicPartition
+from pymq.core.types import TopicPartition, is_internal
 from pymq.hash.place import load_cost, place, ring_of
 from pymq.node.image import Image
 from pymq.node.membership import Members
@@ -71,7 +71,8 @@ def succeed(
     """The replicas of the block after the open one: who can stay stays, the dead are replaced.
 
     Fewer than are wanted only when fewer are alive; never none, as long as anybody is. When some
-    have to go, *holders* stay.
+    have to go, *holders* stay. One may go although it could stay, if another broker has much less
+    to carry: a new block has no data to move, and so a broker that was added gets its share.
     """
     found = image.partition(*name)
     brokers = usable(image, live)
@@ -84,9 +85,39 @@ def succeed(
     if not brokers:
         return tuple(broker for broker in stay if broker in live)[:count]
     count = min(count, len(brokers))
-    if len(keep) >= count:
+    load = Load(image, brokers)
+    if len(keep) < count:
+        return choose(image, brokers, load, name, count, keep)
+    if wanted.replicas is not None:
         return keep[:count]
-    return choose(image, brokers, Load(image, brokers), name, count, keep)
+    return _relieved(image, load, name, keep[:count])
+
+
+def _relieved(
+    image: Image, load: Load, name: TopicPartition, keep: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The same replicas, but for one that carries a good deal more than a broker outside of them.
+
+    Who leads goes on, unless it is the only one. A partition of the groups' offsets stays where
+    the groups are.
+    """
+    leader = image.partition(*name).open_block.leader
+    movable = [broker for broker in keep if broker != leader or len(keep) == 1]
+    idle = [broker for broker in load.hosting if broker not in keep]
+    if not movable or not idle or is_internal(name.topic):
+        return keep
+    nodes, hosting = image.brokers, load.hosting
+    busiest = max(movable, key=lambda broker: (hosting[broker] / nodes[broker].weight, broker))
+    # As far apart as before: on the same rack, or on one that has no other replica.
+    racks = {nodes[broker].rack for broker in keep if broker != busiest}
+    fit = [b for b in idle if nodes[b].rack == nodes[busiest].rack or nodes[b].rack not in racks]
+    if not fit:
+        return keep
+    laziest = min(fit, key=lambda broker: ((hosting[broker] + 1) / nodes[broker].weight, broker))
+    gain = hosting[busiest] / nodes[busiest].weight - (hosting[laziest] + 1) / nodes[laziest].weight
+    if gain <= 0:
+        return keep
+    return tuple(laziest if broker == busiest else broker for broker in keep)
 
 
 def is_manned(image: Image, members: Members, name: TopicPartition) -> bool:

@@ -14,7 +14,7 @@ from pymq.coord import paths
 from pymq.core.config import TopicConfig
 from pymq.core.message import AlterTopic, CreatePartition, CreateTopic, Subscribe
 from pymq.core.metadata import DeletedNode, ProducerNode, SubscriptionNode, TopicNode
-from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC, AckMode, TopicPartition, check_name
+from pymq.core.types import OFFSETS_TOPIC, AckMode, TopicPartition, check_name, is_internal
 from pymq.errors import InvalidRequest, PartitionExists, TopicExists
 from pymq.node import blocks
 from pymq.node.image import Draft, TopicImage
@@ -146,11 +146,6 @@ def alter_topic(draft: Draft, m: AlterTopic) -> None:
     config = node.config.altered(m.config)
     if config != node.config:
         draft.put(paths.topic(m.name), attrs.evolve(node, config=config, version=node.version + 1))
-
-
-def is_internal(topic: str) -> bool:
-    """Whether a topic is pymq's own."""
-    return topic.startswith(INTERNAL_PREFIX)
 
 
 def offsets_topic(id: int, partitions: int, replicas: int) -> CreateTopic:  # a field's name

@@ -13,13 +13,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import NoReturn
 
 from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.config import TopicConfig
 from pymq.core.marks import counting
-from pymq.core.types import AckMode, BlockId
+from pymq.core.types import AckMode, BlockId, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import (
     InvalidRequest,
@@ -30,6 +31,7 @@ from pymq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from pymq.node import takeover
 from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster, NotReached
@@ -208,6 +210,7 @@ class Run:
             self.cluster.clients["boss"].die()
             self.boss = self._app("boss", {})
         self._until(self.cluster.is_ready, "zkserver-comes-back")
+        self._recover()
         self._until(lambda: self.history.pending == 0, "sends-are-answered")
         assert self.boss is not None
         first = len(self.history.sent)
@@ -224,6 +227,28 @@ class Run:
         self._until(self._is_read, "readers-reach-the-end")
         self._until(self._is_processed, "groups-reach-the-end")
         self._until(self._is_converged, "replicas-converge")
+
+    def _recover(self) -> None:
+        """Do what an administrator does about a block whose only replica has lost its disk.
+
+        A fault is kept from replacing a disk whose records nobody else has, but not a block from
+        being put on a disk that is gone already.
+        """
+        if all(step[1] != "wipe" for step in self.plan.faults):
+            return
+        for name in self._partitions():
+            if self._has_lost_its_only_disk(TopicPartition(*name)):
+                what = partial(msg.RecoverPartition, topic=name[0], partition=name[1])
+                assert self.boss is not None
+                self.boss.admin(f"recover {name}", what)
+
+    def _has_lost_its_only_disk(self, name: TopicPartition) -> bool:
+        hosts = self.cluster.zkservers.values()
+        (active,) = (h.controller for h in hosts if h.controller and h.controller.is_active)
+        found = active.image.find(name)
+        if found is None or len(found.open_block.replicas) != 1:
+            return False
+        return not takeover.survivors(active.image, found.open_block)
 
     def _has_zkserver(self) -> bool:
         hosts = self.cluster.zkservers.values()

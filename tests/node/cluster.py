@@ -153,6 +153,7 @@ class Cluster:
         self.config = {"session_ms": SESSION_MS, **config}
         self.zks: dict[str, Zk] = {}
         self.brokers: dict[str, Broker] = {}
+        self.wanted: tuple[str, ...] = ()  # what a test has in mind
         self.answers: dict[int, Answer] = {}
         self.refusals: list[tuple[str, Answer]] = []  # what brokers were answered
         self.dropped: Callable[[str, str, Message], bool] = lambda source, peer, message: False

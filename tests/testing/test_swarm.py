@@ -38,7 +38,7 @@ def test_nothing_is_broken_among_several(seed: int, profile: str) -> None:
 
 
 # Disks were replaced, and partitions did not come back although their records were still there.
-WIPED = [(0, 5), (0, 6), (4, 6), (18, 6), (64, 6), (107, 6)]
+WIPED = [(0, 5), (0, 6), (4, 6), (18, 6), (64, 6), (107, 6), (213, 6)]
 
 
 @pytest.mark.parametrize(("seed", "seconds"), WIPED)
