@@ -37,12 +37,14 @@ from pymq.embedded import open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio
+    from pymq.deployed.nodes import Broker, ZkServer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AckMode",
     "BlockDescription",
+    "Broker",
     "Client",
     "ClusterDescription",
     "Consumer",
@@ -59,6 +61,7 @@ __all__ = [
     "TopicConfig",
     "TopicDescription",
     "TopicPartition",
+    "ZkServer",
     "aio",
     "errors",
     "open",
@@ -76,6 +79,7 @@ def open(url: str | os.PathLike[str]) -> Client:
         ConfigError: the URL is none of these.
         StoreLocked: another process has the folder open.
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
+        MissingExtra: pyzmq is not installed.
     """
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
@@ -86,14 +90,20 @@ def open(url: str | os.PathLike[str]) -> Client:
         scheme, _, rest = text.partition("://")
         if scheme == "file":
             return open_folder(rest)
+        if scheme in ("zmq+tcp", "zmq+ipc"):
+            from pymq.deployed.remote import open_cluster  # only now: most need no network
+
+            return open_cluster(text)
         raise errors.ConfigError(
-            f"{scheme}:// is not known to this version; use a folder or 'memory:'"
+            f"{scheme}:// is not known; use a folder, 'memory:' or zmq+tcp://HOST:PORT"
         )
     return open_folder(text)
 
 
 def __getattr__(name: str) -> Any:
-    # asyncio takes long to load, and most do without (PEP 562).
+    # asyncio takes long to load, and most do without, as without servers (PEP 562).
     if name == "aio":
         return import_module("pymq.aio")
+    if name in ("Broker", "ZkServer"):
+        return getattr(import_module("pymq.deployed.nodes"), name)
     raise AttributeError(f"module 'pymq' has no attribute {name!r}")

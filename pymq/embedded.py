@@ -103,10 +103,9 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
         finally:
             backend.close()
             store.close()
-            _open_clients.discard(client)
 
     client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
-    _open_clients.add(client)
+    keep(client)
     return client
 
 
@@ -116,6 +115,11 @@ def _clock() -> int:
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def keep(client: Client) -> None:
+    """Close *client* at the end of the process, unless somebody has done so before."""
+    _open_clients.add(client)
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()

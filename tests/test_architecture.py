@@ -38,7 +38,13 @@ LAYERS = (
     ("errors",),
 )
 # The front doors join node and client into one object for the user, so they stand above both.
-MODULES = {"__init__": "root", "embedded": "root", "aio": "root", "__main__": "cli"}
+MODULES = {
+    "__init__": "root",
+    "embedded": "root",
+    "aio": "root",
+    "deployed": "root",
+    "__main__": "cli",
+}
 DEPTH = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
 
 PURE = ("errors", "core", "hash", "replication")

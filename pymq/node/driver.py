@@ -32,6 +32,16 @@ class Waitable(Protocol):
     waiters: list[threading.Lock] | None  # released once it is done
 
 
+class Wake(Protocol):
+    """How the background thread sleeps; an ``Event`` is one."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float | None) -> bool: ...
+
+
 def _is_done(what: Waitable) -> bool:
     # Another thread may finish it at any moment, which a type checker cannot know.
     return what.is_done
@@ -44,7 +54,7 @@ class Driver:
         self.loop = loop
         self.problem: BaseException | None = None  # why the loop stopped, if it did
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._wake: Wake = threading.Event()
         self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
         self._queueing: deque[None] = deque()  # one for each thread that waits for the lock
         self._sleepers: dict[threading.Lock, None] = {}
@@ -235,16 +245,19 @@ class Driver:
 
     def _run(self, is_enough: Callable[[], bool] | None) -> None:
         try:
-            if self._errands:
-                for _ in range(len(self._errands)):  # What these leave comes after the turns below.
-                    self._errands.popleft()(self.loop)
-            self.loop.run(is_enough or self._has_queue)
+            self._turns(is_enough or self._has_queue)
         except BaseException as error:
             # A machine broke one of its own rules, or was interrupted in the middle of a step:
             # nothing that it says can be trusted any more.
             self.problem = error
             self._wake_all()
             raise
+
+    def _turns(self, is_enough: Callable[[], bool]) -> None:
+        if self._errands:
+            for _ in range(len(self._errands)):  # What these leave comes after the turns below.
+                self._errands.popleft()(self.loop)
+        self.loop.run(is_enough)
 
     def _has_queue(self) -> bool:
         return bool(self._queueing)
@@ -284,7 +297,7 @@ class Driver:
             with self._lock:
                 if self._closed():
                     return
-                had_work = bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
+                had_work = self._has_work()
                 try:
                     self._run(None)
                 except BaseException:  # kept in ``problem``, raised to the next caller
@@ -303,6 +316,10 @@ class Driver:
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
             self._is_hot = False
+
+    def _has_work(self) -> bool:
+        loop = self.loop
+        return bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
 
     def _closed(self) -> bool:
         return self._is_closed

@@ -8,7 +8,7 @@ anything, and nothing outside of here touches store, coordinator or transport.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
@@ -85,12 +85,19 @@ Far = Callable[[str, str, Message], None]  # (for whom, from whom, what)
 class Loop:
     """Drives the machines of one process; one thread at a time may call it.
 
-    Messages for machines that are not here go to *far*; without one they are dropped.
+    Messages for machines that are not here go to *far*; without one they are dropped. *flush* is
+    called when what went there is to leave: before the disk makes us wait, and after each turn.
     """
 
-    def __init__(self, clock: Callable[[], int], far: Far | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        far: Far | None = None,
+        flush: Callable[[], None] | None = None,
+    ) -> None:
         self.clock = clock
         self._far = far
+        self._flush = flush
         self.machines: dict[str, Machine] = {}
         self.jobs: deque[Compact] = deque()  # long work, for whoever has the time
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
@@ -136,6 +143,10 @@ class Loop:
     def deliver(self, peer: str, source: str, message: Message) -> None:
         """Take in a message from another process for machine *peer*."""
         self._inbox.append((peer, source, message))
+
+    def take(self, arrivals: Iterable[tuple[str, str, Message]]) -> None:
+        """Take in messages from other processes: (for whom, from whom, what)."""
+        self._inbox.extend(arrivals)
 
     @property
     def has_work(self) -> bool:
@@ -204,6 +215,8 @@ class Loop:
         for name, _, ready in work:
             self._post(name, ready.send)
             writes += ready.write
+        if writes and self._flush is not None:
+            self._flush()  # Followers are to write while our own disk does.
         failed = self._write(writes, now) if writes else False
         for name, machine, ready in work:
             self._finish(name, machine, ready, failed, now)
@@ -216,6 +229,8 @@ class Loop:
                 failed = self._write(more.write, now) if more.write else False
                 self._finish(name, machine, more, failed, now)
                 self._dirty[name] = None
+        if self._flush is not None:
+            self._flush()
 
     def _finish(self, name: str, machine: Machine, ready: Ready, failed: bool, now: int) -> None:
         if ready.after and not failed:

@@ -59,7 +59,7 @@ class ZooKeeperServer:
         self.folder = folder
         self._java = java
         self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lines = [*config, f"dataDir={folder / 'data'}", f"clientPort={port}"]
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
 
@@ -152,7 +152,7 @@ class ZooKeeper:
         for n in range(count):
             folder_n = Path(folder) / f"zookeeper-{n + 1}"
             self.servers.append(ZooKeeperServer(folder_n, ports[n], config, command))
-            (folder_n / "data").mkdir()
+            (folder_n / "data").mkdir(exist_ok=True)
             (folder_n / "data" / "myid").write_text(f"{n + 1}\n")
 
     @property

@@ -75,7 +75,10 @@ class Transport(Protocol):
         ...
 
     def flush(self) -> None:
-        """Let everything leave that can. Never waits."""
+        """Let everything leave that can. Never waits.
+
+        What cannot yet leaves at a later flush or poll; ``fileno`` is readable when it is time.
+        """
         ...
 
     def poll(self) -> list[Arrival]:
@@ -86,7 +89,11 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; what was flushed may still leave, for a moment. May be repeated."""
+        """Let go of everything. May be repeated.
+
+        What was flushed still arrives where this node has connected to, if that goes quickly;
+        whoever has connected to this one may lose it.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Queues to test with: in memory and in a folder."""
+"""Queues to test with: in memory, in a folder, and of a broker elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import pymq
+from tests.client.helpers import opened
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "zmq"])
 def mq(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pymq.Client]:
-    url = "memory:" if request.param == "memory" else tmp_path / "data"
-    with pymq.open(url) as opened:
-        yield opened
+    with opened(request.param, tmp_path / "data") as client:
+        yield client

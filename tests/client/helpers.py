@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pymq
 
 WAIT_S = 10.0  # how long anything may take on a busy machine
+
+
+@contextmanager
+def opened(kind: str, folder: Path) -> Iterator[pymq.Client]:
+    """A queue: of this process, ``memory`` or ``folder``, or over sockets, ``zmq``."""
+    if kind != "zmq":
+        with pymq.open("memory:" if kind == "memory" else folder) as client:
+            yield client
+        return
+    # A zkserver makes the topic that groups are kept on once every broker has had its time to come.
+    with pymq.ZkServer(offsets_partitions=1, session_ms=800).start() as zkserver:
+        broker = pymq.Broker("broker-0", zkservers=[zkserver.endpoint], data=folder)
+        with broker.start(), pymq.open("zmq+" + zkserver.endpoint) as client:
+            yield client
 
 
 def produce(

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import pymq
+from tests.client.helpers import opened
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "zmq"])
 def mq(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pymq.Client]:
-    with pymq.open("memory:" if request.param == "memory" else tmp_path) as client:
+    with opened(request.param, tmp_path) as client:
         client.create_topic("t", partitions=4)
         yield client
 

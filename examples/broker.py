@@ -1,0 +1,42 @@
+"""A broker over ZeroMQ: keeps the records of partitions and serves them.
+
+python examples/broker.py --name broker-0 --listen tcp://127.0.0.1:7774 \\
+    --zkserver tcp://127.0.0.1:7878 --data data/broker-0
+"""
+
+import argparse
+import sys
+
+import pymq
+from pymq.deployed.service import endpoints, parse, serve
+
+
+def main() -> int:
+    """Read the command line and be a broker until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--name", required=True, help="the broker's own, for ever")
+    parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")
+    parser.add_argument("--advertise", help="where others reach it, if not at --listen")
+    parser.add_argument(
+        "--zkserver", required=True, type=endpoints, help="tcp://HOST:PORT, several with commas"
+    )
+    parser.add_argument("--data", required=True, help="its folder, or memory:")
+    parser.add_argument("--rack", help="brokers of one rack fail together")
+    args = parse(parser)
+    try:
+        node = pymq.Broker(
+            args.name,
+            listen=args.listen,
+            advertise=args.advertise,
+            zkservers=args.zkserver,
+            data=args.data,
+            rack=args.rack,
+        )
+    except pymq.errors.PymqError as error:
+        print(f"broker: {error}", file=sys.stderr)
+        return 1
+    return serve(node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

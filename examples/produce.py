@@ -1,0 +1,42 @@
+"""Send the flights that left New York in 2013 to a cluster: each is safe on a majority of brokers.
+
+python examples/produce.py --url zmq+tcp://127.0.0.1:7878
+"""
+
+import argparse
+import time
+
+import pymq
+from pymq.cli.flights import data_folder, read_flights
+
+
+def main() -> None:
+    """Make the topic if it is not there, send, and say how long it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"
+    )
+    parser.add_argument("--topic", default="flights")
+    parser.add_argument("--acks", default="raft", help="raft (-1), leader (1) or none (0)")
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--partitions", type=int, default=3)
+    parser.add_argument("--limit", type=int, help="no more than so many")
+    args = parser.parse_args()
+
+    with pymq.open(args.url) as mq:
+        mq.create_topic(
+            args.topic, args.partitions, args.replicas, args.acks, exist_ok=True, fsync="always"
+        )
+        flights = read_flights(data_folder())[: args.limit]
+        began = time.perf_counter()
+        with mq.producer() as producer:
+            for flight in flights:  # All flights of an aircraft stay in their order.
+                key = flight.tail.encode() if flight.tail else None
+                producer.send(args.topic, flight.to_json(), key=key)
+        # Leaving the block has waited for every answer; what had failed would have been raised.
+        seconds = time.perf_counter() - began
+    print(f"sent {len(flights)} flights in {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""A zkserver over ZeroMQ: keeps the metadata, decides who leads what. Several share a coordinator.
+
+python examples/zkserver.py --listen tcp://127.0.0.1:7878 --coordinator sqlite:zkserver.db
+"""
+
+import argparse
+import sys
+
+import pymq
+from pymq.deployed.service import parse, serve
+
+
+def main() -> int:
+    """Read the command line and be a zkserver until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")
+    parser.add_argument("--advertise", help="where others reach it, if not at --listen")
+    parser.add_argument(
+        "--coordinator",
+        default="memory:",
+        help="memory:, sqlite:PATH or zookeeper://HOSTS/ROOT (%(default)s)",
+    )
+    parser.add_argument(
+        "--session-ms",
+        type=int,
+        default=2_000,
+        help="a broker that is silent for longer is dead (%(default)s)",
+    )
+    args = parse(parser)
+    try:
+        node = pymq.ZkServer(
+            listen=args.listen,
+            advertise=args.advertise,
+            coordinator=args.coordinator,
+            session_ms=args.session_ms,
+        )
+    except pymq.errors.PymqError as error:
+        print(f"zkserver: {error}", file=sys.stderr)
+        return 1
+    return serve(node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

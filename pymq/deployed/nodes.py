@@ -1,0 +1,301 @@
+"""Brokers and zkservers of a cluster, put together from a transport, a store and a coordinator."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pymq import coord
+from pymq.coord.base import Coordinator
+from pymq.core.message import LeaderAndIsr
+from pymq.core.replicator import ReplicationConfig
+from pymq.core.types import check_name
+from pymq.deployed.clocks import monotonic_ms, wall_ms
+from pymq.deployed.directory import Directory
+from pymq.deployed.identity import fresh_identity, next_identity
+from pymq.errors import PymqError
+from pymq.hash.assign import assignor
+from pymq.node import broker as machine
+from pymq.node.controller import Controller, ControllerConfig
+from pymq.node.loop import Loop
+from pymq.node.registration import BrokerConfig
+from pymq.node.runner import Runner
+from pymq.replication.factory import replicator
+from pymq.store.base import BlockStore
+from pymq.store.file import FileStore
+from pymq.store.memory import MemoryStore
+from pymq.transport.base import Arrival, Transport
+
+HEARTBEAT_MS = 300  # of brokers
+SESSION_MS = 2_000  # a broker that is silent for longer is dead
+DRAIN_S = 2.0  # what a node has left to say when it is stopped
+
+
+class Node:
+    """What brokers and zkservers have in common: a life.
+
+    ``run`` turns the node in this thread until ``stop``; ``start`` does it in a thread of its own.
+    ``close`` ends it in either case, and so does leaving the ``with`` block.
+    """
+
+    def __init__(self, transport: Transport, loop: Loop) -> None:
+        self.transport = transport
+        self.loop = loop
+        self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's own thread
+        self._runner = Runner(loop, transport, self._note)
+        self._thread: threading.Thread | None = None
+        self._is_ready = threading.Event()
+        self._problem: BaseException | None = None
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.transport.node
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is reached."""
+        return self.transport.endpoint
+
+    def run(self) -> None:
+        """Turn the node in this thread until :meth:`stop`, then let go of everything.
+
+        Raises:
+            PymqError: whatever keeps it from going on.
+        """
+        try:
+            self._runner.run()
+            self._drain()
+        finally:
+            self.close()
+
+    def start(self, timeout: float | None = 30.0) -> Self:
+        """Turn the node in a thread of its own; returns when it is ready, or after *timeout*.
+
+        Raises:
+            PymqError: it has ended before.
+        """
+        self._thread = threading.Thread(target=self._run, name=f"pymq-{self.name}", daemon=True)
+        self._thread.start()
+        self._is_ready.wait(timeout)
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # raised again by whoever started it
+            self._problem = error
+        finally:
+            self._is_ready.set()
+
+    def stop(self) -> None:
+        """Let the node end in order; any thread may call this, and a signal's handler."""
+        self._runner.stop()
+
+    def close(self) -> None:
+        """End it and let go of everything; may be repeated."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self.stop()
+            thread.join()
+            return
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self._let_go()
+            finally:
+                self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _note(self, arrivals: Sequence[Arrival]) -> None:
+        """See what arrives before the machines do."""
+
+    def _ready(self) -> None:
+        if not self._is_ready.is_set():
+            self._is_ready.set()
+            self.on_ready()
+
+    def _drain(self) -> None:
+        """Say and write what is left to be said and written."""
+        self.loop.run()
+        self.transport.flush()
+
+    def _let_go(self) -> None:
+        """Close what the node has opened."""
+
+
+class Broker(Node):
+    """A broker: it keeps the blocks of partitions and serves them.
+
+    Args:
+        name: the broker's own, for ever; its blocks belong to it.
+        zkservers: their endpoints.
+        data: a folder, which is made when absent, or ``"memory:"``.
+        listen: where clients and other brokers are to reach it, as ``"tcp://0.0.0.0:7774"``; port 0
+            takes a free one.
+        advertise: how they reach it, where that is something else.
+        rack: brokers of one rack fail together; replicas go to different ones.
+        weight: how much of the load it takes, compared with others.
+        transport, store: parts of one's own, instead of ``listen`` and ``data``.
+        heartbeat_ms: how often it says that it is alive.
+
+    Raises:
+        ConfigError, StoreError, StoreLocked: as they say.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        zkservers: Sequence[str],
+        data: str | os.PathLike[str] = "memory:",
+        listen: str = "tcp://127.0.0.1:0",
+        advertise: str | None = None,
+        rack: str | None = None,
+        weight: int = 1,
+        transport: Transport | None = None,
+        store: BlockStore | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        replication: ReplicationConfig | None = None,
+    ) -> None:
+        check_name(name, "broker name")
+        is_kept = store is None and os.fspath(data) != "memory:"
+        self.store = store or (FileStore(os.fspath(data)) if is_kept else MemoryStore())
+        made: Transport | None = None
+        try:
+            folder = Path(data)
+            identity = next_identity(folder, name) if is_kept else fresh_identity(name)
+            made = transport or _zmq(name, listen, advertise)
+            loop = Loop(monotonic_ms, made.send, made.flush)
+            now = monotonic_ms()
+            self.machine = machine.Broker(
+                BrokerConfig(
+                    name,
+                    tuple(zkservers),
+                    endpoint=made.endpoint,
+                    rack=rack,
+                    weight=weight,
+                    storage_id=identity.storage_id,
+                    incarnation=identity.incarnation,
+                    heartbeat_ms=heartbeat_ms,
+                    wall_offset_ms=wall_ms() - now,
+                    replication=replication or ReplicationConfig(),
+                ),
+                replicator,
+                assignor,
+                random.Random(),
+                self.store.blocks(),
+                self.store.unsealed(),
+                now,
+            )
+            self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
+            if hasattr(made, "on_stranger"):
+                made.on_stranger = self._directory.stranger
+            super().__init__(made, loop)
+            loop.add_broker(name, self.machine, self.store)
+            loop.add(self._directory.name, self._directory)
+        except BaseException:
+            if made is not None:
+                made.close()
+            self.store.close()
+            raise
+
+    def _note(self, arrivals: Sequence[Arrival]) -> None:
+        self._directory.note(arrivals)
+        if not self._is_ready.is_set() and any(type(m) is LeaderAndIsr for _, _, m in arrivals):
+            self._ready()  # A zkserver has said what is to be hosted here.
+
+    def _drain(self) -> None:
+        self.machine.shut_down(monotonic_ms())
+        self.loop.touch(self.name)
+        super()._drain()
+
+    def _let_go(self) -> None:
+        self.store.close()
+
+
+class ZkServer(Node):
+    """A zkserver: it keeps the metadata and decides who leads what; one of several is active.
+
+    Args:
+        listen: where it is to be reached; port 0 takes a free one.
+        coordinator: where it keeps what it knows: ``"memory:"``, ``"sqlite:PATH"``,
+            ``"zookeeper://hosts/root"``, or a backend of one's own.
+        name: its endpoint, if nothing else is said; then clients find the active one at once.
+        session_ms: a broker that is silent for longer is dead.
+
+    Raises:
+        ConfigError, StoreError, Disconnected: as they say.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: str = "tcp://127.0.0.1:0",
+        coordinator: str | Coordinator = "memory:",
+        advertise: str | None = None,
+        name: str | None = None,
+        transport: Transport | None = None,
+        session_ms: int = SESSION_MS,
+        offsets_partitions: int = 8,
+        offsets_replicas: int = 3,
+    ) -> None:
+        made = transport or _zmq(name, listen, advertise)
+        try:
+            loop = Loop(monotonic_ms, made.send, made.flush)
+            super().__init__(made, loop)
+            now = monotonic_ms()
+            config = ControllerConfig(
+                made.node,
+                endpoint=made.endpoint,
+                session_ms=session_ms,
+                offsets_partitions=offsets_partitions,
+                offsets_replicas=offsets_replicas,
+                wall_offset_ms=wall_ms() - now,
+            )
+            self.machine = Controller(config, lambda: os.urandom(16).hex(), now)
+            self._backend = (
+                coord.open(coordinator, wake=self._runner.wake)
+                if isinstance(coordinator, str)
+                else coordinator
+            )
+            loop.add_zkserver(made.node, self.machine, self._backend)
+        except BaseException:
+            made.close()
+            raise
+
+    def run(self) -> None:
+        """Turn the node in this thread until :meth:`stop`, then let go of everything."""
+        # It answers from now on, be it by saying who else is to be asked.
+        self._ready()
+        super().run()
+
+    def _let_go(self) -> None:
+        try:
+            self._backend.close()
+        except PymqError:
+            pass  # The session is gone already, or goes when its time is up.
+
+
+def _zmq(name: str | None, listen: str, advertise: str | None) -> Transport:
+    from pymq.transport.zeromq import ZmqTransport  # only now: it loads zmq
+
+    return ZmqTransport(name, listen=listen, advertise=advertise)

@@ -1,0 +1,104 @@
+"""A node as a process: options from the command line and a file, one line of log, signals.
+
+An option given on the command line counts before one in the file, whose names are the same without
+dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML is ``--zkserver tcp://10.0.0.1:7878``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pymq.deployed.nodes import Node
+from pymq.errors import ConfigError, PymqError
+
+log = logging.getLogger("pymq")
+
+
+class JsonLines(logging.Formatter):
+    """A line a message, for machines to read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, with ``--config FILE.toml`` for what is not on it.
+
+    What is wrong with either ends the process with status 2, as a wrong command line does.
+    """
+    parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
+    # An option that has to be there may be there in the file.
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = False
+    first, _ = parser.parse_known_args(argv)
+    if first.config is not None:
+        try:
+            options = tomllib.loads(Path(first.config).read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"{first.config}: {error}")
+        known = {action.dest for action in parser._actions} - {"help", "config"}
+        given = {name.replace("-", "_"): found for name, found in options.items()}
+        if unknown := sorted(set(given) - known):
+            parser.error(
+                f"{first.config}: unknown option {unknown[0]!r}; known are {sorted(known)}"
+            )
+        for name, found in given.items():
+            text = ",".join(map(str, found)) if isinstance(found, list) else found
+            parser.set_defaults(**{name: text})
+    args = parser.parse_args(argv)
+    missing = [action.option_strings[0] for action in required if not getattr(args, action.dest)]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    return args
+
+
+def serve(node: Node) -> int:
+    """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
+
+    It logs one line as JSON to stderr when it is ready, and one when it has ended.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid()}
+    node.on_ready = lambda: log.info("ready", extra={"fields": fields})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: node.stop())
+    try:
+        node.run()
+    except PymqError as error:
+        log.error("failed", extra={"fields": {**fields, "code": error.code, "why": str(error)}})
+        return 1
+    log.info("stopped", extra={"fields": fields})
+    return 0
+
+
+def endpoints(text: str) -> list[str]:
+    """Endpoints in a comma-separated list, as an argument's type."""
+    from pymq.deployed.remote import endpoints as parse_endpoints
+
+    try:
+        return parse_endpoints(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

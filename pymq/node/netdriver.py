@@ -1,0 +1,172 @@
+"""Who turns the loop of a client whose brokers are elsewhere: one of those who wait, as ever.
+
+The transport is used by whoever holds the driver's lock, so a record goes from the thread that
+sends it to the socket without a switch of threads, and an answer comes to the thread that waits for
+it. While nobody has anything to do, one thread waits at the transport's descriptor, without the
+lock: of those who sleep until something is done the first, or else the background thread. It keeps
+out of the way while the threads of the application turn the loop themselves, since each time that
+it woke up it would take the interpreter from them.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pymq.core.message import Message
+from pymq.node.driver import HOT_MS, Driver
+from pymq.node.loop import NEVER, Loop
+from pymq.transport.bell import Bell
+
+Arrivals = Sequence[tuple[str, str, Message]]
+ROUNDS_MAX = 50  # of taking in and turning, in one go
+BLIND_MAX_MS = 500  # how long the background thread leaves watching to others, at most
+
+
+class Net(Protocol):
+    """What the driver needs of a transport; see :class:`pymq.transport.base.Transport`."""
+
+    def fileno(self) -> int: ...
+
+    def poll(self) -> Arrivals: ...
+
+    def flush(self) -> None: ...
+
+
+class NetDriver(Driver):
+    """Turns a loop whose messages come and go over *net*.
+
+    *note* sees all that arrives before the loop does.
+    """
+
+    def __init__(self, loop: Loop, net: Net, note: Callable[[Arrivals], None]) -> None:
+        super().__init__(loop)
+        self._net = net
+        self._note = note
+        self._has_more = False  # the transport may have more than it has given
+        self._turned_at = 0.0  # when a thread of the application turned the loop last
+        self._watching = threading.Lock()  # held by the sleeper who waits at the transport, ...
+        self._watcher: threading.Lock | None = None  # ... until this lock of his is released
+        self._bell = Bell()  # wakes him
+        self._both = select.poll()
+        self._both.register(self._bell.fileno(), select.POLLIN)
+        self._both.register(net.fileno(), select.POLLIN)
+        self._sleep = self._wake = _Sleep(self, net)
+
+    # --- turning --------------------------------------------------------------------------------
+
+    def _turns(self, is_enough: Callable[[], bool]) -> None:
+        net, loop = self._net, self.loop
+        if threading.current_thread() is not self._thread:
+            self._turned_at = time.monotonic()
+        for _ in range(ROUNDS_MAX):
+            arrivals = net.poll()
+            if arrivals:
+                self._note(arrivals)
+                loop.take(arrivals)
+            if self._has_work() or arrivals:
+                super()._turns(is_enough)
+            else:
+                # The last poll came after the last flush, so the descriptor tells of what is next.
+                self._has_more = False
+                return
+        self._has_more = True
+
+    def _has_work(self) -> bool:
+        return self._has_more or super()._has_work()
+
+    def _look_again(self) -> None:
+        watcher = self._watcher
+        if watcher is not None and not watcher.locked():
+            self._bell.ring()  # What he waits for was done by us.
+        if self._has_more:
+            self._wake.set()
+        super()._look_again()
+
+    def _wake_all(self) -> None:
+        super()._wake_all()
+        self._bell.ring()
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
+        """Sleep until *waiter*, which is taken, is released; returns whether it was in time."""
+        if not self._watching.acquire(blocking=False):
+            return super().sleep(waiter, timeout)
+        try:
+            self._sleepers[waiter] = None
+            self._watcher = waiter
+            in_time = self._watch(waiter, timeout)
+        finally:
+            self._watcher = None
+            self._sleepers.pop(waiter, None)
+            self._watching.release()
+            if self._sleepers:
+                self._wake.set()  # Somebody else still waits, and nobody watches.
+            else:
+                self._sleep.look_up()
+        self._check()
+        return in_time
+
+    def _watch(self, waiter: threading.Lock, timeout: float | None) -> bool:
+        loop, until = self.loop, None if timeout is None else time.monotonic() + timeout
+        while self.problem is None and not self._is_closed:
+            if waiter.acquire(blocking=False):
+                return True
+            left = NEVER if until is None else (until - time.monotonic()) * 1000
+            if left <= 0:
+                return False
+            due = min(left, loop.deadline - loop.clock())
+            for found, _ in self._both.poll(None if due >= NEVER // 2 else max(0.0, due) + 0.5):
+                if found == self._bell.fileno():
+                    self._bell.clear()
+            if waiter.locked():
+                with self:
+                    pass  # Leaving takes in what has come, and turns the loop.
+        return waiter.acquire(blocking=False)
+
+    def is_watched(self) -> bool:
+        """Whether threads of the application see to the network themselves."""
+        return self._watcher is not None or (time.monotonic() - self._turned_at) * 1000 < HOT_MS
+
+
+class _Sleep:
+    """How the background thread sleeps: at the transport too, unless others watch it."""
+
+    def __init__(self, driver: NetDriver, net: Net) -> None:
+        self._driver = driver
+        self._bell = Bell()
+        self._alone = select.poll()
+        self._alone.register(self._bell.fileno(), select.POLLIN)
+        self._both = select.poll()
+        self._both.register(self._bell.fileno(), select.POLLIN)
+        self._both.register(net.fileno(), select.POLLIN)
+        self._blind_ms = HOT_MS
+        self._blind_until = 0.0
+
+    def set(self) -> None:
+        self._bell.ring()
+
+    def clear(self) -> None:
+        self._bell.clear()
+
+    def wait(self, timeout: float | None) -> bool:
+        ms = NEVER if timeout is None else timeout * 1000
+        if not self._driver.is_watched():
+            self._blind_ms = HOT_MS
+            return bool(self._both.poll(None if ms >= NEVER else ms))
+        ms = min(ms, self._blind_ms)
+        self._blind_until = time.monotonic() + ms / 1000
+        self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)
+        found = self._alone.poll(ms)
+        self._blind_until = 0.0
+        return bool(found)
+
+    def look_up(self) -> None:
+        """Nobody watches any more: do not sleep for long without."""
+        if self._blind_until > time.monotonic() + HOT_MS / 1000:
+            self._blind_ms = HOT_MS
+            self._bell.ring()

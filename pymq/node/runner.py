@@ -1,0 +1,93 @@
+"""A node that has a thread for itself: it waits for messages, timers and what others leave."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+
+from pymq.node.loop import NEVER, Loop
+from pymq.node.netdriver import Arrivals, Net
+from pymq.transport.bell import Bell
+
+
+class Runner:
+    """Turns the loop of a broker or zkserver.
+
+    *note* sees all that arrives before the loop does.
+    """
+
+    def __init__(
+        self, loop: Loop, net: Net, note: Callable[[Arrivals], None] | None = None
+    ) -> None:
+        self.loop = loop
+        self._net = net
+        self._note = note
+        self._bell = Bell()
+        self._is_stopped = False
+        self._has_jobs = threading.Event()
+        self._worker: threading.Thread | None = None
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Turn the loop in this thread until :meth:`stop`, or until *until* holds."""
+        loop, net, clock = self.loop, self._net, self.loop.clock
+        waiting = select.poll()
+        waiting.register(self._bell.fileno(), select.POLLIN)
+        waiting.register(net.fileno(), select.POLLIN)
+        is_woken = True
+        try:
+            while not self._is_stopped and not (until is not None and until()):
+                arrivals = net.poll()
+                if arrivals:
+                    if self._note is not None:
+                        self._note(arrivals)
+                    loop.take(arrivals)
+                if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
+                    is_woken = False
+                    loop.run()
+                    if loop.jobs:
+                        self._begin_jobs()
+                    continue  # The poll after the last flush is the one that may be waited for.
+                due = loop.deadline
+                # A loop looks at its deadlines once a millisecond, even at those that are overdue.
+                ms = None if due >= NEVER else max(1, due - clock())
+                for found, _ in waiting.poll(ms):
+                    if found == self._bell.fileno():
+                        self._bell.clear()
+                        is_woken = True  # by the coordinator's backend, perhaps
+        finally:
+            self._is_stopped = True
+            self._has_jobs.set()
+            if self._worker is not None:
+                self._worker.join()
+
+    def wake(self) -> None:
+        """Have the loop turned, soon; any thread may call this, and a signal's handler."""
+        self._bell.ring()
+
+    def poke(self, name: str) -> None:
+        """Have machine *name* looked at, soon; any thread may call this."""
+        self.loop.poke(name)
+        self._bell.ring()
+
+    def stop(self) -> None:
+        """Let ``run`` come to its end; any thread may call this, and a signal's handler."""
+        self._is_stopped = True
+        self._bell.ring()
+
+    def _begin_jobs(self) -> None:
+        if self._worker is None:
+            # What takes long has a thread of its own: nobody is to be kept waiting for it.
+            self._worker = threading.Thread(target=self._work, name="pymq-jobs", daemon=True)
+            self._worker.start()
+        self._has_jobs.set()
+
+    def _work(self) -> None:
+        while True:
+            self._has_jobs.wait()
+            self._has_jobs.clear()
+            while self.loop.jobs and not self._is_stopped:
+                self.loop.do_job()
+                self._bell.ring()
+            if self._is_stopped:
+                return

@@ -1,0 +1,131 @@
+"""The sockets of ZeroMQ as pymq wants them; each setting is here because its default does harm."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import TYPE_CHECKING
+
+from pymq.core.values import value
+from pymq.errors import ConfigError, MissingExtra
+from pymq.transport.wire import FRAME_BYTES_MAX
+
+try:
+    import zmq
+except ImportError as error:
+    raise MissingExtra("ZeroMQ is not installed: pip install 'pymq-log[zmq]'") from error
+
+if TYPE_CHECKING:
+    Socket = zmq.Socket[bytes]
+    Context = zmq.Context[zmq.Socket[bytes]]
+
+SCHEMES = ("tcp://", "ipc://")
+SOCKETS_MAX = 65_535
+BIND_S = 2.0  # a port that was just closed is free again after a moment
+
+
+@value
+class Tuning:
+    """How connections are treated; times in milliseconds."""
+
+    heartbeat_ms: int = 1_000  # without any, a peer that hangs is never noticed
+    heartbeat_timeout_ms: int = 3_000
+    handshake_ms: int = 3_000  # then whoever connects and says nothing is let go
+    reconnect_ms: int = 20  # the first time, then twice as long, up to ...
+    reconnect_max_ms: int = 1_000
+    packets: int = 64  # that libzmq holds for a peer, each way; more wait with us, by bytes
+    linger_ms: int = 500  # that what was flushed has to leave when a transport is closed
+    waiting_bytes: int = 64 << 20  # that wait for a peer; what is beyond is lost
+    waiting_ms: int = 1_000  # for how long something waits for a peer that cannot be reached
+
+
+def make_context() -> Context:
+    """A context of one's own: the shared one may be somebody else's to close."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+    return context
+
+
+def make_router(context: Context, endpoint: str, tuning: Tuning) -> tuple[Socket, str]:
+    """A bound ROUTER, and where it is bound: port 0 takes a free one.
+
+    Raises:
+        ConfigError: nothing can be bound there.
+    """
+    check_endpoint(endpoint)
+    socket = context.socket(zmq.ROUTER)
+    _set(socket, endpoint, tuning)
+    # What cannot be sent is an error and not silently lost. A peer that has lost its connection and
+    # comes back takes the place of what is left of the old one; that nobody else can do so rests on
+    # the random part of routing ids.
+    socket.set(zmq.ROUTER_MANDATORY, 1)
+    socket.set(zmq.ROUTER_HANDOVER, 1)
+    socket.set(zmq.BACKLOG, 1024)
+    if endpoint.endswith(":0"):
+        endpoint = endpoint[:-1] + "*"
+    until = time.monotonic() + BIND_S
+    while True:
+        try:
+            socket.bind(endpoint)
+            bound = socket.get(zmq.LAST_ENDPOINT)
+            assert isinstance(bound, bytes)
+            return socket, bound.decode().rstrip("\0")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                socket.close(0)
+                raise ConfigError(f"cannot listen at {endpoint}: {error}") from error
+            time.sleep(0.05)
+
+
+def make_dealer(context: Context, endpoint: str, identity: bytes, tuning: Tuning) -> Socket:
+    """A DEALER on its way to *endpoint*."""
+    socket = context.socket(zmq.DEALER)
+    _set(socket, endpoint, tuning)
+    socket.set(zmq.ROUTING_ID, identity)
+    socket.set(zmq.IMMEDIATE, 1)  # so that what is not connected takes nothing
+    socket.set(zmq.RECONNECT_IVL, tuning.reconnect_ms)
+    socket.set(zmq.RECONNECT_IVL_MAX, tuning.reconnect_max_ms)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigError(f"cannot connect to {endpoint}: {error}") from error
+    return socket
+
+
+def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, tuning.packets)
+    socket.set(zmq.RCVHWM, tuning.packets)
+    socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    socket.set(zmq.HEARTBEAT_IVL, tuning.heartbeat_ms)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, tuning.heartbeat_timeout_ms)
+    socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
+    # Else addresses of version 4 look like those of version 6, in endpoints that people read.
+    socket.set(zmq.IPV6, int("[" in endpoint))
+
+
+def reachable(endpoint: str) -> str:
+    """Where others reach what is bound at *endpoint*: all interfaces are this host's name."""
+    for everywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
+        if endpoint.startswith(everywhere):
+            return f"tcp://{platform.node()}:{endpoint.removeprefix(everywhere)}"
+    return endpoint
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return *endpoint* if it is one.
+
+    Raises:
+        ConfigError: it is not; the message says what one looks like.
+    """
+    if not endpoint.startswith(SCHEMES) or endpoint in SCHEMES:
+        raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
+    return endpoint
+
+
+def descriptor(socket: Socket) -> int:
+    """What is readable when something has happened at a socket, until it is used next."""
+    found = socket.get(zmq.FD)
+    assert isinstance(found, int)
+    return found

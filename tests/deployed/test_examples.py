@@ -1,0 +1,67 @@
+"""From nothing to real data on three brokers, by the commands of the documentation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.deployed.processes import ROOT, environment, free_ports
+
+
+def run(script: str, *options: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / script), *options]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("coordinator", ["sqlite", "zookeeper"])
+def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
+    """One command starts it; two more send real data through raft and read all of it; it stops."""
+    # The two zkservers and the three brokers take ports from here on.
+    port = free_ports(1)[0] % 20_000 + 10_000
+    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
+    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
+    if coordinator == "sqlite":
+        command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("cluster is ready"):
+                break
+        count = 1 if coordinator == "sqlite" else 2
+        servers = ",".join(f"127.0.0.1:{port + i}" for i in range(count))
+        url = f"zmq+tcp://{servers}"
+        assert said[-1] == f"cluster is ready: {url}\n", said
+        rest = threading.Thread(target=lambda: said.extend(process.stdout or ()))
+        rest.start()
+        assert "sent 20000 flights" in run("produce.py", "--url", url, "--limit", "20000")
+        assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "a")
+        assert "read 0 flights" in run("consume.py", "--url", url, "--group", "a")
+        process.terminate()
+        assert process.wait(60) == 0
+        rest.join()
+        assert said[-1] == "cluster is stopped\n"
+        assert sum('"stopped"' in line for line in said) == 3 + count
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def test_examples_are_short() -> None:
+    for name in ("zkserver", "broker", "produce", "consume"):
+        lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()
+        assert 20 <= len(lines) <= 60, name
