@@ -415,6 +415,20 @@ class Partition:
             self._look(now)
         self._rearm()
 
+    def hand_over(self, now: int) -> bool:
+        """Have another replica lead the open block, if one can; whether that is under way."""
+        acting = self._acting
+        if acting is None or not acting.is_leader or self._sealing.is_parking:
+            return False
+        others = [peer for peer in acting.in_sync if peer != self.me and self.is_alive(peer)]
+        if not others:
+            return False
+        mark("partition.hand_over")
+        acting.transfer(others[0], now)
+        self._look(now)
+        self._rearm()
+        return True
+
     def _serve_sealed(self, source: str, m: ReplicaFetch) -> None:
         block = next((b for b in self.state.blocks[:-1] if b.number == m.block.number), None)
         answer = ReplicaFetched(m.id, m.block, m.offset, 0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from pymq.coord import paths
-from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks, Sealed
+from pymq.core.message import Sealed
 from pymq.core.metadata import (
     BlockNode,
     Loss,
@@ -58,14 +58,18 @@ def _open(
     replicas: tuple[str, ...],
     wall_ms: int,
     leader: str | None = None,
+    leaving: Collection[str] = (),
 ) -> None:
-    """Make the open block; without a *leader* the first replica leads."""
+    """Make the open block; without a *leader* the first replica leads.
+
+    Nobody waits for those that are *leaving*, if anybody else is there.
+    """
     brokers = draft.image.brokers
     node = attrs.evolve(
         block,
         leader=leader or next(iter(replicas), None),
         replicas=replicas,
-        in_sync=replicas,
+        in_sync=tuple(name for name in replicas if name not in leaving) or replicas,
         storages=tuple(brokers[broker].storage_id for broker in replicas),
         opened_ms=wall_ms,
     )
@@ -86,7 +90,7 @@ def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: in
     draft.delete(paths.block(*name, number))
 
 
-def _leaving(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
+def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
     """Who must be told to remove what he has, when *blocks* are all that is left."""
     stay = {broker for block in blocks for broker in block.replicas}
     return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
@@ -215,7 +219,7 @@ def roll(
         replicas=wanted.count if wanted.count is not None else node.replicas,
         next_block=node.next_block + 1,
         epoch=epoch,
-        leaving=_leaving(image, left),
+        leaving=leavers(image, left),
         wanted=None,
         losses=losses,
     )
@@ -223,8 +227,8 @@ def roll(
         remove(draft, name, image, block.number)
     else:
         _seal(draft, name, image, sealed, holding, is_unclean)
-    leader = _next_leader(sealed.broker, holding, replicas)
-    _open(draft, name, opened, replicas, wall_ms, leader)
+    leader = _next_leader(sealed.broker, holding, replicas, members.leaving)
+    _open(draft, name, opened, replicas, wall_ms, leader, members.leaving)
     return losses[-1] if is_unclean else None
 
 
@@ -242,10 +246,15 @@ def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> l
     return lost
 
 
-def _next_leader(sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...]) -> str:
-    """Who led so far goes on; else somebody who has the block before; else the first."""
-    candidates = [sealer, *holding, *replicas]
-    return next(broker for broker in candidates if broker in replicas)
+def _next_leader(
+    sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...], leaving: Collection[str]
+) -> str:
+    """Who led so far goes on; else somebody who has the block before; else the first.
+
+    Before all that comes that he does not leave.
+    """
+    candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
+    return min(candidates, key=lambda broker: broker in leaving)
 
 
 def _seal(
@@ -295,114 +304,6 @@ def note_replica(
         draft.put(paths.replica(*name, number, broker), noted)
 
 
-# --- what leaders and replicas report -----------------------------------------------------------
-
-
-def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
-    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed."""
-    name = TopicPartition(m.topic, m.partition)
-    topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
-    block = image.open_block
-    state_version = topic.node.version + image.node.version
-    joining = [broker for broker in m.in_sync if broker not in block.in_sync]
-    if (
-        (block.number, block.epoch, block.leader) != (m.block, m.epoch, m.broker)
-        or block.acks not in (AckMode.NONE, AckMode.LEADER)
-        or m.version not in (0, state_version)
-        or m.broker not in m.in_sync
-        or not set(m.in_sync) <= set(block.replicas)
-        # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
-        or not all(b in members and has_storage(draft.image, block, b) for b in joining)
-    ):
-        return
-    in_sync = tuple(broker for broker in block.replicas if broker in m.in_sync)
-    if in_sync != block.in_sync:
-        change(draft, name)
-        interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
-        node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
-        draft.put(paths.block(*name, block.number), node)
-
-
-def become_leader(draft: Draft, m: BecomeLeader) -> None:
-    """A Raft block has elected a leader; one that is known, or an older one, changes nothing."""
-    name = TopicPartition(m.topic, m.partition)
-    image = draft.image.partition(*name)
-    block = image.open_block
-    if (
-        block.number != m.block
-        or block.acks is not AckMode.RAFT
-        or m.broker not in block.replicas
-        or m.epoch <= image.node.epoch
-    ):
-        return
-    change(draft, name, epoch=m.epoch)
-    node = attrs.evolve(block, epoch=m.epoch, leader=m.broker)
-    draft.put(paths.block(*name, block.number), node)
-
-
-def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
-    """Sealed blocks that a broker holds whole, or does no more; returns what has changed."""
-    found: dict[TopicPartition, dict[int, int]] = {}
-    for topic, partition, number, end in m.ends:
-        found.setdefault(TopicPartition(topic, partition), {})[number] = end
-    changed = []
-    for name, ends in found.items():
-        image = draft.image.find(name)
-        if image is None:
-            continue
-        before = len(draft.ops)
-        for number, end in ends.items():
-            _note_end(draft, name, image, m.broker, number, end)
-        if len(draft.ops) > before:
-            change(draft, name)
-            changed.append(name)
-    return changed
-
-
-def _note_end(
-    draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
-) -> None:
-    block = image.blocks.get(number)
-    if block is None or block.end is None or broker not in block.replicas:
-        return
-    is_whole = end >= block.end
-    if is_whole != (broker in block.in_sync):
-        in_sync = _with(block, broker) if is_whole else without(block, broker)
-        draft.put(paths.block(*name, number), attrs.evolve(block, in_sync=in_sync))
-        note_replica(draft, name, image, number, broker, block.end if is_whole else None)
-
-
-def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
-    return tuple(b for b in block.replicas if b == broker or b in block.in_sync)
-
-
 def without(block: BlockNode, broker: str) -> tuple[str, ...]:
     """The in-sync set without a broker."""
     return tuple(b for b in block.in_sync if b != broker)
-
-
-def retire(draft: Draft, m: RetireBlocks) -> None:
-    """Forget the blocks that retention has let go of; their files go after the commit."""
-    name = TopicPartition(m.topic, m.partition)
-    image = draft.image.find(name)
-    if image is None or image.node.epoch != m.epoch:
-        return
-    before = min(m.before, image.open_block.number)
-    gone = [number for number in image.blocks if number < before]
-    if gone:
-        left = [block for number, block in image.blocks.items() if number >= before]
-        change(draft, name, leaving=_leaving(image, left))
-        for number in gone:
-            remove(draft, name, image, number)
-
-
-def resize(draft: Draft, m: BlockSizes) -> None:
-    """Note the sizes of blocks that were compacted."""
-    name = TopicPartition(m.topic, m.partition)
-    image = draft.image.find(name)
-    for number, size in m.sizes:
-        block = image.blocks.get(number) if image else None
-        if block is not None and block.size != size:
-            draft.put(paths.block(*name, number), attrs.evolve(block, size=size))
-    if draft.ops:
-        change(draft, name)

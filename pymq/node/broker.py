@@ -72,6 +72,7 @@ from pymq.errors import (
     UnknownPartition,
 )
 from pymq.node.coordinators import Coordinators
+from pymq.node.departure import Departure, hand_over
 from pymq.node.orders import Orders
 from pymq.node.peers import Peers
 from pymq.node.registration import BrokerConfig, Registration
@@ -109,6 +110,7 @@ class Broker:
         self._config = config
         self._make_replicator = make_replicator
         self._registration = Registration(config)
+        self._departure = Departure(config.name, config.incarnation)
         self._partitions: dict[TopicPartition, Partition] = {}
         self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
         self._coordinators = Coordinators(self.me, self, assignors)
@@ -228,6 +230,8 @@ class Broker:
                 self._registration.other(source, error, self.out, now)
             case Answer(error=NotRegistered()):
                 self._registration.unknown(source, self.out, now)
+            case Answer():
+                self._departure.answered(message)
             case _:
                 return  # Not a broker's to answer; a peer that sends it is of another version.
         self._rearm()
@@ -269,6 +273,8 @@ class Broker:
         self._coordinators.tick(now)
         if now >= self._registration.deadline:
             self._registration.beat(self.out, now)
+        if now >= self._departure.deadline:
+            self._hand_over(now)
         if now >= self._peers.deadline:
             pings, gone = self._peers.tick(now)
             self.out.send += pings
@@ -305,6 +311,7 @@ class Broker:
 
     def _rearm(self) -> None:
         due = min(self._schedule.deadline, self._registration.deadline, self._peers.deadline)
+        due = min(due, self._departure.deadline)
         self.deadline = min(due, self._coordinators.deadline) if self._coordinators else due
 
     # --- clients --------------------------------------------------------------------------------
@@ -452,6 +459,23 @@ class Broker:
         return self._by_index.get((block.topic_id, block.partition))
 
     # --- leaving --------------------------------------------------------------------------------
+
+    def leave(self, now: int, within_ms: int) -> None:
+        """Hand over what is led here, as far as that goes *within_ms*; see :attr:`has_left`."""
+        self._departure.begin(now, within_ms)
+        self._rearm()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing is left to be handed over, or there is no more time for it."""
+        return self._departure.is_over
+
+    def _hand_over(self, now: int) -> None:
+        ask = self._departure.ask(now)
+        if ask is not None:
+            self.tell_controller(ask)
+            for partition in hand_over(self._partitions.values(), now):
+                self._schedule.touch(partition)
 
     def shut_down(self, now: int) -> None:
         """Keep what spares the next start work; the last Ready holds it."""

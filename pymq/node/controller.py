@@ -26,6 +26,7 @@ from pymq.core.coordination import (
 from pymq.core.message import (
     Answer,
     BrokerHeartbeat,
+    ControlledShutdown,
     DescribeCluster,
     DescribeTopic,
     GetMetadata,
@@ -49,6 +50,7 @@ from pymq.errors import NoBrokers, NotController, PymqError
 from pymq.node import describe, lookup, plans
 from pymq.node.admin import Admin
 from pymq.node.commits import Commits, Later
+from pymq.node.departures import Departures
 from pymq.node.describe import Descriptions
 from pymq.node.election import Election, Role
 from pymq.node.image import Draft, Image
@@ -139,6 +141,9 @@ class Controller:
             replace_ms=config.replace_ms,
             check_ms=config.check_ms,
             wall_ms=self._wall,
+        )
+        self._departures = Departures(
+            self._commits, self._members, self._notices, self._rolls, self._out.send
         )
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
@@ -307,6 +312,8 @@ class Controller:
                 self._registry.register(source, m, now)
             case BrokerHeartbeat():
                 self._registry.beat(source, m, now)
+            case ControlledShutdown():
+                self._departures.step(source, m, now)
             case LeaderAndIsrAnswer():
                 if m.error is not None:
                     self._election.check()  # It may have heard of a later zkserver.

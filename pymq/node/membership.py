@@ -32,6 +32,7 @@ class Members:
     def __init__(self, session_ms: int) -> None:
         self.live: dict[str, Live] = {}
         self.dead_since: dict[str, int] = {}
+        self.leaving: dict[str, None] = {}  # alive, and about to stop: they are to lead nothing
         self._session_ms = session_ms
         self._settled_at = NEVER  # from when on silence means death
         self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
@@ -41,6 +42,7 @@ class Members:
         """This zkserver has taken over; *known* are the brokers of the tree."""
         self.live.clear()
         self.dead_since.clear()
+        self.leaving.clear()
         self._due.clear()
         self._known = tuple(known)
         self._settled_at = now + self._session_ms if self._session_ms else NEVER
@@ -78,11 +80,20 @@ class Members:
     def join(self, broker: str, incarnation: int, now: int) -> None:
         """A broker has registered."""
         known = self.live.get(broker)
+        if known is None or known.incarnation != incarnation:
+            self.leaving.pop(broker, None)
         until = now + self._session_ms if self._session_ms else NEVER
         self.live[broker] = Live(incarnation, until)
         self.dead_since.pop(broker, None)
         if known is None and self._session_ms:
             heappush(self._due, (until, broker))
+
+    def leave(self, broker: str, incarnation: int) -> bool:
+        """A broker is about to stop; returns whether it is known to be alive."""
+        if not self.is_of(broker, incarnation):
+            return False
+        self.leaving[broker] = None
+        return True
 
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
         """A broker says that it is alive; returns whether it is known to be."""
@@ -103,6 +114,7 @@ class Members:
                 heappush(self._due, (live.until, broker))
             else:
                 del self.live[broker]
+                self.leaving.pop(broker, None)
                 dead.append(broker)
         if self._settled_at <= now:
             self._settled_at = NEVER

@@ -17,7 +17,7 @@ from pymq.core.message import (
     Sealed,
 )
 from pymq.core.types import AckMode, TopicPartition
-from pymq.node import blocks
+from pymq.node import reported
 from pymq.node.commits import Commits
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -44,13 +44,13 @@ class Reports:
             case AlterIsr():
                 self._alter_isr(m)
             case BecomeLeader():
-                self._change(m, lambda draft: blocks.become_leader(draft, m))
+                self._change(m, lambda draft: reported.become_leader(draft, m))
             case Progress():
                 self._progress(m)
             case RetireBlocks():
-                self._change(m, lambda draft: blocks.retire(draft, m))
+                self._change(m, lambda draft: reported.retire(draft, m))
             case BlockSizes():
-                self._change(m, lambda draft: blocks.resize(draft, m))
+                self._change(m, lambda draft: reported.resize(draft, m))
             case _:
                 return False
         return True
@@ -96,7 +96,7 @@ class Reports:
             roll = self._rolls.get(TopicPartition(m.topic, m.partition))
             # In a take-over it is the committed set that counts; its leader must not change it.
             if roll is None or not roll.is_takeover:
-                blocks.alter_isr(draft, m, self._members)
+                reported.alter_isr(draft, m, self._members)
 
         self._change(m, plan)
 
@@ -107,7 +107,7 @@ class Reports:
             changed.clear()
             # Of another incarnation it would tell what was on a disk that may be gone.
             if self._members.is_of(m.broker, m.incarnation):
-                changed.extend(blocks.progress(draft, m))
+                changed.extend(reported.progress(draft, m))
             return None
 
         self._commits.do(plan, done=lambda now: self._notices.tell_all(changed, now))

@@ -237,10 +237,17 @@ class Cluster:
         host.die()
         host.start()
 
-    def stop(self, name: str) -> None:
-        """Shut a process down in order."""
+    def stop(self, name: str, *, within_s: float = 2.0) -> None:
+        """Shut a process down in order.
+
+        A broker first hands over what it leads, as far as that goes *within_s*.
+        """
         host = self.host(name)
         if isinstance(host, BrokerHost):
+            host.leave(round(within_s * 1000))
+            until = self.world.now + round((within_s + 0.5) * SECOND)
+            while not host.has_left and self.world.now < until:
+                self.world.run(self.world.now + 1000)
             host.keep = "all"
             host.stop()
         else:

@@ -128,6 +128,18 @@ class BrokerHost(Host):
         assert self.loop is None, f"{self.name} is running"
         self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), keep)
 
+    def leave(self, within_ms: int) -> None:
+        """Begin to hand over what it leads; when :attr:`has_left`, it can be stopped."""
+        if self.loop is not None and self.broker is not None:
+            self.broker.leave(self.clock(), within_ms)
+            self.loop.touch(self.name)
+            self.wake()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there is nothing left that it could hand over."""
+        return self.broker is None or self.broker.has_left
+
     def stop(self) -> None:
         """Shut down in order."""
         if self.loop is None or self.broker is None or self.store is None:

@@ -1,0 +1,127 @@
+"""What leaders and replicas report of their blocks, and what that means for the tree.
+
+Pure functions over the image, as in :mod:`~pymq.node.blocks`.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks
+from pymq.core.metadata import BlockNode
+from pymq.core.types import AckMode, TopicPartition
+from pymq.node.blocks import change, leavers, note_replica, remove, without
+from pymq.node.image import Draft, PartitionImage
+from pymq.node.membership import Members
+from pymq.node.placement import has_storage
+
+
+def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
+    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed."""
+    name = TopicPartition(m.topic, m.partition)
+    topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
+    block = image.open_block
+    state_version = topic.node.version + image.node.version
+    joining = [broker for broker in m.in_sync if broker not in block.in_sync]
+    if (
+        (block.number, block.epoch, block.leader) != (m.block, m.epoch, m.broker)
+        or block.acks not in (AckMode.NONE, AckMode.LEADER)
+        or m.version not in (0, state_version)
+        or m.broker not in m.in_sync
+        or not set(m.in_sync) <= set(block.replicas)
+        # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
+        or not all(_may_join(draft, block, members, broker) for broker in joining)
+    ):
+        return
+    in_sync = tuple(broker for broker in block.replicas if broker in m.in_sync)
+    if in_sync != block.in_sync:
+        change(draft, name)
+        interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
+        node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
+        draft.put(paths.block(*name, block.number), node)
+
+
+def _may_join(draft: Draft, block: BlockNode, members: Members, broker: str) -> bool:
+    is_here = broker in members and broker not in members.leaving
+    return is_here and has_storage(draft.image, block, broker)
+
+
+def become_leader(draft: Draft, m: BecomeLeader) -> None:
+    """A Raft block has elected a leader; one that is known, or an older one, changes nothing."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.partition(*name)
+    block = image.open_block
+    if (
+        block.number != m.block
+        or block.acks is not AckMode.RAFT
+        or m.broker not in block.replicas
+        or m.epoch <= image.node.epoch
+    ):
+        return
+    change(draft, name, epoch=m.epoch)
+    node = attrs.evolve(block, epoch=m.epoch, leader=m.broker)
+    draft.put(paths.block(*name, block.number), node)
+
+
+def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
+    """Sealed blocks that a broker holds whole, or does no more; returns what has changed."""
+    found: dict[TopicPartition, dict[int, int]] = {}
+    for topic, partition, number, end in m.ends:
+        found.setdefault(TopicPartition(topic, partition), {})[number] = end
+    changed = []
+    for name, ends in found.items():
+        image = draft.image.find(name)
+        if image is None:
+            continue
+        before = len(draft.ops)
+        for number, end in ends.items():
+            _note_end(draft, name, image, m.broker, number, end)
+        if len(draft.ops) > before:
+            change(draft, name)
+            changed.append(name)
+    return changed
+
+
+def _note_end(
+    draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
+) -> None:
+    block = image.blocks.get(number)
+    if block is None or block.end is None or broker not in block.replicas:
+        return
+    is_whole = end >= block.end
+    if is_whole != (broker in block.in_sync):
+        in_sync = _with(block, broker) if is_whole else without(block, broker)
+        draft.put(paths.block(*name, number), attrs.evolve(block, in_sync=in_sync))
+        note_replica(draft, name, image, number, broker, block.end if is_whole else None)
+
+
+def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
+    return tuple(b for b in block.replicas if b == broker or b in block.in_sync)
+
+
+def retire(draft: Draft, m: RetireBlocks) -> None:
+    """Forget the blocks that retention has let go of; their files go after the commit."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    if image is None or image.node.epoch != m.epoch:
+        return
+    before = min(m.before, image.open_block.number)
+    gone = [number for number in image.blocks if number < before]
+    if gone:
+        left = [block for number, block in image.blocks.items() if number >= before]
+        change(draft, name, leaving=leavers(image, left))
+        for number in gone:
+            remove(draft, name, image, number)
+
+
+def resize(draft: Draft, m: BlockSizes) -> None:
+    """Note the sizes of blocks that were compacted."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    for number, size in m.sizes:
+        block = image.blocks.get(number) if image else None
+        if block is not None and block.size != size:
+            draft.put(paths.block(*name, number), attrs.evolve(block, size=size))
+    if draft.ops:
+        change(draft, name)
