@@ -16,6 +16,7 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import CreateBlock, Ready, Recovered
 from pymq.core.replicator import ReplicaHost
+from pymq.core.runs import clip
 from pymq.errors import CorruptBatch
 
 NEVER = 1 << 62
@@ -91,11 +92,13 @@ class Repair:
         self._asked = None
         if m.error is None and m.data:
             try:
-                self.log.extend(m.data)
+                # Who holds the block may have compacted it meanwhile.
+                data = clip(m.data, self.log.end)
+                if data is not m.data:
+                    mark("repair.clipped")
+                self.log.extend(data)
             except CorruptBatch:
-                mark(
-                    "repair.corrupt"
-                )  # Another holder may have it undamaged: the deadline asks it.
+                mark("repair.corrupt")  # Another holder may have it sound: the deadline asks it.
             else:
                 mark("repair.part")
                 self._tries -= 1  # Who has answered well is asked again.

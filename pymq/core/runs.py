@@ -24,6 +24,23 @@ def split(data: Buffer) -> Iterator[RecordBatch]:
         yield batch
 
 
+def clip(data: bytes, offset: int) -> bytes:
+    """Let *data* begin at *offset*, should its first batch begin before it and hold nothing.
+
+    Compaction merges batches that it has emptied, so what one broker holds as a single batch may
+    have ended elsewhere in the middle of it. Batches that still hold records are never merged.
+
+    Raises:
+        CorruptBatch: the first batch is damaged.
+    """
+    first = parse_header(data)
+    if first.count or not first.base_offset < offset < first.end_offset:
+        return data
+    RecordBatch.parse(data).verify()
+    rest = RecordBatch.gap(offset, first.end_offset - offset, first.leader_epoch)
+    return bytes(rest.head) + bytes(rest.body) + data[first.length :]
+
+
 def restamp(data: Buffer, durable: int) -> list[RecordBatch]:
     """Check the batches in *data*, which another broker stamped, and say *durable* in each anew.
 

@@ -1,0 +1,113 @@
+"""A copy of a sealed block that is brought to its end, answer by answer."""
+
+from __future__ import annotations
+
+import random
+
+from pymq.core.header import Header
+from pymq.core.log import BlockLog
+from pymq.core.message import Message, ReplicaFetch, ReplicaFetched
+from pymq.core.metadata import BlockNode
+from pymq.core.ready import Append, Ready, Recovered, SealBlock
+from pymq.core.record import RecordBatch
+from pymq.core.repair import Repair
+from pymq.core.replicator import ReplicationConfig
+from pymq.core.runs import split
+from pymq.core.types import AckMode, BlockId
+
+NAME = BlockId("id", 0, 0)
+EPOCH = 3
+
+
+class Host:
+    """A broker that writes down what it is asked for."""
+
+    me = "me"
+    replication = ReplicationConfig()
+
+    def __init__(self) -> None:
+        self.out = Ready()
+        self.rng = random.Random(0)
+        self.asked: list[tuple[str, ReplicaFetch]] = []
+
+    def wall_ms(self, now: int) -> int:
+        return now
+
+    def send(self, peer: str, message: Message) -> None:
+        assert isinstance(message, ReplicaFetch)
+        self.asked.append((peer, message))
+
+    def tell_controller(self, message: Message) -> None:
+        raise AssertionError("a repair does not speak to zkservers")
+
+    def is_alive(self, peer: str) -> bool:
+        return True
+
+
+class Bench:
+    """A copy that has the first *end* records of a block of ten, one record a batch."""
+
+    def __init__(self, end: int) -> None:
+        self.batches = [
+            RecordBatch.encode([b"%d" % i], timestamp_ms=0).stamp(i, EPOCH, 0) for i in range(10)
+        ]
+        self.host = Host()
+        self.log = BlockLog(self.host, NAME, 0, is_shared=True)
+        block = BlockNode(
+            0, 0, 10, EPOCH, AckMode.RAFT, "a", ("a", "b", "me"), ("a", "b"), epochs=((EPOCH, 0),)
+        )
+        self.repair = Repair(self.host, block, self.log)
+        self.log.recover()
+        headers: list[Header] = [batch.header for batch in self.batches[:end]]
+        size = sum(header.length for header in headers)
+        self.repair.recovered(Recovered(NAME, 0, end, size, None, headers, 0), "t", "0", 0)
+
+    def answer(self, *batches: RecordBatch) -> None:
+        """Let who was asked last send *batches*, and the disk write them."""
+        peer, ask = self.host.asked[-1]
+        data = b"".join(bytes(b.head) + bytes(b.body) for b in batches)
+        self.repair.step(peer, ReplicaFetched(ask.id, NAME, ask.offset, 0, 0, data), 0)
+        self.write()
+
+    def write(self) -> list[RecordBatch]:
+        ready = Ready()
+        if self.repair.is_dirty:
+            self.repair.flush(ready)
+            self.repair.advance(0)
+        self.written = [b for w in ready.write if isinstance(w, Append) for b in w.batches]
+        self.is_sealed = any(isinstance(w, SealBlock) for w in ready.write)
+        return self.written
+
+
+def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
+    """Its batch begins before this copy's end: that was refused as damaged, for ever."""
+    bench = Bench(end=5)
+    assert bench.host.asked[-1][1].offset == 5
+    bench.answer(RecordBatch.gap(3, 6, EPOCH), bench.batches[9])
+    assert [(b.base_offset, b.end_offset) for b in bench.written] == [(5, 9), (9, 10)]
+    assert bench.is_sealed
+    assert bench.repair.is_done
+    data = b"".join(bytes(b.head) + bytes(b.body) for b in bench.written)
+    assert [len(batch.verify()) for batch in split(data)] == [0, 1]
+
+
+def test_a_damaged_batch_is_asked_of_another() -> None:
+    """Also one that would have been cut to size."""
+    for bad in (RecordBatch.gap(3, 6, EPOCH), RecordBatch.gap(5, 5, EPOCH)):
+        bench = Bench(end=5)
+        first = bench.host.asked[-1][0]
+        bench.answer(RecordBatch(bad.head, bytes(len(bad.body)), bad.header))
+        assert not bench.written
+        bench.repair.tick(bench.repair.deadline)
+        assert bench.host.asked[-1][0] != first
+        bench.answer(*bench.batches[5:])
+        assert bench.repair.is_done
+
+
+def test_records_that_begin_too_early_are_refused() -> None:
+    """A batch that holds records ends where it always did; another one is not of this log."""
+    bench = Bench(end=5)
+    odd = RecordBatch.encode([b"x", b"y"], timestamp_ms=0).stamp(4, EPOCH, 0)
+    bench.answer(odd)
+    assert not bench.written
+    assert bench.log.end == 5
