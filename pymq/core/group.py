@@ -21,7 +21,6 @@ from pymq.core.leases import NEVER, Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors, Group, Member
 from pymq.core.message import (
-    BEGIN,
     Acquire,
     Acquired,
     Assigned,
@@ -42,7 +41,13 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.offsets import GroupHost, Offsets
-from pymq.errors import FencedMember, InvalidRequest, PymqError, UnknownGroup
+from pymq.errors import (
+    FencedMember,
+    InvalidRequest,
+    PymqError,
+    ReplicaNotAvailable,
+    UnknownGroup,
+)
 
 GroupRequest = Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | ListGroups
 
@@ -65,7 +70,12 @@ class GroupCoordinator:
 
     def begin(self, now: int) -> None:
         """Read what the partition holds; requests wait until that is done."""
-        self._offsets.load(BEGIN, now)
+        self._offsets.begin(now)
+
+    def _loading(self) -> PymqError:
+        return ReplicaNotAvailable(
+            f"the offsets of partition {self.index} are still being read; try again"
+        )
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self._offsets.loaded(m, now):
@@ -95,10 +105,12 @@ class GroupCoordinator:
             self._loaded(m, now)
         elif isinstance(m, Produced):
             self._offsets.stored(m, now)
-        elif not self._offsets.is_loaded:
+        elif self._offsets.is_loaded:
+            self._request(source, m, now)
+        elif now < self._offsets.patience_until:
             self._parked.append((source, m))
         else:
-            self._request(source, m, now)
+            self._host.reply(source, refusal(m, self._loading()), now)
         self._rearm(now)
 
     def _request(self, source: str, m: GroupRequest, now: int) -> None:
@@ -356,6 +368,11 @@ class GroupCoordinator:
     def tick(self, now: int) -> None:
         """Do what is due: sessions and leases that run out, waits that end."""
         self._offsets.tick(now)
+        if self._parked and now >= self._offsets.patience_until:
+            mark("group.loading_refused")
+            parked, self._parked = self._parked, []
+            for source, request in parked:
+                self._host.reply(source, refusal(request, self._loading()), now)
         for group in list(self.groups.values()):
             for member in [x for x in group.members.values() if x.gone_at <= now]:
                 mark("group.member_gone")
@@ -370,6 +387,8 @@ class GroupCoordinator:
 
     def _rearm(self, now: int) -> None:
         due = self._offsets.retry_at
+        if self._parked:
+            due = min(due, self._offsets.patience_until)
         for group in self.groups.values():
             for member in group.members.values():
                 due = min(due, member.gone_at, member.waits_until)

@@ -3,6 +3,9 @@
 They are read once, when a coordinator takes over, from the brokers that hold them: its own may have
 got the partition by a roll, which moves no data. From then on they are written: each turn one batch
 of all that has changed. Of a key the newest record counts, so that compaction keeps the rest short.
+
+What had to be read elsewhere is written once more, and what lies before that may go: the groups
+must not depend for ever on a broker that has nothing to do with them any more.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced,
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC, AckMode
-from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
+from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
@@ -25,6 +28,7 @@ RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 LOAD_BYTES = 1 << 20
 RETRY_MS = 200
 ASK_MS = 1_000  # how long another broker has to answer
+PATIENCE_MS = 1_000  # requests wait so long for the offsets to be read, then they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
 
@@ -49,6 +53,14 @@ class GroupHost(Protocol):
         """
         ...
 
+    def offsets_end(self, index: int) -> int:
+        """Where the partition's log ends; everything before it may turn out to be committed."""
+        ...
+
+    def offsets_since(self, index: int, offset: int) -> None:
+        """All that counts of the partition is at *offset* and behind it."""
+        ...
+
 
 class Offsets:
     """What is committed of *groups*, and who waits until it is."""
@@ -58,6 +70,7 @@ class Offsets:
     ) -> None:
         self.is_loaded = False
         self.retry_at = NEVER
+        self.patience_until = NEVER  # who waits for the offsets then is to try again later
         self._index = index
         self._host = host
         self._groups = groups
@@ -73,14 +86,27 @@ class Offsets:
         self._at = BEGIN  # ... from which offset on ...
         self._holder: str | None = None  # ... and of whom: None is this broker
         self._tries = 0
+        self._target = 0  # reading ends there
+        self._is_borrowed = False  # something that counts is with other brokers only
 
     # --- reading --------------------------------------------------------------------------------
+
+    def begin(self, now: int) -> None:
+        """Read what the partition holds.
+
+        All of it: what a leader before has committed counts, also while this one, new as it is,
+        does not know yet that it is committed (Raft, section 8).
+        """
+        self._target = self._host.offsets_end(self._index)
+        self.patience_until = now + PATIENCE_MS
+        self.load(BEGIN, now)
 
     def load(self, offset: int, now: int, holder: str | None = None) -> None:
         """Read on from *offset*, here or from another broker that holds what is missing here."""
         self._requests += 1
         self._asked, self._at, self._holder = self._requests, offset, holder
-        fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, 0)
+        wait = RETRY_MS if holder is None else 0  # for the high watermark
+        fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, wait)
         if holder is not None:
             self.retry_at = now + ASK_MS
         self._host.offsets_step(self._index, fetch, now, holder)
@@ -104,15 +130,29 @@ class Offsets:
             self.retry_at = now + RETRY_MS
             return False
         offset = m.offset
-        for batch in split(m.data):
-            self._replay(batch.verify())
-            offset = batch.end_offset
+        try:
+            for batch in split(m.data):
+                self._replay(batch.verify())
+                offset = batch.end_offset
+        except CorruptBatch:
+            mark("group.load_corrupt")  # Another holder may have it sound.
+            self._at, self.retry_at = offset, now + RETRY_MS
+            return False
         # Where the end is, only this broker's own replica is asked.
-        if holder is not None or (offset < m.high_watermark and m.data):
+        if holder is not None or offset < max(m.high_watermark, self._target):
+            self._is_borrowed = self._is_borrowed or holder is not None
             self.load(offset, now)
             return False
-        self.is_loaded = True
+        self._done()
         return True
+
+    def _done(self) -> None:
+        self.is_loaded = True
+        self.patience_until = NEVER
+        if self._is_borrowed:
+            for group in self._groups.values():
+                for topic, partition in group.leases:
+                    self.changed(group.name, topic, partition)
 
     def _replay(self, batch: RecordBatch) -> None:
         if batch.header.is_control:
@@ -157,7 +197,7 @@ class Offsets:
 
         It is synced if somebody waits for that; else that is up to the topic's ``fsync``.
         """
-        self._is_syncing, self._must_sync = self._must_sync, False
+        self._is_syncing, self._must_sync = self._must_sync or self._is_borrowed, False
         if self._is_syncing and self._loose is not None:
             self._changed[self._loose] = None  # Syncing this syncs all that was written before.
         if not self._changed:
@@ -208,6 +248,10 @@ class Offsets:
             self.retry_at = now + RETRY_MS
         else:
             self._loose = None if self._is_syncing else next(reversed(self._written))
+            if self._is_borrowed:
+                mark("group.offsets_moved")
+                self._is_borrowed = False
+                self._host.offsets_since(self._index, m.base_offset)
         self._written = {}
 
     def tick(self, now: int) -> None:

@@ -42,6 +42,7 @@ from pymq.core.message import (
     ReplicaFetch,
     ReplicaFetched,
     Replication,
+    RetireBlocks,
     Seal,
     Sequence,
     Settle,
@@ -63,6 +64,7 @@ from pymq.core.ready import (
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.types import OFFSETS_TOPIC, BlockId, Rng, TopicPartition
 from pymq.errors import (
+    InvalidRequest,
     NotController,
     NotLeader,
     NotRegistered,
@@ -187,6 +189,17 @@ class Broker:
         else:
             partition.fetch(f"#{index}", message, now)
         self._schedule.touch(partition)
+
+    def offsets_end(self, index: int) -> int:
+        """Where the log of a coordinator's partition ends."""
+        return self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))].end
+
+    def offsets_since(self, index: int, offset: int) -> None:
+        """All that counts of a coordinator's partition is at *offset* and behind it."""
+        state = self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))].state
+        kept = max(block.number for block in state.blocks if block.start <= offset)
+        if kept > state.blocks[0].number:
+            self.tell_controller(RetireBlocks(state.topic, state.partition, state.epoch, kept))
 
     # --- the four verbs -------------------------------------------------------------------------
 
@@ -324,7 +337,11 @@ class Broker:
             self._unknown(source, m, now)
             return
         if isinstance(m, Produce):
-            partition.produce(source, m, now)
+            if m.topic == OFFSETS_TOPIC:
+                error = InvalidRequest("only coordinators write the offsets of groups")
+                self.reply(source, Produced(m.id, error=error), now)
+            else:
+                partition.produce(source, m, now)
         elif isinstance(m, Fetch):
             partition.fetch(source, m, now)
         elif isinstance(m, GetSequence):

@@ -38,6 +38,8 @@ from pymq.errors import (
     FencedMember,
     InvalidRequest,
     NotLeader,
+    PymqError,
+    ReplicaNotAvailable,
     StoreFull,
     UnknownGroup,
 )
@@ -53,6 +55,8 @@ class Host:
     def __init__(self, log: Sequence[RecordBatch] = (), *, loads: bool = True) -> None:
         self.log = list(log)
         self.fetches: list[Fetch] = []
+        self.holders: list[str | None] = []  # who was asked
+        self.since: list[int] = []  # before these offsets nothing counts any more
         self.produces: list[Produce] = []
         self.mail: dict[str, list[Message]] = {}
         self.now = 0
@@ -73,12 +77,18 @@ class Host:
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
     ) -> None:
-        assert holder is None
+        self.holders.append(holder)
         assert (message.topic, message.partition) == ("__consumer_offsets", str(index))
         if isinstance(message, Fetch):
             self.fetches.append(message)
         else:
             self.produces.append(message)
+
+    def offsets_end(self, index: int) -> int:
+        return self.log[-1].end_offset if self.log else 0
+
+    def offsets_since(self, index: int, offset: int) -> None:
+        self.since.append(offset)
 
     # --- steering -------------------------------------------------------------------------------
 
@@ -673,6 +683,88 @@ def test_loading_is_tried_again(host: Host) -> None:
     assert len(again.fetches) == 1
     again.load()
     assert again.join("m1") == ("0",)
+
+
+def _committed(*commits: tuple[str, int]) -> list[RecordBatch]:
+    """A log in which groups have got to these offsets, a batch each."""
+    host = Host()
+    for number, (group, offset) in enumerate(commits):
+        host.send("m1", CommitOffset(number, group, "t", "0", offset))
+        host.settle_all()
+    return host.log
+
+
+def _answer(
+    host: Host, high: int, *batches: RecordBatch, error: PymqError | None = None, offset: int = 0
+) -> None:
+    fetch = host.fetches.pop(0)
+    data = b"".join(bytes(batch.head) + bytes(batch.body) for batch in batches)
+    answer = Fetched(fetch.id, fetch.topic, fetch.partition, offset, 0, high, data, error)
+    host.coordinator.step("", answer, host.now)
+
+
+def test_what_a_new_leader_does_not_know_to_be_committed_counts() -> None:
+    """Its high watermark rises with its first own batch; until then it may be that of long ago."""
+    first, second = _committed(("g", 5), ("g", 9))
+    host = Host([first, second], loads=False)
+    host.send("m1", GetGroup(3, "g"))
+    _answer(host, 1, first)
+    assert host.take("m1") == []
+    assert host.fetches[0].offset == 1
+    assert host.fetches[0].max_wait_ms > 0
+    _answer(host, 1, offset=1)
+    assert host.take("m1") == []
+    _answer(host, 2, second, offset=1)
+    (state,) = host.take("m1")
+    assert isinstance(state, GroupState)
+    assert [offset.committed for offset in state.offsets] == [9]
+
+
+def test_requests_do_not_wait_for_ever_for_the_offsets() -> None:
+    host = Host(_committed(("g", 5)), loads=False)
+    host.send("m1", GetGroup(3, "g"))
+    host.at(900)
+    assert host.take("m1") == []
+    host.at(1_100)
+    for answer in (*host.take("m1"), *host.send("m1", GetGroup(4, "g"))):
+        assert isinstance(answer, GroupState)
+        assert isinstance(answer.error, ReplicaNotAvailable)
+        assert answer.error.retriable
+    host.load()
+    (state,) = host.send("m1", GetGroup(5, "g"))
+    assert isinstance(state, GroupState)
+    assert state.error is None
+
+
+def test_what_was_read_elsewhere_is_written_anew() -> None:
+    """So that the broker that has it may go; not before it is durable here."""
+    first, second = _committed(("g", 5), ("h", 9))
+    host = Host([first, second], loads=False)
+    gone = ReplicaNotAvailable("not here", brokers=["b1", "b2"])
+    _answer(host, 2, error=gone)
+    _answer(host, 0, first)
+    here, elsewhere, again = host.holders
+    assert elsewhere in {"b1", "b2"}
+    assert here is again is None
+    _answer(host, 2, second, offset=1)
+    assert host.coordinator.is_dirty
+    host.coordinator.flush(host.now)
+    (produce,) = host.produces
+    assert len(produce.batch) == 2
+    assert produce.sync
+    assert host.since == []
+    host.coordinator.step("", Produced(produce.id, 7), host.now)
+    assert host.since == [7]
+
+
+def test_damaged_offsets_do_not_break_the_broker() -> None:
+    (first,) = _committed(("g", 5))
+    host = Host([first], loads=False)
+    _answer(host, 1, RecordBatch(first.head, bytes(len(first.body)), first.header))
+    assert host.fetches == []
+    host.at(1_000)
+    host.load()
+    assert host.join("m1") == ("0",)
 
 
 def test_handing_over_tells_everybody_who_waits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TypeVar
 
+import attrs
 import pytest
 
 from pymq.core.config import TopicConfig
@@ -24,7 +25,7 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Recover
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import StaleEpoch
+from pymq.errors import InvalidRequest, StaleEpoch
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
 from pymq.node.registration import BrokerConfig
@@ -169,3 +170,10 @@ def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
     answer = bench.last(Sequence)
     assert answer.error is not None
     assert answer.error.retriable
+
+
+def test_only_coordinators_write_offsets(bench: Bench) -> None:
+    """Who could write there could break every coordinator that reads it."""
+    bench.step("zk", tell(10, state("b0", topic="__consumer_offsets")))
+    bench.step("p", attrs.evolve(PRODUCE, topic="__consumer_offsets"))
+    assert isinstance(bench.last(Produced).error, InvalidRequest)
