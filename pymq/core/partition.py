@@ -172,7 +172,13 @@ class Partition:
         """The offset before which everything may be read."""
         if self.replicator is None:
             return max(self._visible, self._block.start)
-        return max(self._visible, self.replicator.high_watermark)
+        high = self.replicator.high_watermark
+        if self.log is not None and self.log.seal_end is not None and high > self.log.seal_end:
+            # Later leaders may have added no-ops, which the next block may begin in place of: who
+            # read on behind them would miss its first records.
+            mark("partition.behind_the_seal")
+            high = self.log.seal_end
+        return max(self._visible, high)
 
     @property
     def is_settled(self) -> bool:

@@ -270,8 +270,8 @@ class OneLeader(Checker):
     def _check_complete(self, host: BrokerHost, found: probe.Look) -> None:
         history = self.watch.history(found.block)
         seen = history.blocks.get(found.block.number)
-        if seen is None or not seen.ends:
-            return
+        if seen is None or not seen.ends or seen.epoch > found.epoch:
+            return  # A leader need not have what a later one has committed (Raft, figure 3).
         log = self.watch.ledger.log(host.name, found.block)
         if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
             return

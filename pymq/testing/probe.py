@@ -24,7 +24,7 @@ class Look(NamedTuple):
     end: int  # of the log, written or not
     high_watermark: int
     epoch: int
-    is_leader: bool
+    is_leader: bool  # and takes in records: behind a seal nobody does
     is_strict: bool  # everything is synced before it counts
     majority: int  # replicas that must hold what is visible
 
@@ -64,7 +64,7 @@ def look(partition: Partition) -> Look | None:
         partition.end,
         partition.high_watermark,
         replicator.epoch,
-        replicator.is_leader,
+        replicator.is_leader and (partition.log is None or partition.log.seal_end is None),
         is_strict,
         len(block.replicas) // 2 + 1 if state.acks == -1 else 1,
     )

@@ -225,3 +225,23 @@ def test_no_offset_is_taken_for_one_that_is_there() -> None:
         reader = mq.consumer("t", mode="psb", partition=0, offset=1000)
         with reader, pytest.raises(OffsetOutOfRange):
             reader.poll(timeout=5.0)
+
+
+def test_a_reader_does_not_get_behind_the_end_of_a_sealed_block() -> None:
+    """Brokers that have not heard of a roll elect a leader, whose no-op lies behind the seal."""
+    with Cluster(brokers=4, seed=5, heartbeat_ms=100, session_ms=3000) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(mq, 0, 1, 2)
+        (old,) = mq.describe_topic("t").partitions
+        rest = [name for name in cluster.brokers if name != leader(mq)]
+        with mq.consumer("t", mode="psb") as reader, mq.producer(linger_ms=0) as producer:
+            assert poll(reader, 3) == [0, 1, 2]
+            cut = cluster.cut("zkserver-0", rest)
+            assert mq.reassign("t", "0", sorted(rest, key=old.replicas.__contains__))
+            cluster.run(1.0)  # They elect one of them, in the block that is sealed.
+            deliveries = [producer.send("t", b"%d" % number) for number in (3, 4)]
+            assert poll(reader, 0) == []
+            cluster.heal(cut)
+            assert [delivery.result().offset for delivery in deliveries] == [4, 5]
+            assert poll(reader, 2) == [3, 4]

@@ -23,7 +23,7 @@ UNREACHED = set(
     partition.fence_lifted partition.recover_earlier partition.repeat partition.votes_lost
     producers.fenced producers.gap producers.later_epoch producers.old_repeat producers.repeat
     group.load_elsewhere producers.unknown raft.append.corrupt raft.conflict.learner
-    raft.conflict.lost
+    raft.conflict.lost partition.behind_the_seal
     raft.conflict.stale raft.leader_gave_up raft.read.confirmed raft.read.too_early
     raft.self_vote.too_late raft.snapshot.done raft.snapshot.ignored raft.snapshot.installed
     raft.snapshot.known raft.snapshot.missing raft.snapshot.refused raft.snapshot.sent
