@@ -78,6 +78,10 @@ class _Verifier:
         finally:
             if lock is not None:
                 self.files.close(lock)
+        unknown = {found.block for found in self.report.unknown}
+        for block, file in self._blocks.missing:
+            if block not in unknown:  # Else a crash has cut its removal short.
+                self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 
     def _lock(self, names: list[str]) -> int | None:

@@ -46,6 +46,7 @@ class BlockVerifier:
     """Looks through block files and writes down in a report what it finds."""
 
     def __init__(self, files: Files, report: Report) -> None:
+        self.missing: list[tuple[BlockId, str]] = []  # block files, of which only the rest is there
         self._files = files
         self._report = report
 
@@ -56,7 +57,7 @@ class BlockVerifier:
         path = stem + BLOCK
         if BLOCK not in suffixes:
             if any(known.position for known in marks.values()):
-                self._report.problem(path, None, None, "the block file is missing", RESTORE)
+                self.missing.append((id, path))
             return None
         result = BlockResult(path, id)
         self._report.blocks.append(result)

@@ -200,3 +200,17 @@ def test_metadata_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["verify", str(folder)]) == 0
     assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 1
     assert "metadata.db is missing" in capsys.readouterr().err
+
+
+def test_a_removal_that_was_cut_short_is_no_damage(
+    folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The block's file is gone, what was beside it is not; and nobody asks for the block."""
+    for path in left:
+        if path.suffix == ".block":
+            path.unlink()
+    assert any(path.suffix == ".ckpt" for path in left if path.exists())
+    assert main(["verify", str(folder)]) == 0
+    assert "is missing" not in capsys.readouterr().out
+    assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 0
+    assert not any(path.exists() for path in left)
