@@ -445,7 +445,9 @@ class Broker:
                 return  # It was given to this broker again since.
             self._orders.heed(m.id, TopicPartition(m.topic, m.partition))
         else:
-            self._orders.heed(m.id, m.topic_id)
+            if self._orders.heed(m.id, m.topic_id):
+                # When it is said again, there may be another topic of that name.
+                self._coordinators.forget_topic(m.topic, now)
             stopped = [p for (topic, _), p in self._by_index.items() if topic == m.topic_id]
         for partition in stopped:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)
@@ -455,8 +457,6 @@ class Broker:
             for key in left if not m.partition else [(m.topic_id, m.index)]:
                 for number in self._left.pop(key, ()):
                     self.out.write.append(RemoveBlock(BlockId(*key, number)))
-            if not m.partition:  # Else it has only gone to other brokers.
-                self._coordinators.forget_topic(m.topic, now)
         self.out.after.append((source, Stopped(m.id, self.me)))
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:

@@ -22,12 +22,13 @@ class Orders:
         """Whether something later was heeded about any of *about*."""
         return any(request < self._last.get(what, request) for what in about)
 
-    def heed(self, request: int, what: Hashable) -> None:
-        """*request* holds from now on."""
-        last = self._last.pop(what, request)  # so that it becomes the youngest
-        self._last[what] = max(last, request)
+    def heed(self, request: int, what: Hashable) -> bool:
+        """*request* holds from now on; returns whether it is the first about *what*."""
+        last = self._last.pop(what, None)  # so that it becomes the youngest
+        self._last[what] = request if last is None else max(last, request)
         if len(self._last) > REMEMBERED_MAX:
             del self._last[next(iter(self._last))]
+        return last is None
 
     def forget(self) -> None:
         """Another zkserver is active: what the ones before it said is not heard at all any more."""

@@ -124,6 +124,10 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[str, ...]:
         for number in image.blocks:
             blocks.remove(draft, TopicPartition(name, partition), image, number)
         draft.delete(paths.partition(name, partition))
+    if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
+        # How far groups have got in it means nothing to a topic of its name that is made later.
+        for image in offsets.partitions.values():
+            brokers.update(image.open_block.replicas)
     draft.delete(paths.partitions(name))
     for subscription in topic.subscriptions:
         draft.delete(paths.subscription(name, subscription))

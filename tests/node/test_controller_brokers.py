@@ -590,3 +590,17 @@ def test_a_new_broker_is_used_by_new_blocks() -> None:
     assert cluster.image.hosting.opened("b9") == ()
     cluster.ask(lambda i: CreateTopic(i, "u", ("0", "1", "2", "3"), 1, AckMode.LEADER, {}))
     assert len(cluster.image.hosting.opened("b9")) == 4
+
+
+def test_coordinators_hear_of_a_deleted_topic_wherever_they_are() -> None:
+    """Else a later topic of its name would be read from where the old one's groups were."""
+    cluster = Cluster(brokers=1, offsets_partitions=1, offsets_replicas=1)
+    cluster.ask(lambda i: GetMetadata(i, OFFSETS_TOPIC))
+    cluster.start_broker("b9")
+    cluster.ask(lambda i: CreateTopic(i, "u", ("0",), 1, AckMode.LEADER, {}))
+    (coordinator,) = cluster.open(TopicPartition(OFFSETS_TOPIC, "0")).replicas
+    (host,) = cluster.open(TopicPartition("u", "0")).replicas
+    assert coordinator != host
+    cluster.ask(lambda i: DeleteTopic(i, "u"))
+    stop = cluster.brokers[coordinator].last(StopReplica)
+    assert (stop.topic, stop.partition) == ("u", "")
