@@ -13,11 +13,19 @@ from pathlib import Path
 PACKAGES = (
     "attrs",
     "cbor2",
+    "confluent-kafka",
     "diskcache",
+    "hiredis",
     "litequeue",
     "matplotlib",
+    "nats-py",
     "persist-queue",
+    "pika",
+    "pysyncobj",
+    "pyzmq",
+    "redis",
     "rich",
+    "rstream",
 )
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -94,6 +94,16 @@ def resident_bytes() -> int:
 Run = Callable[[Job], Measures]
 
 
+class Needs(NamedTuple):
+    """Without these a side cannot be measured and is reported as missing."""
+
+    modules: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+
+NOTHING = Needs()
+
+
 @dataclass(frozen=True)
 class Side:
     """One of those that are compared: a peer, a physical limit, or pymq."""
@@ -101,7 +111,7 @@ class Side:
     name: str
     setting: str  # what matters for fairness: durability, batch, calls
     run: Run
-    needs: tuple[str, ...] = ()  # modules; without them the side is reported as missing
+    needs: Needs = NOTHING
     prepare: Callable[[Job], None] | None = None  # in a process of its own, before
     is_kept: bool = False  # prepared once for all runs, which change nothing that matters
     is_killed: bool = False  # the preparation ends by kill -9

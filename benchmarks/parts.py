@@ -16,6 +16,8 @@ MODULES = (
     "benchmarks.embedded.start",
     "benchmarks.embedded.own",
     "benchmarks.embedded.sizes",
+    "benchmarks.network.one",
+    "benchmarks.network.three",
 )
 
 

@@ -9,6 +9,7 @@ from benchmarks.model import Unit
 from benchmarks.runner import GoalResult, PartResult
 
 MARKS = {True: "met", False: "MISSED", None: ""}
+PROBLEM = 60  # characters of it in the table; the JSON has all
 HEAD = ("", "", "median", "lowest to highest", "ratio", "goal", "")
 
 
@@ -30,7 +31,7 @@ def rows(result: PartResult) -> list[tuple[str, ...]]:
     for name, side in result.sides.items():
         problem = side.error or (f"missing: {side.missing}" if side.missing else None)
         if problem:
-            found.append((name, "", "-", problem, "", "", ""))
+            found.append((name, "", "-", problem[:PROBLEM], "", "", ""))
         for measure in side.measures:
             unit = result.part.unit(measure)
             goals = [g for g in result.goals if g.goal.ours == (name, measure)]

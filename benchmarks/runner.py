@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Measures, Part, Side
+from benchmarks.network.servers import find_program
 
 TIMEOUT_S = {"tiny": 60, "quick": 120, "default": 300, "full": 1800}
 
@@ -102,8 +103,11 @@ class PartResult:
 
 
 def missing(side: Side) -> str | None:
-    """The first module that *side* needs and that cannot be found."""
-    for name in side.needs:
+    """The first module or program that *side* needs and that cannot be found."""
+    for name in side.needs.programs:
+        if not find_program(name):
+            return name
+    for name in side.needs.modules:
         try:
             if find_spec(name) is None:
                 return name

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import ROOT
-from benchmarks.model import At, Goal, Job, Part, Side
+from benchmarks.model import At, Goal, Job, Needs, Part, Side
 from benchmarks.parts import all_parts, chosen
 from benchmarks.report import rows, summary
 from benchmarks.runner import PartResult, SideResult, missing
@@ -48,8 +48,9 @@ def test_what_could_not_be_measured_is_named() -> None:
     assert result.goals[0].is_met is None
     assert any("missing: a_module" in row for row in rows(result))
     assert summary([result]) == "0 of 1 goals met, 1 not measured"
-    assert missing(Side("a", "", nothing, needs=("no_such_module.inside",)))
-    assert missing(Side("a", "", nothing, needs=("json",))) is None
+    assert missing(Side("a", "", nothing, needs=Needs(("no_such_module.inside",))))
+    assert missing(Side("a", "", nothing, needs=Needs(programs=("no-such-program",))))
+    assert missing(Side("a", "", nothing, needs=Needs(("json",), ("sh",)))) is None
 
 
 def test_every_goal_names_sides_that_there_are() -> None:

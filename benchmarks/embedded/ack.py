@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.embedded import ours
-from benchmarks.model import At, Goal, Job, Measures, Part, Side, Stopwatch, random_values
+from benchmarks.model import At, Goal, Job, Measures, Needs, Part, Side, Stopwatch, random_values
 
 SIZE = 100
 
@@ -108,10 +108,12 @@ PARTS = (
                 "persist-queue",
                 "SQLiteAckQueue get, ack: fsync each",
                 _persist_queue,
-                needs=("persistqueue",),
+                needs=Needs(("persistqueue",)),
             ),
-            Side("litequeue", f"get, done: {OF_SQLITE}", _litequeue, needs=("litequeue",)),
-            Side("diskcache", f"Deque.popleft: {OF_SQLITE}", _diskcache, needs=("diskcache",)),
+            Side("litequeue", f"get, done: {OF_SQLITE}", _litequeue, needs=Needs(("litequeue",))),
+            Side(
+                "diskcache", f"Deque.popleft: {OF_SQLITE}", _diskcache, needs=Needs(("diskcache",))
+            ),
             Side(
                 "pymq",
                 "group, ack each; sent each 20 ms, written without fsync; commit at the end",

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from benchmarks.embedded import ours, peers
-from benchmarks.model import At, Goal, Job, Measures, Part, Side, Stopwatch, random_values
+from benchmarks.model import At, Goal, Job, Measures, Needs, Part, Side, Stopwatch, random_values
 
 SIZE = 100
 ONE = 3_000  # records put by one thread
@@ -152,7 +152,7 @@ PARTS = (
                 "persist-queue",
                 f"FIFOSQLiteQueue, {EVERY}",
                 _persist_queue,
-                needs=("persistqueue",),
+                needs=Needs(("persistqueue",)),
             ),
             Side("pymq", 'fsync="always", send().result()', _pymq),
         ),
@@ -169,10 +169,15 @@ PARTS = (
                 "persist-queue",
                 f"FIFOSQLiteQueue, multithreading, {EVERY}",
                 _persist_queue_threads,
-                needs=("persistqueue",),
+                needs=Needs(("persistqueue",)),
             ),
             Side("pymq threads", 'fsync="always", send().result()', _pymq_threads),
-            Side("pymq tasks", 'fsync="always", await send()', _pymq_tasks, needs=("pymq.aio",)),
+            Side(
+                "pymq tasks",
+                'fsync="always", await send()',
+                _pymq_tasks,
+                needs=Needs(("pymq.aio",)),
+            ),
         ),
         (
             Goal(At("pymq threads", "put"), (At("persist-queue", "put"),), at_least=20),

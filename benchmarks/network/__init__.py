@@ -1,0 +1,1 @@
+"""Parts N and R: servers over sockets, each with its usual Python client and its fastest one."""

@@ -1,0 +1,141 @@
+"""pymq: a zkserver and brokers as the examples start them, clients in their own processes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import ROOT
+from benchmarks.model import batches, random_values
+from benchmarks.network.servers import HOST, free_ports, listens, running
+
+TOPIC = "records"
+BATCH = 1000
+
+
+@contextmanager
+def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Iterator[str]:
+    """Start a zkserver and *brokers*; yields the URL for clients."""
+    metadata, *data = free_ports(1 + brokers)
+    server = f"tcp://{HOST}:{metadata}"
+    common = ["--curve-dir", str(curve)] if curve else []
+    with ExitStack() as stack:
+        command = [sys.executable, str(ROOT / "examples" / "zkserver.py"), "--listen", server]
+        command += ["--coordinator", f"sqlite:{folder / 'tree.sqlite'}", *common]
+        stack.enter_context(running(command, folder / "zk.log", lambda: listens(metadata)))
+        for number, port in enumerate(data):
+            command = [sys.executable, str(ROOT / "examples" / "broker.py")]
+            command += ["--name", f"broker-{number}", "--listen", f"tcp://{HOST}:{port}"]
+            command += ["--zkserver", server, "--data", str(folder / f"broker-{number}"), *common]
+            log = folder / f"broker-{number}.log"
+            stack.enter_context(running(command, log, lambda port=port: listens(port)))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        yield f"zmq+{server}"
+
+
+def make_topic(url: str, *, acks: str, replicas: int, fsync: str | None = None) -> None:
+    """Make the topic, as soon as the brokers are known."""
+    import pymq
+
+    settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
+    with pymq.open(url) as mq:
+        deadline = time.monotonic() + 30
+        while len(mq.cluster().brokers) < replicas:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the brokers did not register")
+            time.sleep(0.05)
+        mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
+        with mq.producer() as producer:
+            producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
+
+
+def produce(url: str, count: int, size: int, many: bool) -> Generator[None, None, None]:
+    """``send_many`` of 1,000, or ``send`` for each record; one flush at the end."""
+    import pymq
+
+    groups = batches(random_values(count, size), BATCH)
+    with pymq.open(url) as mq, mq.producer(delivery_timeout_s=300) as producer:
+        producer.send(TOPIC, b"").result(timeout=30)
+        yield
+        for group in groups:
+            if many:
+                producer.send_many(TOPIC, group)
+            else:
+                for value in group:
+                    producer.send(TOPIC, value)
+        producer.flush()
+
+
+def consume(url: str, count: int, columns: bool) -> Generator[None, None, int]:
+    """``poll_batches``, or ``poll`` of up to 1,000 records, from the beginning."""
+    import pymq
+
+    with pymq.open(url) as mq, mq.consumer(TOPIC, mode="psb", offset="begin") as consumer:
+        yield
+        seen = total = 0
+        while seen < count:
+            if columns:
+                for batch in consumer.poll_batches():
+                    values = batch.values
+                    seen += len(values)
+                    total += sum(map(len, values))
+            else:
+                records = consumer.poll(max_records=BATCH, timeout=1.0)
+                seen += len(records)
+                total += sum([len(record.value) for record in records])
+        return total
+
+
+def produce_each(url: str, count: int, window: int) -> Generator[None, None, None]:
+    """A request for each record of 100 B, *window* on their way."""
+    import pymq
+
+    values = random_values(count, 100)
+    settings: dict[str, Any] = {"linger_ms": 0, "batch_bytes": 1, "max_in_flight": window}
+    settings["idempotent"] = False  # more than five on their way cannot be
+    with pymq.open(url) as mq, mq.producer(**settings) as producer:
+        producer.send(TOPIC, b"").result(timeout=30)
+        yield
+        for value in values:
+            producer.send(TOPIC, value)
+        producer.flush()
+
+
+def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None, list[int]]:
+    """One record at a time; finds how long each answer took."""
+    import pymq
+
+    with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:
+        producer.send(TOPIC, bytes(8)).result(timeout=30)
+        yield
+        found = []
+        due = time.monotonic()
+        for _ in range(count):
+            due += pause_s
+            time.sleep(max(0.0, due - time.monotonic()))
+            start = time.monotonic_ns()
+            producer.send(TOPIC, start.to_bytes(8, "big") + bytes(92)).result(timeout=30)
+            found.append(time.monotonic_ns() - start)
+        return found
+
+
+def consume_paced(url: str, count: int) -> Generator[None, None, list[int]]:
+    """Finds how old each record was when it came."""
+    import pymq
+
+    with pymq.open(url) as mq, mq.consumer(TOPIC, mode="psb", offset="end") as consumer:
+        consumer.poll(timeout=0.5)  # begins at the end as of now
+        yield
+        found: list[int] = []
+        while len(found) < count:
+            records = consumer.poll(timeout=1.0)
+            now = time.monotonic_ns()
+            found += [
+                now - int.from_bytes(record.value[:8], "big")
+                for record in records
+                if len(record.value) == 100
+            ]
+        return found

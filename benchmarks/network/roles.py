@@ -1,0 +1,161 @@
+"""Who takes part over the network: each role runs in a fresh process, and all begin together.
+
+A role is a generator function. What it does before its ``yield`` prepares it (connects, makes its
+records, warms up); what it does after that is measured; what it returns is its finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from benchmarks.model import Measures
+
+Role = Callable[..., Generator[None, None, Any]]
+READY_S = 60
+DONE_S = 240
+
+
+class Finished(NamedTuple):
+    """When a role did what is measured, by the clock that all processes share, and its finding."""
+
+    start: float
+    end: float
+    found: Any
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+class RoleFailed(Exception):
+    """A role raised; the message says what."""
+
+
+class Actor:
+    """A role in a process of its own; leaving the ``with`` ends it, whatever it is doing."""
+
+    def __init__(self, role: Role, *arguments: object) -> None:
+        # A fork would hand on the sockets and threads of whoever measures.
+        context = multiprocessing.get_context("spawn")
+        self._mine, theirs = context.Pipe()
+        self._process = context.Process(target=_act, args=(theirs, role, arguments), daemon=True)
+        self._name = getattr(role, "__name__", repr(role))
+        self._is_abandoned = False
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Actor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.join(5 if error is None and not self._is_abandoned else 0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def ready(self) -> None:
+        """Wait until it is prepared."""
+        self._receive(READY_S)
+
+    def go(self) -> None:
+        """Have it begin."""
+        self._mine.send("go")
+
+    def abandon(self) -> None:
+        """Nobody waits for its result: it is ended when the ``with`` is left."""
+        self._is_abandoned = True
+
+    def result(self) -> Finished:
+        """Wait until it is done."""
+        finished = self._receive(DONE_S)
+        assert isinstance(finished, Finished)
+        return finished
+
+    def _receive(self, seconds: float) -> object:
+        if not self._mine.poll(seconds):
+            raise RoleFailed(f"{self._name} said nothing for {seconds} s")
+        try:
+            said = self._mine.recv()
+        except EOFError:
+            self._process.join(5)
+            raise RoleFailed(f"{self._name} ended with {self._process.exitcode}") from None
+        if isinstance(said, Exception):
+            raise RoleFailed(f"{self._name}: {type(said).__name__}: {said}")
+        return said
+
+
+def _act(line: Any, role: Role, arguments: Sequence[object]) -> None:
+    try:
+        play = role(*arguments)
+        next(play)
+        line.send("ready")
+        line.recv()
+        start = time.monotonic()
+        try:
+            next(play)
+        except StopIteration as stop:
+            line.send(Finished(start, time.monotonic(), stop.value))
+        else:
+            raise RuntimeError("a role yields once")
+    except Exception as error:
+        # Not every exception of every client library survives the way between processes.
+        line.send(RuntimeError(f"{type(error).__name__}: {error}"))
+    line.close()
+    os._exit(0)  # client libraries complain at length about being ended
+
+
+def play(*cast: tuple[Any, ...]) -> list[Finished]:
+    """Run roles, each given as ``(role, *arguments)``, at the same time, let go in turn."""
+    with ExitStack() as stack:
+        actors = [stack.enter_context(Actor(*part)) for part in cast]
+        for actor in actors:
+            actor.ready()
+        for actor in actors:
+            actor.go()
+        return [actor.result() for actor in actors]
+
+
+def alone(name: str, count: int, *part: Any) -> Measures:
+    """The rate at which one role gets through *count* records."""
+    (done,) = play(part)
+    return {name: count / done.seconds}
+
+
+def both(count: int, consume: tuple[Any, ...], produce: tuple[Any, ...]) -> Measures:
+    """The rate of *count* records from the first send to the last receive."""
+    consumed, produced = play(consume, produce)
+    return {"both": count / (consumed.end - produced.start)}
+
+
+def percentiles(nanoseconds: Sequence[int]) -> Measures:
+    """What is said of latencies, in milliseconds."""
+    ordered = sorted(nanoseconds)
+    last = len(ordered) - 1
+    return {
+        "p50": ordered[last * 50 // 100] / 1e6,
+        "p99": ordered[last * 99 // 100] / 1e6,
+    }
+
+
+class HandLoop:
+    """An event loop turned by hand, so that a role can stop between prepared and measured."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Turn it until *work* is done."""
+        return self._loop.run_until_complete(work)

@@ -1,0 +1,205 @@
+"""Part R: three replicas, ack -1; three servers and their clients on this one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from benchmarks.model import MS, At, Goal, Job, Measures, Needs, Part, Side
+from benchmarks.network import (
+    limit_side,
+    nats_side,
+    pymq_side,
+    rabbit_side,
+    servers,
+    syncobj_side,
+)
+from benchmarks.network.roles import Actor, alone, both, percentiles, play
+
+COUNT = 200_000
+SLOW = 40_000  # for those that do not get through more
+PACE_S = 1 / 500
+
+Work = Callable[[Any, Job], Measures]
+
+
+@contextmanager
+def _nats(job: Job) -> Iterator[Any]:
+    with servers.nats(job.folder, 3) as ports:
+        nats_side.make_stream(ports, 3)
+        yield ports
+
+
+@contextmanager
+def _rabbit(job: Job) -> Iterator[Any]:
+    with servers.rabbit(job.folder, 3) as nodes:
+        rabbit_side.make_queue(nodes[0].port)
+        yield nodes[0].port
+
+
+@contextmanager
+def _limit(job: Job, *, is_durable: bool) -> Iterator[Any]:
+    ports = limit_side.ports(3)
+    follow = partial(limit_side.follower, is_durable=is_durable)
+    serve = partial(limit_side.broker, is_durable=is_durable)
+    with ExitStack() as stack:
+        folder = str(job.folder)
+        actors = [stack.enter_context(Actor(follow, folder, port)) for port in ports[1:]]
+        actors.append(stack.enter_context(Actor(serve, folder, ports[0], ports[1:])))
+        for actor in actors:
+            actor.ready()
+            actor.go()
+        for port in ports:
+            stack.callback(limit_side.stop, port)
+        yield ports[0]
+
+
+@contextmanager
+def _pymq(job: Job) -> Iterator[Any]:
+    job.warm(12 * job.count(COUNT) * 100)
+    with pymq_side.cluster(job.folder, 3) as url:
+        pymq_side.make_topic(url, acks="raft", replicas=3)
+        yield url
+
+
+def _run(host: Callable[[Job], Any], work: Work, job: Job) -> Measures:
+    with host(job) as address:
+        return work(address, job)
+
+
+def _put(usual: int, produce: Any, *more: Any) -> Work:
+    def work(address: Any, job: Job) -> Measures:
+        count = job.count(usual)
+        return alone("put", count, produce, address, count, 100, *more)
+
+    return work
+
+
+def _read(usual: int, produce: tuple[Any, ...], consume: tuple[Any, ...]) -> Work:
+    def work(address: Any, job: Job) -> Measures:
+        count = job.count(usual)
+        play((produce[0], address, count, 100, *produce[1:]))
+        return alone("get", count, consume[0], address, count, *consume[1:])
+
+    return work
+
+
+def _both(usual: int, produce: tuple[Any, ...], consume: tuple[Any, ...]) -> Work:
+    def work(address: Any, job: Job) -> Measures:
+        count = job.count(usual)
+        reading = (consume[0], address, count, *consume[1:])
+        return both(count, reading, (produce[0], address, count, 100, *produce[1:]))
+
+    return work
+
+
+def _latency(produce: Any) -> Work:
+    def work(address: Any, job: Job) -> Measures:
+        (done,) = play((produce, address, job.few(3000), PACE_S))
+        return percentiles(done.found)
+
+    return work
+
+
+def _syncobj(job: Job) -> Measures:
+    mine, *others = [f"127.0.0.1:{port}" for port in servers.free_ports(3)]
+    count = job.count(SLOW)
+    with ExitStack() as stack:
+        for other in others:
+            rest = [mine, *(each for each in others if each != other)]
+            stack.enter_context(Actor(syncobj_side.follow, other, rest)).abandon()
+        (done,) = play((syncobj_side.produce, mine, others, count, 100))
+    return {"put": count / done.seconds}
+
+
+NATS_R3 = "3 nodes, file, no fsync; publish with one inbox, push consumer"
+QUORUM = "3 nodes, Raft log, fdatasync; pika, 5,000 confirms on their way"
+LIMIT = "batches of 1,000 to a leader and two followers, fdatasync on a majority, nothing else"
+OURS = "3 brokers, acks=raft, fdatasync on a majority; send_many of 1,000"
+NEEDS: dict[str, Needs] = {
+    "nats": Needs(("nats",), ("nats-server",)),
+    "rabbitmq": Needs(("pika",), ("rabbitmq-server", "epmd")),
+    "pysyncobj": Needs(("pysyncobj",)),
+    "limit": Needs(("zmq",)),
+    "pymq": Needs(("zmq",)),
+}
+HOSTS: dict[str, Callable[[Job], Any]] = {
+    "nats": _nats,
+    "rabbitmq": _rabbit,
+    "limit": partial(_limit, is_durable=True),
+    "pymq": _pymq,
+}
+
+
+def _side(name: str, setting: str, work: Work) -> Side:
+    host = name.split(maxsplit=1)[0]
+    return Side(name, setting, partial(_run, HOSTS[host], work), NEEDS[host])
+
+
+NATS_PRODUCE, NATS_CONSUME = nats_side.produce_fast, nats_side.consume_fast
+PYMQ_PRODUCE, PYMQ_CONSUME = (pymq_side.produce, True), (pymq_side.consume, True)
+
+PARTS = (
+    Part(
+        "R1-put-durable",
+        "acknowledged records of 100 B, three replicas, one client",
+        (
+            _side("nats", NATS_R3, _put(SLOW, NATS_PRODUCE)),
+            _side("rabbitmq", QUORUM, _put(SLOW, rabbit_side.produce_quorum)),
+            Side(
+                "pysyncobj",
+                "3 nodes, in memory; 100 records a command",
+                _syncobj,
+                NEEDS["pysyncobj"],
+            ),
+            _side("limit", LIMIT, _put(COUNT, limit_side.produce)),
+            _side("pymq", OURS, _put(COUNT, pymq_side.produce, True)),
+        ),
+        (
+            Goal(At("pymq", "put"), (At("rabbitmq", "put"),), at_least=20),
+            Goal(At("pymq", "put"), (At("nats", "put"),), at_least=8),
+            Goal(At("pymq", "put"), (At("pysyncobj", "put"),), at_least=4),
+            Goal(At("pymq", "put"), (At("limit", "put"),), at_least=0.45),
+        ),
+    ),
+    Part(
+        "R3-consume",
+        "consume 100 B, alone and while it is produced, three replicas",
+        (
+            _side("nats", NATS_R3, _read(SLOW, (NATS_PRODUCE,), (NATS_CONSUME,))),
+            _side("nats both", NATS_R3, _both(SLOW, (NATS_PRODUCE,), (NATS_CONSUME,))),
+            _side(
+                "rabbitmq",
+                QUORUM,
+                _read(SLOW, (rabbit_side.produce_quorum,), (rabbit_side.consume_quorum,)),
+            ),
+            _side("pymq", OURS, _read(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
+            _side("pymq both", OURS, _both(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
+        ),
+        (
+            Goal(At("pymq", "get"), (At("nats", "get"),), at_least=15),
+            Goal(At("pymq both", "both"), (At("nats both", "both"),), at_least=10),
+        ),
+    ),
+    Part(
+        "R4-latency",
+        "acknowledgement at 500 records of 100 B a second, three replicas",
+        (
+            _side("nats", "3 nodes, file, no fsync; publish", _latency(nats_side.produce_paced)),
+            _side(
+                "rabbitmq",
+                "3 nodes, fdatasync; confirms",
+                _latency(rabbit_side.produce_quorum_paced),
+            ),
+            _side(
+                "pymq",
+                "3 brokers, acks=raft, fdatasync on a majority",
+                _latency(pymq_side.produce_paced),
+            ),
+        ),
+        (Goal(At("pymq", "p50"), (At("rabbitmq", "p50"),), at_most=1),),
+        units={"p50": MS, "p99": MS},
+    ),
+)
