@@ -6,7 +6,6 @@ with something to do later are in a heap of deadlines. So an idle partition cost
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from pymq.core.partition import NEVER, Partition
@@ -40,14 +39,19 @@ class Schedule:
             self._armings += 1
             heappush(self._due, (due, self._armings, partition))
 
-    def due(self, now: int) -> Iterator[Partition]:
-        """Take out those whose deadline has come; each is to be touched again."""
+    def due(self, now: int) -> list[Partition]:
+        """Take out those whose deadline has come, each once; each is to be touched again.
+
+        One that is overdue again at once has to wait for the next turn, like everybody.
+        """
+        found = []
         while self._due and self._due[0][0] <= now:
             due, _, partition = heappop(self._due)
             if self._armed.get(partition) != due:
                 continue  # An earlier deadline took its place.
             del self._armed[partition]
-            yield partition
+            found.append(partition)
+        return found
 
     def drop(self, partition: Partition) -> None:
         """*partition* is gone."""

@@ -302,7 +302,8 @@ class Fetch:
             lag = self._host.replication.lag_max_ms
             for name, follower in self._followers.items():
                 due = min(due, follower.until)
-                counts = name in (self._committed if self._wanted is None else self._wanted)
+                # Who is only wanted cannot fall back: nothing is visible that it does not have.
+                counts = name in self._committed and name in (self._wanted or self._committed)
                 if counts and follower.end < self._log.end:
                     due = min(due, follower.caught_up_at + lag)
         self.deadline = due

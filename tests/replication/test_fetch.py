@@ -1,0 +1,63 @@
+"""Followers that fetch: what a leader makes of those that fall behind."""
+
+from __future__ import annotations
+
+from random import Random
+
+from pymq.core.config import TopicConfig
+from pymq.core.message import AlterIsr, Message, ReplicaFetch
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.ready import Ready
+from pymq.core.replicator import Replica, ReplicationConfig
+from pymq.core.types import AckMode, BlockId
+from pymq.replication.fetch import Fetch
+from tests.replication.harness import Cluster, FakeLog, Node
+
+BLOCK = BlockId("topic", 0, 0)
+
+
+class Host:
+    """A leader's surroundings, which only take note."""
+
+    me = "A"
+    replication = ReplicationConfig(lag_max_ms=300)
+    rng = Random(1)
+
+    def __init__(self) -> None:
+        self.said: list[Message] = []
+
+    def send(self, peer: str, message: Message) -> None:
+        self.said.append(message)
+
+    def tell_controller(self, message: Message) -> None:
+        self.said.append(message)
+
+    def is_alive(self, peer: str) -> bool:
+        return True
+
+
+def leader(host: Host, log: FakeLog) -> Fetch:
+    """A leads at epoch 1 and is alone in the in-sync set; B and C are to follow."""
+    names = ("A", "B", "C")
+    block = BlockNode(0, 0, None, 1, AckMode.LEADER, "A", names, ("A",))
+    state = PartitionState("t", "topic", "0", 0, AckMode.LEADER, 1, "A", TopicConfig(), (block,))
+    fetch = Fetch(Replica(BLOCK, log, host, state, None, True), 0)
+    fetch.flush(Ready(), 0)
+    fetch.stable(log.stable_end, 0)
+    return fetch
+
+
+def test_who_is_only_wanted_cannot_fall_back() -> None:
+    """A leader whose wish for a larger in-sync set goes unanswered has no deadline in the past.
+
+    Its broker turned for ever: each tick left the deadline where it was.
+    """
+    host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
+    fetch = leader(host, log)
+    fetch.step("B", ReplicaFetch(1, BLOCK, 0, 0, 1, 1 << 20, 500), 10)
+    assert any(isinstance(m, AlterIsr) and m.in_sync == ("A", "B") for m in host.said)
+    log.push(1, "x")
+    fetch.appended(20)
+    for now in (1_000, 2_000, 100_000):
+        fetch.tick(now)
+        assert fetch.deadline > now
