@@ -1,0 +1,75 @@
+"""Proves that a coordinator backend keeps the contract of :mod:`pymq.coord.base`.
+
+A backend's own test is one call::
+
+    def test_contract(tmp_path):
+        trees = {}
+
+        def make(name):
+            if name not in trees:
+                trees[name] = SqliteTree(tmp_path / name)
+            return SqliteCoordinator(trees[name])
+
+        def restart(name):
+            trees.pop(name).close()
+
+        check_coordinator(make, restart=restart)
+
+Backends may be remote and slow: the checks wait for answers, but never for something not to happen.
+What must not be reported is shown by a later event that has overtaken it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from pymq.testing.check_coordinator import sessions, trees
+from pymq.testing.check_coordinator.chance import check_random
+from pymq.testing.check_coordinator.suite import Make, Suite, named
+
+__all__ = ["check_coordinator"]
+
+
+def check_coordinator(
+    make: Make,
+    *,
+    restart: Callable[[str], None] | None = None,
+    commits: int = 2_000,
+    seed: int = 0,
+    timeout_s: float = 10.0,
+) -> None:
+    """Raise :class:`AssertionError`, saying what is broken, unless the backend keeps every rule.
+
+    *make(name)* opens a new session on the tree called *name*: the same name is the same tree, a
+    new name an empty one. Sessions that *make* gave are closed here; trees are the caller's.
+
+    *restart(name)*, for durable backends, forgets all that is in memory about a tree that has no
+    open session, as the end of the process would; the next *make(name)* must find it again.
+
+    *commits* random commits, drawn from *seed*, are compared with a plain dict. No single answer
+    may take longer than *timeout_s*.
+    """
+    suite = Suite(make, timeout_s)
+    for check in _CHECKS:
+        with named(check.__name__):
+            check(suite)
+    with named("random"):
+        check_random(suite, commits, random.Random(seed))
+    if restart is not None:
+        with named("durability"):
+            trees.check_durability(suite, restart)
+
+
+_CHECKS: tuple[Callable[[Suite], None], ...] = (
+    trees.check_versions,
+    trees.check_load_order,
+    trees.check_conflicts,
+    sessions.check_sessions,
+    trees.check_atomicity,
+    trees.check_pipelining,
+    sessions.check_watches,
+    sessions.check_answer_before_change,
+    sessions.check_race,
+    trees.check_bad_requests,
+)

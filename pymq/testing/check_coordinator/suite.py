@@ -1,0 +1,136 @@
+"""Sessions of a backend under test, and what the checks need to use them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from pymq.coord.base import Coordinator
+from pymq.core.coordination import (
+    Changed,
+    Commit,
+    Committed,
+    Conflicted,
+    CoordEvent,
+    Entry,
+    Load,
+    Loaded,
+    Op,
+)
+
+Make = Callable[[str], Coordinator]
+# Between two looks for an answer. A contract that backends of any kind keep has no call that waits:
+# this spares the processor, and nothing is concluded from its length.
+PAUSE_S = 0.001
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Tell in which check an assertion failed."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"in check_coordinator: {name.removeprefix('_check_')}")
+        raise
+
+
+class Suite:
+    """Opens sessions for one check and closes them after it."""
+
+    def __init__(self, make: Make, timeout_s: float) -> None:
+        self._make = make
+        self._timeout_s = timeout_s
+
+    @contextmanager
+    def clients(self, tree: str, count: int = 1) -> Iterator[Sequence[Client]]:
+        opened: list[Client] = []
+        try:
+            opened.extend(Client(self._make(tree), self._timeout_s) for _ in range(count))
+            yield opened
+        finally:
+            for client in opened:
+                client.backend.close()
+
+
+class Client:
+    """A session whose answers can be waited for; ``seen`` are all its events so far, in order."""
+
+    def __init__(self, backend: Coordinator, timeout_s: float) -> None:
+        self.backend = backend
+        self.seen: list[CoordEvent] = []
+        self._timeout_s = timeout_s
+        self._tag = 0
+
+    def start(self, *ops: Op) -> int:
+        self._tag += 1
+        self.backend.submit(Commit(self._tag, ops))
+        return self._tag
+
+    def start_load(self, root: str) -> int:
+        self._tag += 1
+        self.backend.submit(Load(self._tag, root))
+        return self._tag
+
+    def commit(self, *ops: Op) -> Committed | Conflicted:
+        answer = self.answer(self.start(*ops))
+        assert isinstance(answer, (Committed, Conflicted)), (
+            f"a Commit was answered with {answer}, though nobody cut the connection"
+        )
+        return answer
+
+    def must(self, *ops: Op) -> tuple[int, ...]:
+        answer = self.commit(*ops)
+        assert isinstance(answer, Committed), f"{listed(ops)} should have been done, but: {answer}"
+        return answer.versions
+
+    def refused(self, index: int, reason: str, *ops: Op) -> None:
+        answer = self.commit(*ops)
+        wanted = f"{listed(ops)} should have been refused at op {index} with {reason!r}"
+        assert isinstance(answer, Conflicted), f"{wanted}, but: {answer}"
+        assert (answer.index, answer.reason) == (index, reason), f"{wanted}, but: {answer}"
+
+    def load(self, root: str) -> tuple[Entry, ...]:
+        answer = self.answer(self.start_load(root))
+        assert isinstance(answer, Loaded), f"a Load was answered with {answer}"
+        return answer.entries
+
+    def sees(self, root: str, count: int) -> None:
+        """Wait until *count* nodes are loaded; what others did may take a while to be seen."""
+        end = time.monotonic() + self._timeout_s
+        while (found := len(self.load(root))) != count:
+            assert time.monotonic() < end, f"{found} nodes at {root}, expected {count}"
+            time.sleep(PAUSE_S)
+
+    def answer(self, tag: int) -> CoordEvent:
+        return self.wait(lambda event: getattr(event, "tag", None) == tag, f"the answer to {tag}")
+
+    def changed(self, path: str, since: int) -> None:
+        """Wait until a change of *path* is reported, after the first *since* events."""
+        self.wait(lambda event: event == Changed(path), f"Changed({path!r})", since)
+
+    def wait(self, wanted: Callable[[CoordEvent], bool], what: str, since: int = 0) -> CoordEvent:
+        end = time.monotonic() + self._timeout_s
+        while True:
+            for event in self.seen[since:]:
+                if wanted(event):
+                    return event
+            since = len(self.seen)
+            self.seen += self.backend.poll()
+            if len(self.seen) == since:
+                assert time.monotonic() < end, f"{what} did not come within {self._timeout_s} s"
+                time.sleep(PAUSE_S)
+
+    def paths(self, since: int) -> list[str]:
+        """The paths that were reported as changed after the first *since* events."""
+        return [event.path for event in self.seen[since:] if isinstance(event, Changed)]
+
+
+def listed(ops: Sequence[Op]) -> str:
+    """Operations, for people."""
+    return ", ".join(map(str, ops)) or "an empty commit"
+
+
+def same(found: Sequence[Entry], wanted: Sequence[Entry], when: str) -> None:
+    """Demand that just these nodes were loaded."""
+    assert tuple(found) == tuple(wanted), f"{when}: loaded {found}, expected {wanted}"

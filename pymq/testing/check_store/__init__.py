@@ -1,0 +1,60 @@
+"""Proves that a block store keeps the contract of :mod:`pymq.store.base`.
+
+A store's own test is one call::
+
+    def test_contract(tmp_path):
+        check_store(lambda: FileStore(str(tmp_path / "store")))
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from pymq.testing.check_store import blocks, logs
+from pymq.testing.check_store.chance import Random
+from pymq.testing.check_store.suite import Make, Suite, named
+
+__all__ = ["check_store"]
+
+
+def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int = 0) -> None:
+    """Raise :class:`AssertionError`, saying what is broken, unless the store keeps every rule.
+
+    *make()* opens the store. Stores that *make* gave are closed here before it is called again,
+    and if the store is *durable*, it must then find what was there. It must begin empty.
+
+    *steps* random operations, drawn from *seed*, are compared with a plain list.
+    """
+    suite = Suite(make, durable)
+    for check in _CHECKS:
+        with named(check.__name__.removeprefix("check_")):
+            check(suite)
+            suite.store.close()
+        suite.open()
+    with named("random"):
+        Random(suite, random.Random(seed)).run(steps)
+    suite.store.close()
+
+
+_CHECKS: tuple[Callable[[Suite], None], ...] = (
+    logs.check_append_and_read,
+    logs.check_order_within_a_turn,
+    logs.check_buffers_are_copied,
+    logs.check_many_batches,
+    logs.check_refuses_what_does_not_follow,
+    logs.check_failures_stay_alone,
+    logs.check_create_twice,
+    logs.check_recover,
+    logs.check_checkpoint,
+    logs.check_truncate,
+    logs.check_a_follower_cuts_its_log,
+    blocks.check_states,
+    blocks.check_many_states,
+    blocks.check_seal,
+    blocks.check_unsealed,
+    blocks.check_blocks_and_remove,
+    blocks.check_find_time,
+    blocks.check_compact,
+    blocks.check_close,
+)
