@@ -16,7 +16,12 @@ demo: .venv/made-demo-$(KEY)
 test: lint
 	$(BIN)/pytest -n 2 -m 'not slow' $(ARGS)
 
+# Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow.
+SEEDS ?= 20000
+FROM ?= 0
 soak: .venv/made-test-$(KEY)
+	$(BIN)/python -m pymq.testing --profile all --seeds $(FROM):$$(($(FROM) + $(SEEDS))) \
+	  --seconds 5 --jobs 2 --quiet --marks
 	$(BIN)/pytest -n 2 -m slow $(ARGS)
 
 lint: .venv/made-test-$(KEY)

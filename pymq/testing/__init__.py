@@ -6,8 +6,8 @@ from pymq.testing.check_transport import check_transport
 from pymq.testing.cluster import Cluster, NotReached
 from pymq.testing.crashpoints import enumerate_crashes
 from pymq.testing.disk import PowerCut, SimDisk
+from pymq.testing.faults import Faults
 from pymq.testing.nodes import Knobs
-from pymq.testing.plan import Faults
 from pymq.testing.world import Violation
 
 __all__ = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from pymq.testing.faults import PROFILES
 from pymq.testing.marks import all_marks
-from pymq.testing.plan import PROFILES, Plan, generate
+from pymq.testing.plan import Plan, generate
 from pymq.testing.swarm import LIVENESS, Result, run_plan
 
 USAGE = """
@@ -20,6 +21,8 @@ Examples:
   python -m pymq.testing --seeds 17 --trace         one run, and what happened last in it
   python -m pymq.testing --shrink 17 --out 17.json  make the plan of a failing run small
   python -m pymq.testing --plan 17.json             carry a plan out
+  python -m pymq.testing --profile all --seeds 0:20000 --jobs 2 --quiet
+                                                    a soak, of all profiles in turn
 """
 
 
@@ -32,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", default="0:20", help="one seed, or from:to")
-    parser.add_argument("--profile", default="swarm", choices=sorted(PROFILES))
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--zkservers", type=int, default=1)
+    parser.add_argument("--profile", default="swarm", choices=["all", *sorted(PROFILES)])
+    parser.add_argument("--brokers", type=int, help="else mostly 3 or 5, as the seed decides")
+    parser.add_argument("--zkservers", type=int, help="else 1 to 3")
     parser.add_argument("--seconds", type=float, default=20.0, help="of faults, in virtual time")
     parser.add_argument(
         "--restart", default="all", choices=["all", "apps", "none"], help="when the faults end"
@@ -67,32 +70,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             options.out.write_text(small.plan.to_json(), encoding="utf-8")
         return 1
+    make_plans: list[Callable[[], Plan]]
     if options.plan is not None:
-        plans = [Plan.from_json(options.plan.read_text(encoding="utf-8"))]
+        make_plans = [partial(Plan.from_json, options.plan.read_text(encoding="utf-8"))]
     else:
         first, _, last = options.seeds.partition(":")
-        plans = [make(seed) for seed in range(int(first), int(last or int(first) + 1))]
+        seeds = range(int(first), int(last or int(first) + 1))
+        make_plans = [partial(make, seed) for seed in seeds]
+    sizes = ("brokers", options.brokers), ("zkservers", options.zkservers)
     command = (
-        f"python -m pymq.testing --profile {options.profile} --brokers {options.brokers} "
-        f"--zkservers {options.zkservers} --seconds {options.seconds:g} "
-        f"--restart {options.restart} --trace --seeds"
+        f"python -m pymq.testing --profile {options.profile} --seconds {options.seconds:g} "
+        + "".join(f"--{name} {number} " for name, number in sizes if number is not None)
+        + f"--restart {options.restart} --trace --seeds"
     )
-    return _report(_run(plans, options), command, options)
+    return _report(_run(make_plans, options), command, options)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _run(plans: list[Plan], options: argparse.Namespace) -> Iterator[Result]:
-    waive = LIVENESS if options.safety else ()
-    work = partial(run_plan, trace=options.trace, waive=waive, marks=options.marks)
+def _run(plans: list[Callable[[], Plan]], options: argparse.Namespace) -> Iterator[Result]:
+    work = partial(_run_one, trace=options.trace, safety=options.safety, marks=options.marks)
     jobs = options.jobs
     if jobs < 2 or len(plans) < 2:
         yield from map(work, plans)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(work, plans)
+        yield from pool.map(work, plans, chunksize=4)
+
+
+def _run_one(make: Callable[[], Plan], trace: bool, safety: bool, marks: bool) -> Result:
+    plan = make()
+    result = run_plan(plan, trace=trace, waive=LIVENESS if safety else (), marks=marks)
+    if trace:
+        result.trace = [*plan.describe(), *result.trace[-200:]]
+    return result
 
 
 def _report(results: Iterator[Result], command: str, options: argparse.Namespace) -> int:
@@ -125,7 +138,7 @@ def _report(results: Iterator[Result], command: str, options: argparse.Namespace
                 flush=True,
             )
         if options.trace:
-            print("\n".join(result.trace[-200:]))
+            print("\n".join(result.trace))
         if options.trace and result.violation is not None:
             print(result.message)
     print(
@@ -139,7 +152,8 @@ def _report(results: Iterator[Result], command: str, options: argparse.Namespace
         print("".join(f"  {name:28} {file}\n" for name, file in sorted(missing.items())), end="")
     for name, results_of in sorted(failed.items()):
         print(f"\n{name}: {len(results_of)} runs; {results_of[0].message.strip()}")
-        print(f"  to see it again: {command} {results_of[0].seed}")
+        for result in results_of[:20]:
+            print(f"  to see it again: {command} {result.seed}")
     return 1 if failed else 0
 
 

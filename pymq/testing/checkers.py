@@ -62,6 +62,7 @@ class Watch:
         self.histories: dict[Partition, History] = {}
         self.names: dict[Partition, tuple[str, str]] = {}
         self.indexes: dict[tuple[str, str], Partition] = {}
+        self.mortal: set[str] = set()  # topics that come and go: names say nothing about them
         self.checkers: list[Checker] = []
 
     def add(self, checker: Checker) -> None:
@@ -113,7 +114,9 @@ class Watch:
 
     def _meet(self, name: tuple[str, str], block: BlockId) -> None:
         key = (block.topic_id, block.partition)
-        self.names[key], self.indexes[name] = name, key
+        self.names[key] = name
+        if name[0] not in self.mortal:
+            self.indexes[name] = key
 
     def history(self, block: BlockId) -> History:
         """The history of a block's partition."""

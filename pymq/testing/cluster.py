@@ -19,6 +19,7 @@ and to :attr:`Cluster.digest`. Time passes only while a client waits for somethi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +34,7 @@ from pymq.testing.driver import SimDriver
 from pymq.testing.network import LinkFaults, Network
 from pymq.testing.nodes import BrokerHost, ClientHost, Host, Knobs, ZkserverHost
 from pymq.testing.plan import faults_for
-from pymq.testing.process import Process
+from pymq.testing.process import PPM, Process
 from pymq.testing.rules import watch
 from pymq.testing.trace import line
 from pymq.testing.world import SECOND, WALL_MS, Violation, World
@@ -79,6 +80,7 @@ class Cluster:
         k = self.knobs
         self.network = Network(self.world, LinkFaults(k.delay_us, k.jitter_us))
         self.ensemble = Ensemble(self.world, session_timeout_us=k.coordinator_session_ms * 1000)
+        self.ensemble.latency_us = k.coordinator_us
         self.network.join(COORDINATOR, lambda peer, source, message: None)
         self.network.on_change.append(self._check_links)
         self.zkservers: dict[str, ZkserverHost] = {}
@@ -107,10 +109,14 @@ class Cluster:
         return 1 + len(self.zkservers) + len(self.brokers) + len(self.clients)
 
     def _adopt(self, host: Process) -> None:
+        host.clock.change(rate=self._rate(host.name))
         host.on_broken = self._broken
         if self.watch is not None:
             self.watch.adopt(host)
         host.on_death.append(self._died)
+
+    def _rate(self, name: str) -> int:
+        return round(self.knobs.rates.get(name, 1.0) * PPM)
 
     # --- beginning and end ------------------------------------------------------------------------
 
@@ -261,6 +267,12 @@ class Cluster:
         if self.watch is not None:
             self.watch.ledger.forget(name)
 
+    def flip(self, name: str, dice: Random, path: str | None = None) -> tuple[str, int] | None:
+        """Flip a bit on a broker's disk, in one file or in any; returns where, if it holds any."""
+        if self.watch is not None:
+            self.watch.ledger.damaged[name] = None
+        return self._broker(name).disk.flip(dice, path)
+
     def pause(self, name: str) -> None:
         """Stop a process in the middle of everything, as SIGSTOP does."""
         self.host(name).pause()
@@ -269,10 +281,11 @@ class Cluster:
         """Let it go on."""
         self.host(name).resume()
 
-    def clock(self, name: str, *, rate: float = 1.0, jump_s: float = 0.0) -> None:
-        """Let a process's clock run at another rate, or jump forward."""
+    def clock(self, name: str, *, rate: float | None = None, jump_s: float = 0.0) -> None:
+        """Let a process's clock jump forward, or run at a *rate*; without one, as it did first."""
         host = self.host(name)
-        host.clock.change(rate=round(rate * 1_000_000), jump_us=round(jump_s * SECOND))
+        ppm = self._rate(name) if rate is None else round(rate * PPM)
+        host.clock.change(rate=ppm, jump_us=round(jump_s * SECOND))
         host.rearm()
 
     # --- disks ------------------------------------------------------------------------------------
@@ -343,11 +356,12 @@ class Cluster:
         if self._nemesis is not None:
             self._nemesis.is_over = True
         self.network.calm()
-        self.ensemble.uncertain = 0.0
+        self.ensemble.uncertain, self.ensemble.latency_us = 0.0, self.knobs.coordinator_us
         for host in (*self.zkservers.values(), *self.brokers.values()):
-            host.crash_at = -1
+            host.crash_at, host.crash_loop = -1, ()
             host.resume()
-            host.clock.change(rate=1_000_000)
+            host.clock.change(rate=PPM)
+            host.wall_skew_ms = 0
             if isinstance(host, BrokerHost):
                 host.files.room, host.files.slow = None, 1
                 host.files.failing.clear()

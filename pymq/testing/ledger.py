@@ -101,6 +101,7 @@ class Ledger:
         self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
         self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
         self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # likewise, by a crash
+        self.damaged: dict[str, None] = {}  # brokers whose disk has lost what was synced
         self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
         self._fail = fail
 
@@ -123,6 +124,7 @@ class Ledger:
 
     def forget(self, node: str) -> None:
         """A broker's disk was replaced."""
+        self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
             del self.logs[key]
 
@@ -207,7 +209,7 @@ class Ledger:
     def recovered(self, node: str, found: Recovered) -> None:
         """A store has found out where a block ends."""
         log = self._of(node, found.block, found.start)
-        if found.end < log.synced_end:
+        if found.end < log.synced_end and node not in self.damaged:
             self._fail(
                 "synced-survives",
                 f"{node} has {found.block} up to {found.end} after a restart, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
 from typing import Any
 
 import attrs
@@ -13,8 +15,10 @@ from pymq.core.types import BlockId
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster
 from pymq.testing.coordinator import COORDINATOR
-from pymq.testing.plan import Plan, Step
+from pymq.testing.faults import Step
+from pymq.testing.plan import Plan
 from pymq.testing.process import Process
+from pymq.testing.world import SECOND
 
 
 class Nemesis:
@@ -27,6 +31,7 @@ class Nemesis:
         self.crash_app: Callable[[str], None] = lambda name: None
         self._world = cluster.world
         self._down: dict[str, int] = {}  # how long what dies next stays down
+        self._rotten: dict[str, int] = {}  # brokers with a damaged disk, and which one that is
         faults = attrs.evolve(cluster.network.faults, **plan.link)
         cluster.network.set_faults(faults)
         cluster.ensemble.uncertain = plan.uncertain
@@ -39,6 +44,17 @@ class Nemesis:
         """No more faults, and an end to those there are."""
         self.is_over = True
         self.cluster.calm()
+
+    def replace_disks(self) -> bool:
+        """Replace the disks that are damaged, as far as others have it all; are there none left?"""
+        for name, number in list(self._rotten.items()):
+            host = self.cluster.brokers[name]
+            if host.disks == number and self._is_spare(name):
+                self.cluster.wipe(name)
+                host.start()
+            if host.disks != number:
+                del self._rotten[name]
+        return not self._rotten
 
     def _do(self, step: Step, _: object) -> None:
         if not self.is_over:
@@ -78,6 +94,12 @@ class Nemesis:
         if not host.is_up:
             host.start()
 
+    def _crash_loop(self, name: str, boundaries: list[int], keep: str, down: int) -> None:
+        """Die again and again, each time so many effects after the start."""
+        first, *rest = boundaries
+        self._boundary(name, first, keep, down)
+        self.cluster.brokers[name].crash_loop = rest
+
     def _wipe(self, name: str, down: int) -> None:
         """Its disk is replaced, unless others could not make up for what was on it."""
         if not self._is_spare(name):
@@ -96,7 +118,7 @@ class Nemesis:
                 case paths.BlockPath(topic=topic, partition=partition):
                     block = decode_node(BlockNode, entry.data)
                     key = watch.indexes.get((topic, partition)) if watch is not None else None
-                    if name not in block.replicas or watch is None:
+                    if name not in block.replicas or watch is None or topic in watch.mortal:
                         continue
                     if key is None or not self._has_others(name, watch, BlockId(*key, 0), block):
                         return False
@@ -137,6 +159,33 @@ class Nemesis:
         cut = self.cluster.cut(a, b, one_way=one_way)
         self._later(duration, lambda: self.cluster.heal(cut))
 
+    def _split(self, names: list[str], duration: int) -> None:
+        """Some on one side, and everybody else on the other."""
+        cut = self.cluster.cut(names)
+        self._later(duration, lambda: self.cluster.heal(cut))
+
+    def _bridge(self, left: list[str], right: list[str], duration: int) -> None:
+        """Two sides that hear of each other only through those who are on neither."""
+        cut = self.cluster.cut(left, right)
+        self._later(duration, lambda: self.cluster.heal(cut))
+
+    def _swizzle(self, names: list[str], gap: int, duration: int) -> None:
+        """Isolate some, one after the other, and let them back in an order of its own."""
+        rng = self._world.rng("swizzle")
+        for number, name in enumerate(names):
+            lasts = duration + rng.randrange(duration + 1)
+            self._later(number * gap, partial(self._isolate, name, lasts))
+
+    def _slow_coordinator(self, duration: int, factor: int) -> None:
+        """All it says comes later: answers, and notices of what has changed."""
+        ensemble, usual = self.cluster.ensemble, self.cluster.knobs.coordinator_us
+        ensemble.latency_us = usual * factor
+
+        def end() -> None:
+            ensemble.latency_us = usual
+
+        self._later(duration, end)
+
     def _suspend(self, name: str, duration: int) -> None:
         self._cut(name, COORDINATOR, duration, False)
 
@@ -165,19 +214,46 @@ class Nemesis:
         self.cluster.fill_disk(name, room)
         self._later(duration, lambda: self.cluster.free_disk(name))
 
-    def _fail_disk(self, name: str, what: str, duration: int) -> None:
-        """The disk fails once; whoever looks after the broker restarts it then."""
-        self.cluster.fail_disk(name, what)
+    def _fail_disk(self, name: str, what: str, duration: int, times: int) -> None:
+        """The disk fails some times; whoever looks after the broker restarts it then."""
+        self.cluster.fail_disk(name, what, times)
 
         def restart() -> None:
             self.cluster.brokers[name].files.failing.clear()
-            self._crash(name, "random", 100_000)
+            if what != "read":  # What could not be read may be readable the next time.
+                self._crash(name, "random", 100_000)
 
         self._later(duration, restart)
+
+    def _flip(self, name: str, dice: int, duration: int) -> None:
+        """A bit of what is visible rots; whoever looks after the broker replaces the disk then."""
+        host = self.cluster.brokers[name]
+        files = [path for path in host.disk.paths() if path.endswith(".block")]
+        if not files or name in self._rotten or not self._is_spare(name):
+            self._world.note(255, "fault", "no flip", name)
+            return
+        where = self.cluster.flip(name, Random(dice), files[dice % len(files)])
+        self._world.note(255, "fault", "flipped", where)
+        self._rotten[name] = host.disks
+        self._later(duration, lambda: self._replace_rotten(name))
+
+    def _replace_rotten(self, name: str) -> None:
+        """Put another disk in, if the rotten one is still there; nobody else may miss it."""
+        if self._rotten.get(name) != self.cluster.brokers[name].disks:
+            self._rotten.pop(name, None)
+        elif self._is_spare(name):
+            del self._rotten[name]
+            self._wipe(name, 100_000)
+        else:
+            self._later(SECOND, lambda: self._replace_rotten(name))
 
     def _clock(self, name: str, duration: int, rate: int) -> None:
         self.cluster.clock(name, rate=rate / 1_000_000)
         self._later(duration, lambda: self.cluster.clock(name))
+
+    def _skew(self, name: str, skew_ms: int) -> None:
+        """The wall clock is wrong; a process looks at it when it starts."""
+        self.cluster.host(name).wall_skew_ms = skew_ms
 
     def _jump(self, name: str, jump: int) -> None:
         host = self.cluster.host(name)

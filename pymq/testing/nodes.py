@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from pymq.core.partition import Partition
+from pymq.core.replicator import ReplicationConfig
 from pymq.core.types import TopicPartition
-from pymq.core.values import define
+from pymq.core.values import Factory, define
 from pymq.errors import StoreError
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
@@ -38,6 +39,16 @@ class Knobs:
     holes: bool = False  # disks write sectors in any order
     delay_us: int = 200  # of the network
     jitter_us: int = 100
+    ping_ms: int = 50  # between two pings of a pair of brokers
+    election_ms: int = 150  # a broker that is silent for so long seems gone to others
+    append_bytes: int = 1 << 20  # that a leader sends a follower at once
+    in_flight: int = 8  # such messages that are not answered
+    fetch_wait_ms: int = 500  # of followers
+    lag_max_ms: int = 10_000  # before a follower leaves the in-sync set
+    replace_ms: int = 10_000  # before a dead broker's blocks are given to others
+    handles: int = 64  # files that a broker has open
+    coordinator_us: int = 500  # how far the coordinator is away
+    rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
     restart_ms: int | None = None  # what dies is started again after this time; None: never
     check: bool = True  # safety, all the time
     patience_s: float = 600.0  # a call without a timeout that waits for longer is stuck
@@ -50,6 +61,7 @@ class Host(Process):
     keep = "random"  # what the disk keeps at the next crash
     keep_dice = 0  # which of the ways to be random
     crash_again: int | None = None  # die so many effects after the next start, too
+    crash_loop: Sequence[int] = ()  # and after those that come then
 
     def wall_offset_ms(self) -> int:
         """The wall clock minus the monotonic one."""
@@ -98,8 +110,13 @@ class BrokerHost(Host):
         if self.incarnation > 1 and self.crash_again is not None:
             self.crash_in(self.crash_again)
             self.crash_again = None
+        elif self.crash_loop:
+            first, *self.crash_loop = self.crash_loop
+            self.crash_in(first)
         try:
-            store = self.memory or FileStore(f"/{self.name}", files=self.files, handles_max=64)
+            store = self.memory or FileStore(
+                f"/{self.name}", files=self.files, handles_max=self.knobs.handles
+            )
         except StoreError as error:  # It says why and ends; somebody will start it again.
             raise Crash(str(error)) from error
         self.store = self.wrapped(store) if self.wrapped is not None else store
@@ -110,6 +127,14 @@ class BrokerHost(Host):
             incarnation=self.incarnation,
             heartbeat_ms=self.knobs.heartbeat_ms,
             wall_offset_ms=self.wall_offset_ms(),
+            replication=ReplicationConfig(
+                self.knobs.ping_ms,
+                self.knobs.election_ms,
+                append_bytes=self.knobs.append_bytes,
+                in_flight=self.knobs.in_flight,
+                fetch_wait_ms=self.knobs.fetch_wait_ms,
+                lag_max_ms=self.knobs.lag_max_ms,
+            ),
         )
         found, unsealed = self.store.blocks(), self.store.unsealed()
         rng = dice(self, "broker")
@@ -181,6 +206,7 @@ class ZkserverHost(Host):
         config = ControllerConfig(
             self.name,
             session_ms=self.knobs.session_ms,
+            replace_ms=self.knobs.replace_ms,
             offsets_partitions=self.knobs.offsets_partitions,
             offsets_replicas=self.knobs.offsets_replicas or self.replicas,
             wall_offset_ms=self.wall_offset_ms(),

@@ -59,7 +59,7 @@ class _Search:
 
     def simplify(self) -> None:
         """Leave out rates, knobs and applications' habits, one at a time."""
-        for name in ("link", "knobs"):
+        for name in ("link", "knobs", "limits"):
             for key in list(getattr(self.plan, name)):
                 fewer = {k: v for k, v in getattr(self.plan, name).items() if k != key}
                 self.try_plan(self.plan.copy(**{name: fewer}))
@@ -122,10 +122,7 @@ def report(small: Shrunk) -> str:
     lines = [
         f"{small.before[0]} faults and {small.before[1]} operations before, {len(plan.faults)} and "
         f"{len(plan.ops)} after {small.runs} runs.",
-        f"{plan.brokers} brokers, {plan.zkservers} zkservers, seed {plan.seed}",
-        f"knobs {plan.knobs}",
-        f"network {plan.link}",
-        *(f"topic {topic}" for topic in plan.topics),
+        *plan.describe(),
         *(f"{step[0] / 1_000_000:10.6f}  {' '.join(map(str, step[1:]))}" for step in steps),
         "",
         *small.result.trace[-60:],

@@ -35,8 +35,9 @@ from pymq.node import takeover
 from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster, NotReached
+from pymq.testing.limits import limited
 from pymq.testing.nemesis import Nemesis
-from pymq.testing.plan import Plan
+from pymq.testing.plan import SCRATCH, Plan
 from pymq.testing.workload import App, History, Sent
 from pymq.testing.world import SECOND, Violation
 
@@ -91,6 +92,11 @@ class Run:
         self._is_made: dict[str, bool] = {}
         changed = {op[2] for op in plan.ops if op[1] == "set_state"}
         raft = {topic["name"] for topic in plan.topics if topic["acks"] == "raft"}
+        self._compacted = {
+            topic["name"]
+            for topic in plan.topics
+            if topic["config"].get("cleanup_policy") == "compact"
+        }
         self._raft_for_ever = raft - changed
 
     @property
@@ -107,6 +113,7 @@ class Run:
         Raises:
             Violation: a rule was broken.
         """
+        self.watch.mortal.add(SCRATCH)
         self.cluster.start()
         self.boss = self._app("boss", {"readers": [], "groups": []})
         self._make_topics()
@@ -121,6 +128,13 @@ class Run:
             self.world.at(base + step[0], self._op, step)
         self.world.run(base + self.plan.duration_us)
         self.nemesis.stop()
+        for _ in range(round(HEAL_S)):
+            if self.nemesis.replace_disks():
+                break
+            self.world.run(self.world.now + SECOND)
+        else:
+            self.waived = "beyond-repair"
+            return
         for phase in (self._heal, self._check_reads):
             try:
                 phase()
@@ -163,8 +177,12 @@ class Run:
             app = self.apps[f"app-{index}"]
             if app.is_up:
                 app.send(str(topic), str(partition), int(str(count)), int(str(size)))
+        elif step[1] in ("seek", "find", "rejoin"):
+            app = self.apps[f"app-{step[2]}"]
+            if app.is_up:
+                app.do(step)
         elif self.boss is not None:
-            self.boss.do(step)
+            self.boss.administrate(step)
 
     def _crash_app(self, name: str) -> None:
         host = self.cluster.clients.get(name)
@@ -262,7 +280,7 @@ class Run:
             consumer.stop()
         app.readers.clear()
         app.workers.clear()
-        app.config = {**app.config, "forget": 0.0, "nack": 0.0}
+        app.config = {**app.config, "forget": 0.0, "nack": 0.0, "max_deliver": 0}
         app.begin()
 
     def _end(self, topic: str, partition: str) -> int:
@@ -301,6 +319,8 @@ class Run:
 
     def _is_converged(self) -> bool:
         for key, history in self.watch.histories.items():
+            if self.watch.names[key][0] in self.watch.mortal:
+                continue
             number = max(history.blocks, default=None)
             if number is None:
                 continue
@@ -362,6 +382,8 @@ class Run:
 
     def _is_safe(self, sent: Sent) -> bool:
         """Whether its acknowledgement says more than that the leader had it at the time."""
+        if sent.topic in self._compacted:
+            return False  # What has a later record of its key may be gone.
         if self.plan.brokers == 1 or sent.acks is not None:
             return self.plan.brokers == 1 or sent.acks is AckMode.RAFT
         return sent.topic in self._raft_for_ever
@@ -407,8 +429,9 @@ def run_plan(
     gc.disable()  # When it comes is nobody's affair, but what it finalizes might be.
     run: Run | None = None
     try:
-        run = Run(plan, waive)
-        run.execute()
+        with limited(plan.limits):
+            run = Run(plan, waive)
+            run.execute()
     except Violation as violation:
         result.violation, result.message = violation.name, str(violation)
         if violation.__cause__ is not None:

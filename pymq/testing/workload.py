@@ -6,49 +6,30 @@ simulation. Each value that is sent is of its own and can be told from its numbe
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pymq.client.delivery import RECORD_BYTES, Delivery
-from pymq.client.intake import Intake
 from pymq.client.reader import Reader
 from pymq.client.router import Call, Router
 from pymq.client.sender import Queue, Sender, SenderConfig
 from pymq.client.worker import Worker, WorkerConfig
 from pymq.core import message as msg
-from pymq.core.header import NO_PRODUCER
+from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.message import BEGIN, Message
-from pymq.core.record import Record
 from pymq.core.types import AckMode
 from pymq.core.values import Factory, define
-from pymq.errors import OffsetOutOfRange, PymqError
+from pymq.errors import PymqError
 from pymq.testing.cluster import Cluster
+from pymq.testing.consuming import Reading, Working, value_of
 from pymq.testing.driver import SimDriver
+from pymq.testing.faults import Step
 from pymq.testing.nodes import ClientHost
-from pymq.testing.plan import Step
-from pymq.testing.world import WALL_MS
+from pymq.testing.world import WALL_MS, mix
 
-_PATTERN = bytes(range(256)) * 16
+KEYS = 7  # that the records of a compacted topic have
 ADMIN_MS = 8_000  # how long an application waits for the answer to an administrator's request
-
-
-def value_of(number: int, size: int) -> bytes:
-    """The value that stands for a number: nobody else sends it, and damage to it shows."""
-    head = b"%d:" % number
-    first = number * 31 & 0xFF
-    if first + size > len(_PATTERN):
-        return head + (_PATTERN[first:] * (size // 256 + 1))[:size]
-    return head + _PATTERN[first : first + size]
-
-
-def number_of(value: bytes) -> int | None:
-    """The number that a value stands for; None if it is not one of ours, or damaged."""
-    head, _, rest = value.partition(b":")
-    if not head.isdigit() or value_of(int(head), len(rest)) != value:
-        return None
-    return int(head)
 
 
 @define
@@ -132,7 +113,11 @@ class App:
 
     def _sender_config(self) -> SenderConfig:
         c = self.config
-        producer = self.rng.getrandbits(62) if self.is_idempotent else NO_PRODUCER
+        producer, epoch = self.rng.getrandbits(62) if self.is_idempotent else NO_PRODUCER, 0
+        is_named = self.is_idempotent and bool(c.get("named", False))
+        if is_named:  # Each process of the application fences the ones before it.
+            producer = mix(self.world.seed, "producer", self.name) >> 2
+            epoch = self.host.incarnation << EPOCH_HALF
         return SenderConfig(
             self.acks,
             c.get("linger_ms", 5),
@@ -140,9 +125,10 @@ class App:
             64 << 20,
             0,
             producer,
-            0,
+            epoch,
             c.get("delivery_timeout_ms", 20_000),
             c.get("max_in_flight", 5),
+            is_named,
         )
 
     @property
@@ -164,7 +150,8 @@ class App:
                 number, self.name, topic, partition, self.acks, self.is_idempotent, self.world.now
             )
             self.history.sent.append(sent)
-            delivery = Delivery(queue, value_of(number, size), None)
+            key = b"%d" % (number % KEYS) if self._is_compacted(topic) else None
+            delivery = Delivery(queue, value_of(number, size), key)
             queue.items.append(delivery)
             queue.bytes += size + RECORD_BYTES
             self.sender.buffered += size + RECORD_BYTES
@@ -176,6 +163,10 @@ class App:
             self.sender.full.append(queue)
         self.driver.push(self.sender.name)
         self.driver.arm(0)
+
+    def _is_compacted(self, topic: str) -> bool:
+        known = self.router.topics.get(topic)
+        return known is not None and known.config.cleanup_policy == "compact"
 
     def _answered(self, delivery: Delivery, sent: Sent) -> None:
         sent.done_at = self.world.now
@@ -208,7 +199,8 @@ class App:
 
     def work(self, topic: str, group: str) -> None:
         """Be a member of a group."""
-        config = WorkerConfig(group, "sticky", self.config.get("ack_wait_ms", 30_000), 0, BEGIN)
+        patience, limit = self.config.get("ack_wait_ms", 30_000), self.config.get("max_deliver", 0)
+        config = WorkerConfig(group, "sticky", patience, limit, BEGIN)
 
         def begin() -> None:
             if self.is_up:
@@ -218,6 +210,19 @@ class App:
 
         self.ask(lambda r: msg.Subscribe(r, group, topic, "ptp", group), lambda call: None)
         self.meet(topic, begin)
+
+    def do(self, step: Step) -> None:
+        """Do one operation of a plan that is an application's."""
+        _, kind, _, *args = step
+        if kind == "rejoin" and self.workers:
+            working = self.workers.pop(0)
+            working.leave()
+            self.work(working.topic, working.worker.config.group)
+        for reading in self.readers:
+            if reading.is_up and kind == "seek":
+                reading.seek(args[0])
+            elif reading.is_up and kind == "find":
+                reading.find(self._wall_ms() - args[0])
 
     def _member(self) -> str:
         return self.rng.randbytes(8).hex()
@@ -256,7 +261,7 @@ class App:
 
         self.ask(make, then)
 
-    def do(self, step: Step) -> None:
+    def administrate(self, step: Step) -> None:
         """Do one operation of a plan that is an administrator's."""
         _, kind, *args = step
         topic = args[0]
@@ -279,141 +284,21 @@ class App:
             make = partial(msg.Reassign, topic=topic, partition=args[1], replicas=tuple(args[2]))
         elif kind == "decommission":
             make = partial(msg.Decommission, broker=topic)
+        elif kind == "describe":
+            make = partial(msg.DescribeTopic, name=topic)
+        elif kind == "create":
+            _, acks, replicas = args
+            make = partial(
+                msg.CreateTopic,
+                name=topic,
+                partitions=("0",),
+                replicas=replicas,
+                acks=AckMode.of(acks),
+                config={},
+                exist_ok=True,
+            )
+        elif kind == "delete":
+            make = partial(msg.DeleteTopic, name=topic)
         else:
             raise ValueError(f"no operation {kind!r}")
         self.admin(" ".join(map(str, step[1:])), make)
-
-
-class Consuming:
-    """A consumer of an application: it takes what there is as soon as there is something."""
-
-    def __init__(self, app: App, intake: Intake) -> None:
-        self.app = app
-        self.intake = intake
-        self.topic = intake.topic
-        with app.driver as loop:
-            loop.add(intake.name, intake)
-            intake.want(100, loop.clock())
-            loop.touch(intake.name)
-        self._wait()
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it still runs."""
-        return self.app.is_up and self.intake.name in self.app.loop.machines
-
-    def _wait(self) -> None:
-        arrival = self.intake.arrival()
-        arrival.then(lambda: self.app.world.after(self._pause(), self._poll))
-
-    def _pause(self) -> int:
-        return 100
-
-    def _poll(self, _: object, __: object) -> None:
-        if not self.is_up:
-            return
-        intake, records = self.intake, []
-        if not intake.chunks and (problem := intake.take_problem()) is not None:
-            self.trouble(problem)
-        while intake.chunks:
-            view = intake.chunks.popleft()
-            intake.handed_out(view)
-            records += view.records()
-        self.take(records)
-        with self.app.driver as loop:
-            intake.want(100, loop.clock())
-            loop.touch(intake.name)
-        self._wait()
-
-    def take(self, records: Sequence[Record]) -> None:
-        """Here they are."""
-        raise NotImplementedError
-
-    def trouble(self, problem: PymqError) -> None:
-        """This stands in the way."""
-
-    def check(self, record: Record) -> int:
-        """A record's number; it must be one that was sent there."""
-        number = number_of(record.value)
-        place = f"{record.topic}/{record.partition} at {record.offset}"
-        sent = self.app.history.sent
-        if number is None or number >= len(sent):
-            self.app.fail("no-silent-corruption", f"{place} holds {record.value[:40]!r}")
-            return -1
-        if (sent[number].topic, sent[number].partition) != (record.topic, record.partition):
-            self.app.fail("no-invention", f"{place} holds what was sent elsewhere")
-        return number
-
-    def stop(self) -> None:
-        """End it without a word, as when it crashes."""
-        if self.is_up:
-            with self.app.driver as loop:
-                loop.remove(self.intake.name)
-
-
-class Reading(Consuming):
-    """A reader of its own (PSB): it must see everything, in order, once."""
-
-    def __init__(self, app: App, reader: Reader) -> None:
-        self.next: dict[str, int] = {}  # the offset after the last record seen
-        self.seen: dict[tuple[str, int], int] = {}  # numbers, by partition and offset
-        self.reader = reader
-        super().__init__(app, reader)
-
-    def take(self, records: Sequence[Record]) -> None:
-        for record in records:
-            number = self.check(record)
-            self.app.history.reads += 1
-            following = self.next.get(record.partition, -1)
-            if record.offset < following:
-                place = f"{record.topic}/{record.partition}"
-                self.app.fail(
-                    "reads-in-order", f"{place}: {record.offset} came after {following - 1}"
-                )
-            self.next[record.partition] = record.offset + 1
-            self.seen[record.partition, record.offset] = number
-
-    def trouble(self, problem: PymqError) -> None:
-        """Retention has overtaken it, or what it had read was lost: it begins anew."""
-        if isinstance(problem, OffsetOutOfRange):
-            for name in self.reader.cursors:
-                self.reader.seek(name, BEGIN)
-                self.reader.cursors[name].handed = -1
-            self.next.clear()
-            self.seen.clear()
-
-
-class Working(Consuming):
-    """A member of a group (PTP): it works on records for a while, then acknowledges them."""
-
-    def __init__(self, app: App, worker: Worker) -> None:
-        self.worker = worker
-        super().__init__(app, worker)
-
-    def _pause(self) -> int:
-        return 50 + int(self.app.config.get("work_us", 1_000) * self.app.rng.random())
-
-    def take(self, records: Sequence[Record]) -> None:
-        config, rng = self.app.config, self.app.rng
-        worker, group = self.worker, self.worker.config.group
-        while worker.dead:
-            view = worker.dead.popleft()
-            self._ack(view.partition, (view.base_offset, view.end_offset))
-        for record in records:
-            self.check(record)
-            dice = rng.random()
-            if dice < config.get("forget", 0.0):
-                continue
-            if dice < config.get("forget", 0.0) + config.get("nack", 0.0):
-                span = (record.offset, record.offset + 1)
-                worker.settler.nacks.append((record.partition, span, rng.randrange(500)))
-            else:
-                key = (group, record.topic, record.partition, record.offset)
-                processed = self.app.history.processed
-                processed[key] = processed.get(key, 0) + 1
-                self._ack(record.partition, record.offset)
-        if not worker.settler.is_armed:
-            worker.settler.arm(self.app.loop.clock())
-
-    def _ack(self, partition: str, item: int | tuple[int, int]) -> None:
-        self.worker.settler.acks.setdefault(partition, deque()).append(item)

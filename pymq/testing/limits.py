@@ -1,0 +1,65 @@
+"""Constants of the machines that a run makes small, so that what is rare happens in seconds.
+
+Checkpoints every 32 MiB, a list of 512 ranges, a session of half a minute: a run of some seconds
+never gets there. So each run draws some of them anew, as FoundationDB does with its knobs
+(apple.github.io/foundationdb/testing.html).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from random import Random
+from types import ModuleType
+
+# Of each constant, the package that it stands in and what it may be instead.
+LIMITS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "CHECKPOINT_BYTES": ("pymq.core.", (1, 5_000)),
+    "RECENT_BYTES": ("pymq.core.", (1, 2_000)),
+    "RANGES_MAX": ("pymq.core.", (1, 3)),
+    "LOAD_BYTES": ("pymq.core.", (1, 1_000)),
+    "RETENTION_CHECK_MS": ("pymq.core.", (100, 500)),
+    "FETCH_BYTES": ("pymq.client.", (1, 1_000)),
+    "FETCH_WAIT_MS": ("pymq.client.", (200, 1_000)),
+    "SESSION_MS": ("pymq.client.", (600, 2_000)),
+    "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
+    "SHARED_OPS": ("pymq.node.", (1, 5)),
+}
+
+
+def draw_limits(rng: Random) -> dict[str, int]:
+    """Some of them, each with a probability of a third."""
+    found = {}
+    for name, (_, choices) in LIMITS.items():
+        number = rng.choice(choices)
+        if rng.random() < 1 / 3:
+            found[name] = number
+    return found
+
+
+@contextmanager
+def limited(limits: Mapping[str, int]) -> Iterator[None]:
+    """Let the constants be so within the ``with``.
+
+    Raises:
+        AttributeError: there is no such constant.
+    """
+    before: list[tuple[ModuleType, str, int]] = []
+    try:
+        for name, number in limits.items():
+            package, _ = LIMITS[name]
+            places = [
+                module
+                for path, module in list(sys.modules.items())
+                if path.startswith(package) and hasattr(module, name)
+            ]
+            if not places:
+                raise AttributeError(f"no module in {package} has a constant {name}")
+            for module in places:
+                before.append((module, name, getattr(module, name)))
+                setattr(module, name, number)
+        yield
+    finally:
+        for module, name, number in reversed(before):
+            setattr(module, name, number)

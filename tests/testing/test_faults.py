@@ -1,0 +1,107 @@
+"""Faults that a cluster survives, one kind at a time: what they do, and what comes of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from pymq.errors import PymqError
+from pymq.testing import Cluster
+from pymq.testing.faults import FAULTS, PROFILES, RATES, ROTATION, Schedule
+from pymq.testing.nemesis import Nemesis
+from pymq.testing.plan import Plan
+
+
+def written(cluster: Cluster, count: int = 40) -> dict[int, bytes]:
+    """Some acknowledged records of topic ``t``, by their offsets."""
+    mq = cluster.client()
+    mq.create_topic("t", acks="raft", replicas=3, block_bytes=4096)
+    with mq.producer() as producer:
+        values = [b"%d " % i + bytes([i]) * 200 for i in range(count)]
+        return {producer.send("t", value).result().offset: value for value in values}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_rots_is_never_read(seed: int) -> None:
+    """Bits flip on one disk: a reader gets what was written or an error; a new disk mends it."""
+    with Cluster(brokers=3, seed=seed) as cluster:
+        acked = written(cluster)
+        name = f"broker-{seed % 3}"
+        for number in range(20):
+            cluster.flip(name, Random(seed * 100 + number))
+        cluster.crash("broker-0", "all")
+        cluster.restart("broker-0")
+        cluster.run(seconds=5)
+        # What is damaged is reported.
+        with suppress(PymqError), cluster.client().consumer("t", mode="psb") as consumer:
+            for record in consumer.poll(timeout=5):
+                assert record.value == acked[record.offset]
+        cluster.wipe(name)
+        cluster.restart(name)
+        cluster.run(seconds=20)
+        with cluster.client().consumer("t", mode="psb") as consumer:
+            assert {r.offset: r.value for r in consumer.until_end()} == acked
+
+
+@pytest.mark.parametrize("what", ["sync", "write", "read", "rename", "create", "truncate"])
+def test_operations_of_the_disk_may_fail(what: str) -> None:
+    """Whatever fails on one of three disks, what was acknowledged is there afterwards."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        acked = written(cluster, 10)
+        cluster.fail_disk("broker-1", what, 3)
+        with cluster.client().producer() as producer:
+            for i in range(30):
+                value = b"later %d" % i + bytes(300)
+                acked[producer.send("t", value).result().offset] = value
+        cluster.calm()
+        cluster.restart("broker-1")
+        with cluster.client().consumer("t", mode="psb") as consumer:
+            assert {r.offset: r.value for r in consumer.until_end()} == acked
+
+
+def test_every_kind_of_fault_can_be_carried_out() -> None:
+    """Each kind that a schedule draws means something to the nemesis."""
+    brokers, zkservers = ["broker-0", "broker-1", "broker-2"], ["zkserver-0"]
+    kinds = [kind for kind in FAULTS if kind not in RATES]
+    for kind in kinds:
+        steps = Schedule(5, brokers, zkservers, 1, 60_000_000).draw([kind])
+        assert steps, kind
+        with Cluster(brokers=3, seed=2) as cluster:
+            cluster.client("app-0")
+            plan = Plan(2, faults=[[1_000, *step[1:]] for step in steps[:2]])
+            nemesis = Nemesis(cluster, plan, cluster.world.now)
+            cluster.run(seconds=8)
+            nemesis.stop()
+            cluster.run(seconds=8)
+            assert cluster.is_ready(), kind
+
+
+def test_profiles_are_of_known_kinds() -> None:
+    assert all(set(kinds) <= set(FAULTS) for kinds in PROFILES.values())
+    assert set(ROTATION) <= set(PROFILES)
+
+
+def test_a_crash_loop_dies_again_after_each_start() -> None:
+    """A broker that dies so many effects after each start comes through in the end."""
+    with Cluster(brokers=1, seed=3) as cluster:
+        acked = written_alone(cluster)
+        plan = Plan(
+            3, brokers=1, faults=[[1_000, "crash_loop", "broker-0", [2, 3, 5], "random", 1]]
+        )
+        before = cluster.brokers["broker-0"].incarnation
+        nemesis = Nemesis(cluster, plan, cluster.world.now)
+        cluster.run(seconds=20)
+        assert cluster.brokers["broker-0"].incarnation >= before + 2
+        nemesis.stop()
+        with cluster.client().consumer("t", mode="psb") as consumer:
+            assert {r.offset: r.value for r in consumer.until_end()} == acked
+
+
+def written_alone(cluster: Cluster) -> dict[int, bytes]:
+    """A record of a topic with one replica."""
+    mq = cluster.client()
+    mq.create_topic("t", acks="raft")
+    with mq.producer() as producer:
+        return {producer.send("t", b"it").result().offset: b"it"}
