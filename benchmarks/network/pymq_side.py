@@ -7,11 +7,14 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import ROOT
 from benchmarks.model import batches, random_values
 from benchmarks.network.servers import HOST, free_ports, listens, running
+
+if TYPE_CHECKING:
+    import pymq
 
 TOPIC = "records"
 BATCH = 1000
@@ -40,16 +43,45 @@ def make_topic(url: str, *, acks: str, replicas: int, fsync: str | None = None) 
     """Make the topic, as soon as the brokers are known."""
     import pymq
 
-    settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
     with pymq.open(url) as mq:
-        deadline = time.monotonic() + 30
-        while len(mq.cluster().brokers) < replicas:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the brokers did not register")
-            time.sleep(0.05)
-        mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
-        with mq.producer() as producer:
-            producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
+        _make_topic(mq, acks, replicas, fsync)
+
+
+def _make_topic(mq: pymq.Client, acks: str, replicas: int, fsync: str | None) -> None:
+    settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
+    deadline = time.monotonic() + 30
+    while len(mq.cluster().brokers) < replicas:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the brokers did not register")
+        time.sleep(0.05)
+    mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
+    with mq.producer() as producer:
+        producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
+
+
+def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, None]:
+    """A zkserver, three brokers on files and a producer, as threads of this process: no socket."""
+    from pymq.deployed.nodes import Broker, ZkServer
+    from pymq.deployed.remote import connect
+    from pymq.transport.memory import MemoryNetwork
+
+    groups = batches(random_values(count, size), BATCH)
+    network = MemoryNetwork()
+    with ExitStack() as stack:
+        stack.enter_context(ZkServer(transport=network.join("zk"))).start()
+        for number in range(3):
+            name = f"broker-{number}"
+            data = Path(folder) / name
+            node = Broker(name, transport=network.join(name), zkservers=["zk"], data=data)
+            stack.enter_context(node).start()
+        mq = stack.enter_context(connect("client", network.join("client"), ["zk"])[0])
+        _make_topic(mq, "raft", 3, "always")
+        producer = stack.enter_context(mq.producer(delivery_timeout_s=300))
+        producer.send(TOPIC, b"").result(timeout=30)
+        yield
+        for group in groups:
+            producer.send_many(TOPIC, group)
+        producer.flush()
 
 
 def produce(url: str, count: int, size: int, many: bool) -> Generator[None, None, None]:

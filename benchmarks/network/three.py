@@ -103,6 +103,12 @@ def _latency(produce: Any) -> Work:
     return work
 
 
+def _in_one_process(job: Job) -> Measures:
+    count = job.count(COUNT)
+    job.warm(12 * count * 100)
+    return alone("put", count, pymq_side.in_one_process, str(job.folder), count, 100)
+
+
 def _syncobj(job: Job) -> Measures:
     mine, *others = [f"127.0.0.1:{port}" for port in servers.free_ports(3)]
     count = job.count(SLOW)
@@ -117,6 +123,7 @@ def _syncobj(job: Job) -> Measures:
 NATS_R3 = "3 nodes, file, no fsync; publish with one inbox, push consumer"
 QUORUM = "3 nodes, Raft log, fdatasync; pika, 5,000 confirms on their way"
 LIMIT = "batches of 1,000 to a leader and two followers, fdatasync on a majority, nothing else"
+OURS_TOGETHER = "3 brokers as threads of the client's process, the same otherwise"
 OURS = "3 brokers, acks=raft, fdatasync on a majority; send_many of 1,000"
 NEEDS: dict[str, Needs] = {
     "nats": Needs(("nats",), ("nats-server",)),
@@ -156,12 +163,12 @@ PARTS = (
             ),
             _side("limit", LIMIT, _put(COUNT, limit_side.produce)),
             _side("pymq", OURS, _put(COUNT, pymq_side.produce, True)),
+            Side("pymq in one process", OURS_TOGETHER, _in_one_process),
         ),
-        (
-            Goal(At("pymq", "put"), (At("rabbitmq", "put"),), at_least=20),
-            Goal(At("pymq", "put"), (At("nats", "put"),), at_least=8),
-            Goal(At("pymq", "put"), (At("pysyncobj", "put"),), at_least=4),
-            Goal(At("pymq", "put"), (At("limit", "put"),), at_least=0.45),
+        tuple(
+            Goal(At(ours, "put"), (At(peer, "put"),), at_least=ratio)
+            for ours in ("pymq", "pymq in one process")
+            for peer, ratio in (("rabbitmq", 20), ("nats", 8), ("pysyncobj", 4), ("limit", 0.45))
         ),
     ),
     Part(
