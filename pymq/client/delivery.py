@@ -84,6 +84,8 @@ class Batch(Waitable):
         "deliveries",
         "encoded",
         "error",
+        "is_asked_for",
+        "maybe",
         "past",
         "place",
         "queue",
@@ -116,7 +118,9 @@ class Batch(Waitable):
         self.deliveries = deliveries  # None: it was part of a bulk send
         self.encoded: RecordBatch | None = None
         self.sequence = -1
-        self.past: list[RecordBatch] | None = None  # as it was sent under earlier numbers
+        self.past: list[tuple[int, int]] = []  # (epoch, sequence): sent so, before other numbers
+        self.maybe: list[tuple[int, int]] = []  # those of them that are still to be asked for
+        self.is_asked_for = False  # by numbers that it had before
         self.place = 0  # among all batches that its queue ever sent, once it is sent
         self.request = 0  # 0: not under way
         self.sent_at = 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pymq.client.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
+PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
 _SINGLE = frozenset({Delivery, FullDelivery})
 
 
@@ -43,6 +44,7 @@ class Queue:
         "is_asking",
         "is_due",
         "is_renumbering",
+        "is_sure",
         "items",
         "known",
         "must_ask",
@@ -84,6 +86,10 @@ class Queue:
         self.is_asking = 0  # the request for it that is under way
         self.known = Waitable()  # done once the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
+        # Whether the partition has taken a batch of this epoch since we began to send. Before, only
+        # one is sent at a time. An epoch goes on where the partition stands, and that may not be
+        # where we think: of two batches it would refuse the first, and could take the second.
+        self.is_sure = not self.config.is_named
         self.retry_at = 0
         self.tries = 0  # since something was answered last
 
@@ -160,8 +166,9 @@ class Queue:
         """A topic that was deleted and made anew knows nothing of the numbers of the old one."""
         if self.topic_id and self.topic_id != topic_id:
             self.next_sequence = -1 if self.config.is_named else 0
+            self.is_sure = False
             for batch in self.sealed:
-                batch.sequence, batch.past = -1, None
+                batch.sequence, batch.past, batch.maybe = -1, [], []
         self.topic_id = topic_id
 
     def number(self, batch: Batch, acks: AckMode) -> RecordBatch:
@@ -191,7 +198,7 @@ class Queue:
             return encoded
         if batch.sequence < 0 or self._is_void(batch, encoded):
             if batch.sequence >= 0:
-                batch.past = [*(batch.past or ()), encoded]
+                self._remember(batch, encoded)
             batch.sequence = self.next_sequence
             encoded = batch.encoded = encoded.numbered(self.epoch, batch.sequence)
         # What was sent before keeps its number, even if those after it were answered: under another
@@ -207,7 +214,8 @@ class Queue:
     def renumber(self, batch: Batch, now: int) -> None:
         """A batch is lost for good: those after it take its place, under a new epoch.
 
-        The new epoch fences the lost batch, should it turn up at the broker after all.
+        The new epoch fences the lost batch, should it turn up at the broker after all. It may be
+        there already, and those after it, too: the partition says so when it is sent the next one.
         """
         if batch.sequence < 0:
             return
@@ -220,23 +228,37 @@ class Queue:
     def void(self, expected: int) -> None:
         """The partition goes on at *expected*: what is in flight is not there, by these numbers.
 
-        It may be there by earlier ones: it is asked for by those first. What is not there by any
-        gets a new number.
+        It may be there by earlier ones: it is asked for by those first, the last ones first. What
+        is not there by any gets a new number, and its old ones are kept, since whoever said so may
+        have been a leader that was none any more.
         """
         self._raise_epoch()
         for batch in self.in_flight:
-            if batch.is_done or batch.sequence < 0:
+            encoded = batch.encoded
+            if batch.is_done or batch.sequence < 0 or encoded is None:
                 continue
+            if not batch.is_asked_for:
+                batch.maybe = [numbers for numbers in batch.past if numbers[1] < expected]
+                self._remember(batch, encoded)
+            batch.is_asked_for = bool(batch.maybe)
             batch.sequence = -1
-            while batch.past:
-                before = batch.past.pop()
-                if before.header.base_sequence < expected:
-                    batch.encoded, batch.sequence = before, before.header.base_sequence
-                    break
+            if batch.maybe:
+                epoch, batch.sequence = batch.maybe.pop()
+                batch.encoded = encoded.numbered(epoch, batch.sequence)
         self.next_sequence = expected
         self.must_resend = True
 
+    def _remember(self, batch: Batch, encoded: RecordBatch) -> None:
+        """A batch may have been written under the numbers that it has now."""
+        batch.past = [*batch.past, (encoded.header.producer_epoch, batch.sequence)][-PAST_MAX:]
+
+    def taken(self, batch: Batch, epoch: int) -> None:
+        """The partition has taken a batch of *epoch*: those behind it may be sent together."""
+        if batch.sequence >= 0 and epoch == self.epoch:
+            self.is_sure = True
+
     def _raise_epoch(self) -> None:
+        self.is_sure = False
         if not self.is_renumbering:
             self.is_renumbering = True
             self.epoch += 1
@@ -254,7 +276,7 @@ class Queue:
         self.must_resend = False
         again = [batch for batch in self.in_flight if not batch.is_done]
         self.in_flight.clear()
-        self.target = None
+        self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
             self.next_sequence = -1  # only the broker knows what became of what was given up

@@ -328,6 +328,8 @@ class Sender(Outbox):
             self._ask(queue, now)
             return
         if queue.target is None or not queue.in_flight:
+            if queue.target is not None and queue.target.leader != leader.leader:
+                queue.is_sure = False  # It may have less than the one before.
             queue.target = leader
         elif queue.target.leader != leader.leader:
             return  # What is in flight goes first.
@@ -336,6 +338,8 @@ class Sender(Outbox):
         while queue.sealed and len(in_flight) + unanswered < self.config.max_in_flight:
             batch = queue.sealed[0]
             if in_flight:
+                if not queue.is_sure and in_flight[-1].sequence >= 0:
+                    break  # It tells where the partition stands.
                 if _is_of_the_past(in_flight[-1], queue):
                     break  # The next one would fence it.
                 place = batch.place or queue.places + 1
@@ -447,6 +451,8 @@ class Sender(Outbox):
         error = m.error
         if error is None:
             queue.tries = 0
+            if batch.encoded is not None:
+                queue.taken(batch, batch.encoded.header.producer_epoch)
             batch.base_offset = m.base_offset
             self._finish(batch)
             queue.shift()
@@ -527,7 +533,7 @@ class Sender(Outbox):
 
     def _finish(self, batch: Batch) -> None:
         self.buffered -= batch.size
-        batch.encoded = batch.columns = batch.past = None
+        batch.encoded = batch.columns = None
         batch.finish()
         self._offer_space()
 

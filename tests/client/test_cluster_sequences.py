@@ -1,0 +1,49 @@
+"""Numbers of batches whose outcome nobody knows: they are asked for, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+import pymq
+from pymq.testing import Cluster
+
+SEEDS = range(6)
+
+
+def leader(mq: pymq.Client) -> str:
+    found = mq.describe_topic("t").partitions[0].leader
+    assert found is not None
+    return found
+
+
+def read(mq: pymq.Client) -> list[bytes]:
+    with mq.consumer("t", mode="psb", partition=0) as consumer:
+        return [record.value for record in consumer.until_end()]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_failed_may_have_been_written(seed: int, lost: int) -> None:
+    """A leader whose disk fails answers that it could not, and its followers have it all the same.
+
+    The partition then stands further on than the producer thinks. Of two batches that it sends at a
+    time, the partition would refuse the first and take the second, as if that followed.
+    """
+    with Cluster(brokers=3, seed=seed) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer(linger_ms=0, batch_bytes=1) as producer:
+            producer.send("t", b"0").result()
+            victim = leader(mq)
+            cluster.fail_disk(victim, "sync", 1)
+            failed = [producer.send("t", b"%d" % i) for i in range(1, 1 + lost)]
+            errors = [delivery.exception(timeout=30) for delivery in failed]
+            cluster.crash(victim)
+            cluster.run(seconds=3)
+            sent = [producer.send("t", b"%d" % i) for i in range(10, 18)]
+            offsets = [delivery.result(timeout=30).offset for delivery in sent]
+        assert any(errors), "nothing failed"
+        assert offsets == sorted(offsets)
+        found = [int(value) for value in read(mq)]
+        assert found == sorted(set(found))
+        assert set(found) >= {0, *range(10, 18)}
