@@ -50,6 +50,7 @@ class NetDriver(Driver):
         self._turned_at = 0.0  # when a thread of the application turned the loop last
         self._watching = threading.Lock()  # held by the sleeper who waits at the transport, ...
         self._watcher: threading.Lock | None = None  # ... until this lock of his is released
+        self._watcher_id = 0  # his thread
         self._bell = Bell()  # wakes him
         self._both = select.poll()
         self._both.register(self._bell.fileno(), select.POLLIN)
@@ -60,28 +61,37 @@ class NetDriver(Driver):
 
     def _turns(self, is_enough: Callable[[], bool]) -> None:
         net, loop = self._net, self.loop
-        if threading.current_thread() is not self._thread:
+        me = threading.get_ident()
+        if me != self._background_id():
             self._turned_at = time.monotonic()
-        for _ in range(ROUNDS_MAX):
+        self._has_more = True
+        for number in range(ROUNDS_MAX):
             arrivals = net.poll()
             if arrivals:
                 self._note(arrivals)
                 loop.take(arrivals)
-            if self._has_work() or arrivals:
+            # What is due is looked at once: a loop does so once a millisecond, and not for nothing.
+            if not number or arrivals or loop.has_work or self._errands:
                 super()._turns(is_enough)
             else:
                 # The last poll came after the last flush, so the descriptor tells of what is next.
                 self._has_more = False
-                return
-        self._has_more = True
+                break
+        watcher = self._watcher
+        if watcher is not None and not watcher.locked() and me != self._watcher_id:
+            self._bell.ring()  # What he waits for was done by us.
+
+    def _background_id(self) -> int | None:
+        return self._thread.ident if self._thread is not None else None
 
     def _has_work(self) -> bool:
-        return self._has_more or super()._has_work()
+        # While others work, the background thread stays alert, so that nobody need wake it for what
+        # is due soon: each time would cost a switch of threads.
+        return self._has_more or self._is_turned() or super()._has_work()
 
     def _look_again(self) -> None:
-        watcher = self._watcher
-        if watcher is not None and not watcher.locked():
-            self._bell.ring()  # What he waits for was done by us.
+        if self._thread is None:
+            self._start()  # Answers come when they want, and perhaps nobody waits for them.
         if self._has_more:
             self._wake.set()
         super()._look_again()
@@ -98,6 +108,7 @@ class NetDriver(Driver):
             return super().sleep(waiter, timeout)
         try:
             self._sleepers[waiter] = None
+            self._watcher_id = threading.get_ident()
             self._watcher = waiter
             in_time = self._watch(waiter, timeout)
         finally:
@@ -130,7 +141,10 @@ class NetDriver(Driver):
 
     def is_watched(self) -> bool:
         """Whether threads of the application see to the network themselves."""
-        return self._watcher is not None or (time.monotonic() - self._turned_at) * 1000 < HOT_MS
+        return self._watcher is not None or self._is_turned()
+
+    def _is_turned(self) -> bool:
+        return (time.monotonic() - self._turned_at) * 1000 < HOT_MS
 
 
 class _Sleep:
