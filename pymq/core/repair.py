@@ -29,7 +29,17 @@ class RepairHost(ReplicaHost, LogHost, Protocol):
 class Repair:
     """One sealed block that this broker is to hold and does not, or does not know to."""
 
-    __slots__ = ("_asked", "_block", "_host", "_is_sealing", "_tries", "deadline", "is_done", "log")
+    __slots__ = (
+        "_asked",
+        "_block",
+        "_host",
+        "_is_sealing",
+        "_rests",
+        "_tries",
+        "deadline",
+        "is_done",
+        "log",
+    )
 
     def __init__(self, host: RepairHost, block: BlockNode, log: BlockLog) -> None:
         self._host = host
@@ -40,6 +50,7 @@ class Repair:
         self._asked: str | None = None  # who is to answer
         self._tries = 0
         self._is_sealing = False
+        self._rests = False  # a write has failed: the next one is not before the deadline
 
     def begin(self, topic: str, partition: str, now: int) -> None:
         """Bring the log to where the sealed one is; it is recovered."""
@@ -108,7 +119,7 @@ class Repair:
         """Ask again, somebody else."""
         if now >= self.deadline:
             mark("repair.asked_again")
-            self._asked = None
+            self._asked, self._rests = None, False
             self.deadline = NEVER
             self._go_on(now)
 
@@ -116,7 +127,7 @@ class Repair:
     def is_dirty(self) -> bool:
         """Whether there is something to write."""
         log = self.log
-        if log.is_recovering or log.is_writing or self.is_done:
+        if log.is_recovering or log.is_writing or self.is_done or self._rests:
             return False
         return log.has_unwritten or (log.end == self._block.end and not self._is_sealing)
 
@@ -141,7 +152,7 @@ class Repair:
         """The write failed: try again, later."""
         self.log.fail()
         mark("repair.write_failed")
-        self._is_sealing = False
+        self._is_sealing, self._rests = False, True
         self._asked = None
         self.deadline = now + 10 * self._host.replication.retry_ms
 

@@ -42,7 +42,6 @@ def sign(partition: Partition) -> tuple[object, ...]:
     return (
         replicator,
         partition.state,
-        partition.problem,
         partition.end,
         partition.high_watermark,
         replicator.epoch,
@@ -51,9 +50,12 @@ def sign(partition: Partition) -> tuple[object, ...]:
 
 
 def look(partition: Partition) -> Look | None:
-    """A partition, or None while it does not know its log, or will never."""
+    """A partition, or None while it does not know its log, or will never.
+
+    One that cannot act any more is looked at too: it may have answered in the turn of its failure.
+    """
     replicator = partition.replicator
-    if replicator is None or partition.problem is not None:
+    if replicator is None:
         return None
     state = partition.state
     block = state.blocks[-1]

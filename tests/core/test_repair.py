@@ -111,3 +111,19 @@ def test_records_that_begin_too_early_are_refused() -> None:
     bench.answer(odd)
     assert not bench.written
     assert bench.log.end == 5
+
+
+def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
+    """A broker whose disk refused the seal of a whole copy did nothing else any more."""
+    bench = Bench(end=10)
+    repair = bench.repair
+    assert repair.is_dirty
+    repair.flush(Ready())
+    repair.failed(0)
+    assert not repair.is_dirty
+    assert repair.deadline > 0
+    repair.tick(repair.deadline)
+    assert repair.is_dirty
+    bench.write()
+    assert bench.is_sealed
+    assert repair.is_done

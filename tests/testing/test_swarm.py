@@ -23,10 +23,8 @@ CHUNK, CHUNKS = 25, 40  # seeds in a test, so that workers share them; and such 
 SECONDS = 4.0  # of faults in each run
 # Seeds that fail, each with the rule that is broken.
 KNOWN: dict[int, str] = {
-    160: "no-livelock",
     524: "partitions-take-records",
     550: "groups-reach-the-end",
-    551: "acked-is-committed",
     622: "partitions-take-records",
 }
 PLANS = Path(__file__).parents[1] / "data" / "plans"
