@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from functools import partial
 
 from pymq.client.base import NEVER, Driver, Waitable
 from pymq.client.deadlines import Deadlines
 from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
 from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
-from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, OffsetFound, Range
+from pymq.core.message import (
+    BEGIN,
+    END,
+    Fetch,
+    Fetched,
+    FindOffset,
+    Message,
+    OffsetFound,
+    Range,
+    Subscribe,
+)
 from pymq.core.ready import Ready
 from pymq.core.runs import split
 from pymq.core.values import define
@@ -24,6 +35,7 @@ from pymq.errors import (
 )
 
 SEARCH_MS = 9_000  # how long it may take to find an offset by time
+SUBSCRIBE_MS = 10_000  # how often a reader says that it still reads
 LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
 
 
@@ -76,6 +88,7 @@ class Reader(Intake):
         # Replaced when it grows: the application goes through it while the loop turns.
         self.cursors = {partition: self._cursor(partition, offset) for partition in partitions}
         self._look_at = now + LOOK_MS if is_whole else NEVER
+        self._subscribe_at = now + SUBSCRIBE_MS
         self._searches: list[Search] = []
         self._ahead_bytes = FETCH_BYTES
         self._is_wanted = False
@@ -290,18 +303,27 @@ class Reader(Intake):
     @property
     def deadline(self) -> int:
         """When something is due."""
-        return 0 if self.is_abandoned else min(self.due, self._look_at, self._timers.due)
+        return (
+            0
+            if self.is_abandoned
+            else min(self.due, self._look_at, self._subscribe_at, self._timers.due)
+        )
 
     def tick(self, now: int) -> None:
         """Try again what was refused or not answered."""
         if self.is_abandoned:
             self.bury()
-            self.due = self._look_at = NEVER
+            self.due = self._look_at = self._subscribe_at = NEVER
             self._timers.clear()
             return
         if now >= self._look_at:
             self._look_at = now + LOOK_MS
             self._router.refresh(self.topic)
+        if now >= self._subscribe_at:
+            # Its subscription is gone when the zkserver that it told is; a new one hears of it.
+            self._subscribe_at = now + SUBSCRIBE_MS
+            subscribe = partial(Subscribe, name=self.name, topic=self.topic, mode="psb")
+            self._router.tell(subscribe, self._subscribe_at)
         for partition in self._timers.over(now):
             cursor = self.cursors[partition]
             if cursor.request:

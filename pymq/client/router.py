@@ -278,6 +278,13 @@ class Router(Outbox):
         if topic not in self._refreshing and topic not in self._timers:
             self._ask(topic)
 
+    def tell(self, make: Callable[[int], Message], until: int) -> None:
+        """Have ``make(id)`` taken in by the active zkserver; nobody waits for what comes of it."""
+        self._ids += 1
+        self._calls[self._ids] = Call(make(self._ids), None, until)
+        self._unsent.append(self._ids)
+        self._touch()
+
     def _ask(self, topic: str) -> None:
         self._ids += 1
         self._calls[self._ids] = Call(GetMetadata(self._ids, topic), None, NEVER, topic)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymq.coord import paths
 from pymq.core.coordination import (
     Committed,
     Conflicted,
@@ -60,6 +59,7 @@ from pymq.node.placement import usable
 from pymq.node.registry import Registry
 from pymq.node.reports import Reports
 from pymq.node.rolls import Rolls
+from pymq.node.subscribers import Subscribers
 
 NEVER = 1 << 62
 PARKED_MAX = 10_000  # messages that wait for the election; what is beyond is refused
@@ -145,6 +145,7 @@ class Controller:
         self._departures = Departures(
             self._commits, self._members, self._notices, self._rolls, self._out.send
         )
+        self._subscribers = Subscribers(self._commits)
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
         self._reports = Reports(self._commits, self._members, self._notices, self._rolls)
@@ -221,6 +222,7 @@ class Controller:
             self._rolls.tick(now)
             self._notices.tick(now)
             self._descriptions.tick(now)
+            self._subscribers.tick(now)
         self._pump(now)
 
     def ready(self, now: int) -> Ready | None:
@@ -249,6 +251,7 @@ class Controller:
                 self._rolls.deadline,
                 self._notices.deadline,
                 self._descriptions.deadline,
+                self._subscribers.deadline,
             )
         self.deadline = due
 
@@ -261,6 +264,7 @@ class Controller:
         """This zkserver is the active one from now on; it knows of no live brokers yet."""
         self._commits.begin(image)
         self._registry.begin(now)
+        self._subscribers.begin(now)
         parked, self._parked = self._parked, []
         for source, message in parked:
             self._step(source, message, now)
@@ -273,6 +277,7 @@ class Controller:
         """This zkserver has lost the right to decide anything, and forgets what it was doing."""
         error = self._not_controller()
         self._registry.end()
+        self._subscribers.end()
         self._commits.end(error)
         self._rolls.end_all(error)
         self._descriptions.end_all(error)
@@ -341,10 +346,9 @@ class Controller:
                     source, m.id, lambda image: describe.cluster(image, self.me, self._members)
                 )
             case Subscribe():
-                self._commits.do(lambda draft: plans.subscribe(draft, m), answer=(source, m.id))
+                self._subscribers.subscribe(source, m, now)
             case Unsubscribe():
-                path = paths.subscription(m.topic, m.name)
-                self._commits.do(lambda draft: draft.delete(path), answer=(source, m.id))
+                self._subscribers.unsubscribe(source, m)
             case InitProducer():
                 self._commits.do(
                     lambda draft: plans.next_producer_epoch(draft, m.name), answer=(source, m.id)

@@ -167,7 +167,8 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
     """Record a subscription; one that is there already is left as it is, or replaced.
 
     A group's is kept: it says who consumes the topic, now or later. A reader's goes with its reader
-    or its zkserver, so recording it writes nothing to a disk, which may be full.
+    or its zkserver (see :mod:`~pymq.node.subscribers`), so recording it writes nothing to a disk,
+    which may be full.
 
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.

@@ -1,0 +1,93 @@
+"""Subscriptions of readers, which end with their reader.
+
+A group's subscription is there for good. A reader says again and again that it still reads; if it
+is silent for too long, its application is gone, and its subscription goes too. The node is
+ephemeral and so goes with its zkserver as well; the next word of the reader makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+
+from pymq.coord import paths
+from pymq.core.marks import mark
+from pymq.core.message import Subscribe, Unsubscribe
+from pymq.node import plans
+from pymq.node.commits import Commits
+from pymq.node.image import Draft
+
+NEVER = 1 << 62
+SILENCE_MS = 35_000  # readers speak up every 10 s
+
+Key = tuple[str, str]  # topic and name
+
+
+class Subscribers:
+    """Who subscribes to what, and until when that holds."""
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        self._until: dict[Key, int] = {}  # of readers
+        self._due: list[tuple[int, Key]] = []  # when to look at whom; once for each
+
+    def begin(self, now: int) -> None:
+        """This zkserver has taken over: readers have the time to say that they are there."""
+        self.end()
+        for topic in self._commits.image.topics.values():
+            for node in topic.subscriptions.values():
+                if node.group is None:
+                    self._heard((node.topic, node.name), now)
+
+    def end(self) -> None:
+        """It is active no more."""
+        self._until.clear()
+        self._due.clear()
+
+    def subscribe(self, source: str, m: Subscribe, now: int) -> None:
+        """Record who consumes a topic, or hear that he still does."""
+
+        def done(now: int) -> None:
+            if m.group is None:
+                self._heard((m.topic, m.name), now)
+
+        self._commits.do(partial(plans.subscribe, m=m), answer=(source, m.id), done=done)
+
+    def unsubscribe(self, source: str, m: Unsubscribe) -> None:
+        """Forget it."""
+        self._until.pop((m.topic, m.name), None)
+        self._commits.do(_removal((m.topic, m.name)), answer=(source, m.id))
+
+    def _heard(self, key: Key, now: int) -> None:
+        if key not in self._until:
+            heappush(self._due, (now + SILENCE_MS, key))
+        self._until[key] = now + SILENCE_MS
+
+    def tick(self, now: int) -> None:
+        """Forget those that are silent."""
+        while self._due and self._due[0][0] <= now:
+            _, key = heappop(self._due)
+            until = self._until.get(key)
+            if until is None:
+                continue
+            if until > now:
+                heappush(self._due, (until, key))
+            else:
+                mark("subscribers.silent")
+                del self._until[key]
+                self._commits.do(_removal(key))
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do, at the earliest."""
+        return self._due[0][0] if self._due else NEVER
+
+
+def _removal(key: Key) -> Callable[[Draft], None]:
+    path = paths.subscription(*key)
+
+    def plan(draft: Draft) -> None:
+        draft.delete(path)
+
+    return plan

@@ -1,0 +1,82 @@
+"""A reader's subscription lives as long as its reader, whichever zkserver is active."""
+
+from __future__ import annotations
+
+from pymq.core.message import Subscribe, Unsubscribe
+from pymq.node.controller import Controller
+from pymq.testing import Cluster as Simulated
+from tests.node.cluster import Cluster
+
+
+def read(cluster: Cluster, name: str = "r", group: str | None = None) -> None:
+    mode = "psb" if group is None else "ptp"
+    cluster.ask(lambda i: Subscribe(i, name, "t", mode, group))
+
+
+def subscribed(cluster: Cluster) -> list[str]:
+    return sorted(cluster.image.topics["t"].subscriptions)
+
+
+def test_a_reader_that_is_silent_is_forgotten() -> None:
+    cluster = Cluster()
+    cluster.topic()
+    read(cluster)
+    read(cluster, "g", "g")
+    read(cluster, "other")
+    commits = len(cluster.active.commits)
+    for _ in range(6):
+        cluster.pass_ms(10_000)
+        read(cluster)  # says nothing new, so nothing is committed
+    assert subscribed(cluster) == ["g", "r"]
+    assert len(cluster.active.commits) == commits + 1
+    cluster.ask(lambda i: Unsubscribe(i, "r", "t"))
+    read(cluster)
+    cluster.pass_ms(30_000)
+    assert subscribed(cluster) == ["g", "r"]
+    cluster.pass_ms(40_000)
+    assert subscribed(cluster) == ["g"]
+    assert cluster.active.machine.deadline > cluster.now
+
+
+def test_the_next_zkserver_hears_of_it() -> None:
+    cluster = Cluster(zks=2)
+    cluster.topic()
+    read(cluster)
+    read(cluster, "g", "g")
+    cluster.crash_zk("zk-0")
+    assert subscribed(cluster) == ["g"]
+    read(cluster)
+    assert subscribed(cluster) == ["g", "r"]
+    cluster.pass_ms(40_000)
+    assert subscribed(cluster) == ["g"]
+
+
+def test_readers_outlive_zkservers_and_not_their_applications() -> None:
+    with Simulated(brokers=1, zkservers=2, seed=3) as cluster:
+        mq = cluster.client("app")
+        mq.create_topic("t")
+        reader = mq.consumer("t", mode="psb")  # kept: one that is dropped is closed
+
+        def active() -> tuple[str, Controller]:
+            hosts = cluster.zkservers.items()
+            ((name, found),) = [
+                (name, host.controller)
+                for name, host in hosts
+                if host.controller is not None and host.controller.is_active
+            ]
+            return name, found
+
+        def names() -> list[str]:
+            return list(active()[1].image.topics["t"].subscriptions)
+
+        before = names()
+        assert len(before) == 1
+        cluster.crash(active()[0])
+        cluster.run(20.0)
+        assert names() == before
+        cluster.run(60.0)
+        assert names() == before
+        assert reader.topic == "t"
+        cluster.crash("app")
+        cluster.run(60.0)
+        assert names() == []
