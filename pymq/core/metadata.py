@@ -136,12 +136,12 @@ class BlockNode:
     # replica, which must neither vote nor be counted as the one before.
     storages: tuple[str, ...] = ()
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins), once sealed
-    interrupted: tuple[Interrupted, ...] = ()  # of an open fetch block; they come after in_sync
     past: bytes = b""  # of an open block with several replicas: what it is to know of producers
     is_unclean: bool = False  # sealed without any replica that was known to hold all of it
     size: int = 0  # bytes, once sealed
     max_timestamp: int = -1  # of its records, once sealed
     opened_ms: int = 0  # wall clock
+    interrupted: tuple[Interrupted, ...] = ()  # of an open fetch block; they come after in_sync
 
     @property
     def name(self) -> str:

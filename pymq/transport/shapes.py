@@ -21,7 +21,7 @@ import attrs
 from pymq.core.config import TopicConfig
 from pymq.core.header import HEADER_SIZE, parse_header
 from pymq.core.message import Location
-from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
@@ -277,7 +277,12 @@ def _unpack_config(part: Any, payload: Payload) -> TopicConfig:
 
 # The results of what is asked of a zkserver, each with its number.
 _PLAIN, _NAMES, _LOCATIONS = 0, 4, 5
-_RESULTS: dict[int, type] = {1: TopicMetadata, 2: TopicDescription, 3: ClusterDescription}
+_RESULTS: dict[int, type] = {
+    1: TopicMetadata,
+    2: TopicDescription,
+    3: ClusterDescription,
+    6: Loss,
+}
 _RESULT_NUMBERS = {cls: number for number, cls in _RESULTS.items()}
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from pymq.core.config import TopicConfig
 from pymq.core.message import Location, Result
-from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import PymqError
@@ -36,7 +36,7 @@ def rows() -> Iterator[str]:
     for number, cls in wire.NUMBERS.items():
         payload = wire.PAYLOAD.get(cls, ())
         yield f"| {number} | {cls.__name__} | {_fields(cls, parts, payload)} |"
-    for cls in (TopicMetadata, TopicDescription, ClusterDescription, Location):
+    for cls in (TopicMetadata, TopicDescription, ClusterDescription, Location, Loss):
         parts[cls.__name__] = cls
     for name in list(parts):
         _fields(parts[name], parts)
