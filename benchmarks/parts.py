@@ -16,6 +16,7 @@ MODULES = (
     "benchmarks.embedded.start",
     "benchmarks.embedded.own",
     "benchmarks.embedded.sizes",
+    "benchmarks.replication.idle",
     "benchmarks.network.one",
     "benchmarks.network.three",
 )

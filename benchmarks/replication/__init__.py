@@ -1,0 +1,1 @@
+"""Part R: what replication costs."""
