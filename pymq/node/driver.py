@@ -159,7 +159,9 @@ class Driver:
 
     def pause(self, seconds: float) -> None:
         """Let time pass, before something is tried again."""
-        time.sleep(seconds)
+        waiter = threading.Lock()
+        waiter.acquire()
+        self.sleep(waiter, seconds)  # A loop that breaks meanwhile is not waited for.
 
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name*, unless another thread turns it; returns whether."""

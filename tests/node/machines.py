@@ -27,6 +27,7 @@ class Scripted:
         self.advanced = 0
         self.on_step: Callable[[str, Message], None] = lambda source, message: None
         self.on_tick: Callable[[int], None] = lambda now: None
+        self.on_stored: Callable[[], None] = lambda: None
 
     def step(self, source: str, message: Message, now: int) -> None:
         self.heard.append((source, message))
@@ -48,6 +49,7 @@ class Scripted:
 
     def stored(self, event: StoreEvent, now: int) -> None:
         self.events.append(event)
+        self.on_stored()
 
 
 class CountingStore(MemoryStore):

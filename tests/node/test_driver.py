@@ -185,15 +185,14 @@ def test_long_work_that_breaks_does_not_end_the_thread() -> None:
         raise ZeroDivisionError("a bug")
 
     store.on_compact = fail
+    told = threading.Event()
+    broker.on_stored = told.set
     loop.add_broker("broker", broker, store)
     driver = Driver(loop)
     broker.out.jobs = [Compact("t", "0", (), 0)]
     with driver as turned:
         turned.touch("broker")
-    until = time.monotonic() + 10
-    while not broker.events and driver.problem is None:
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    assert told.wait(10)
     close(driver)
 
 

@@ -42,6 +42,7 @@ def start(code: str, path: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": root}
     return subprocess.Popen(
         [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -85,9 +86,7 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
-    with start(
-        HOLDER.replace("sys.stdin.read()", "import time; time.sleep(60)"), tmp_path
-    ) as holder:
+    with start(HOLDER, tmp_path) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(StoreLocked, match=str(holder.pid)) as caught:
