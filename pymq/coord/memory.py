@@ -134,7 +134,6 @@ class MemoryCoordinator:
         self._hub = MemoryTree() if hub is None else hub
         # Other threads append while the owner's polls; a deque is safe for that without a lock.
         self._events: deque[CoordEvent] = deque()
-        self._missed: list[CoordEvent] = []  # happened while suspended
         self._held: deque[CoordRequest] = deque()  # asked while suspended
         self._is_suspended = False
         self._is_expired = False  # only ever true while suspended
@@ -200,13 +199,15 @@ class MemoryCoordinator:
                 self._held = deque(held for held in self._held if isinstance(held, Load))
                 self._renew()
             else:
-                self._events += [Resumed(), *self._missed]
-            self._missed.clear()
+                # As from afar: what has happened meanwhile, nobody knows.
+                roots = self._hub._watches.roots(self._session)
+                self._events += [Resumed(), *map(Changed, roots)]
             while self._held:
                 self._hub._carry_out(self, self._held.popleft())
 
     def _deliver(self, event: CoordEvent) -> None:
-        (self._missed if self._is_suspended else self._events).append(event)
+        if not self._is_suspended:
+            self._events.append(event)
 
     def _expired(self) -> None:
         if self._is_suspended:

@@ -288,6 +288,10 @@ class Watches:
         """Forget all that *session* watches."""
         self._roots.pop(session, None)
 
+    def roots(self, session: str) -> tuple[str, ...]:
+        """What *session* watches, in the order of its asking."""
+        return tuple(self._roots.get(session, ()))
+
     def match(self, session: str, changes: Sequence[Changed]) -> Sequence[Changed]:
         """Those of *changes* that *session* watches, in their order, each once."""
         roots = self._roots.get(session)

@@ -36,7 +36,8 @@ from pymq.errors import NotController, PymqError, RequestTimeout
 from pymq.node.image import Draft, Image
 
 TRIES_MAX = 5  # a plan that loses so many races is given up
-SHARED_OPS = 500  # tasks are added to a commit until it has so many operations
+SHARED_OPS = 500  # tasks are added to a commit until it has so many operations ...
+SHARED_BYTES = 1 << 18  # ... and while they fit: ZooKeeper takes 1 MiB, and refuses all or nothing
 
 Send = Callable[[str, Message], None]
 
@@ -161,6 +162,7 @@ class Commits:
         items: list[tuple[Task, Draft, Result | Later]] = []
         scopes: set[TopicPartition | None] = set()
         ops: list[Op] = []
+        size = 0
         while self._tasks and len(ops) < SHARED_OPS:
             task = self._tasks[0]
             if items and (task.scope is None or None in scopes or task.scope in scopes):
@@ -175,6 +177,11 @@ class Commits:
             if not draft.ops:
                 self._finish(task, result, now)
                 continue
+            size += sum(map(_size, draft.ops))
+            if items and size > SHARED_BYTES:
+                # A large change must not take others down with it.
+                self._tasks.appendleft(task)
+                break
             items.append((task, draft, result))
             mark("commits.planned")
             scopes.add(task.scope)
@@ -260,6 +267,11 @@ class Commits:
     def _answer(self, task: Task, result: Result, error: PymqError | None) -> None:
         if task.request:
             self._send(task.source, Answer(task.request, result, error))
+
+
+def _size(op: Op) -> int:
+    """About how many bytes an operation is for a coordinator elsewhere."""
+    return 100 + len(op.path) + (len(op.data) if isinstance(op, (Create, Put)) else 0)
 
 
 def _was_done(op: Op, image: Image) -> bool:

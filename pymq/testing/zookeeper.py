@@ -22,7 +22,7 @@ from pymq.errors import MissingExtra, PymqError
 __all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
 
 START_S = 30.0  # a busy machine takes its time; 0.3 s for one server and 1.5 s for three is usual
-TICK_MS = 200  # of the servers; sessions last two to twenty ticks, if not told otherwise
+TICK_MS = 200  # of the servers; a session lasts two ticks at least
 
 # All that a server without TLS loads: 4 of pyspark's 490 MB, and a third of the time to start.
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
@@ -141,7 +141,8 @@ class ZooKeeper:
         ports = _free_ports(3 * count)
         config = [
             *(f"tickTime={tick_ms}", "clientPortAddress=127.0.0.1", "admin.enableServer=false"),
-            *("4lw.commands.whitelist=srvr", "maxClientCnxns=0", "initLimit=20", "syncLimit=10"),
+            *("4lw.commands.whitelist=srvr", "maxClientCnxns=0", "maxSessionTimeout=60000"),
+            *("initLimit=20", "syncLimit=10"),
         ]
         if count > 1:
             config += [

@@ -24,7 +24,7 @@ from pymq.core.coordination import (
 )
 
 WAIT_S = 20.0
-SESSION_MS = 1_000
+SESSION_MS = 1_000  # where sessions are to expire; else nobody's slowness is to end one
 
 E = TypeVar("E")
 
@@ -105,10 +105,15 @@ class Session:
 
 @contextmanager
 def session(
-    hosts: str, root: str, options: str = "", *, timeout_s: float = WAIT_S
+    hosts: str,
+    root: str,
+    options: str = "",
+    *,
+    session_ms: int = 10_000,
+    timeout_s: float = WAIT_S,
 ) -> Iterator[Session]:
     """A session below *root*, closed afterwards."""
-    url = f"zookeeper://{hosts}{root}?session_ms={SESSION_MS}{options}"
+    url = f"zookeeper://{hosts}{root}?session_ms={session_ms}{options}"
     backend = pymq.coord.open(url, timeout_s=timeout_s)
     assert isinstance(backend, ZookeeperCoordinator)
     try:

@@ -66,7 +66,7 @@ def test_expired_session() -> None:
 
 
 def test_suspended_session_survives() -> None:
-    """Lost answers are uncertain, requests wait, changes are reported after Resumed."""
+    """Lost answers are uncertain, requests wait; what may have changed is told after Resumed."""
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub), MemoryCoordinator(hub)
     one.submit(Load(1, "/"))
@@ -84,7 +84,7 @@ def test_suspended_session_survives() -> None:
     one.resume()
     one.resume()
     assert one.poll() == [
-        *(Resumed(), Changed("/c"), Committed(4, (0,)), Changed("/b")),
+        *(Resumed(), Changed("/"), Committed(4, (0,)), Changed("/b")),
         Loaded(5, hub.entries("/b")),
     ]
 

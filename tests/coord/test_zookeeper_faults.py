@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,11 @@ from pymq.core.coordination import (
     Uncertain,
 )
 from pymq.testing.zookeeper import ZooKeeper
-from tests.coord.sessions import SESSION_MS, WAIT_S, Session, cut_off, expire, session
+from tests.coord import sessions
+from tests.coord.sessions import SESSION_MS, WAIT_S, Session, cut_off, expire
 
 pytestmark = pytest.mark.zookeeper
+session = partial(sessions.session, session_ms=SESSION_MS)
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
         import sys, time
         from tests.coord.sessions import *
         from pymq.core.coordination import *
-        with session(sys.argv[1], "/stopped") as one:
+        with session(sys.argv[1], "/stopped", session_ms=SESSION_MS) as one:
             one.must(Create("/mine", b"", ephemeral=True))
             print("ready", flush=True)
             last = time.monotonic()

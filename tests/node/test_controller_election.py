@@ -8,7 +8,17 @@ import pytest
 
 from pymq.coord import paths
 from pymq.coord.memory import MemoryCoordinator
-from pymq.core.coordination import Check, Commit, CoordRequest, Put, Uncertain
+from pymq.core.coordination import (
+    Check,
+    Commit,
+    CoordRequest,
+    Failed,
+    Load,
+    Put,
+    Resumed,
+    Suspended,
+    Uncertain,
+)
 from pymq.core.message import (
     CreateTopic,
     DeleteTopic,
@@ -19,9 +29,16 @@ from pymq.core.message import (
     Seal,
     SetPartitionState,
 )
-from pymq.core.metadata import PartitionNode, encode_node
-from pymq.core.types import AckMode
-from pymq.errors import NotController, RequestTimeout, StoreFull, UnknownTopic
+from pymq.core.metadata import PartitionNode, ProducerNode, encode_node
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import (
+    AuthorizationFailed,
+    NotController,
+    RequestTimeout,
+    StoreFull,
+    UnknownTopic,
+)
+from pymq.node.image import Draft
 from tests.node.cluster import SESSION_MS, T0, Cluster, Zk
 
 
@@ -291,6 +308,70 @@ def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:
     cluster.run()
     assert zk.machine.is_active
     assert cluster.image.controller_epoch == 1
+
+
+@pytest.mark.parametrize("refused", [Load, Commit])
+def test_a_zkserver_that_is_refused_says_why_and_tries_again(
+    refused: type[Load] | type[Commit],
+) -> None:
+    """A coordinator elsewhere may have rules of its own, such as ACLs."""
+    cluster = Cluster(brokers=0, zks=0)
+    zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
+    why = AuthorizationFailed("not yours")
+
+    def refuse(request: CoordRequest) -> bool:
+        if isinstance(request, refused):
+            zk.machine.decided(Failed(request.tag, why), cluster.now)
+            return False
+        return True
+
+    zk.on_submit = refuse
+    cluster.run()
+    assert cluster.answers[cluster.send(ListTopics, "zk-0")].error is why
+    zk.on_submit = lambda request: True
+    cluster.pass_ms(3_000)
+    assert zk.machine.is_active
+    zk.on_submit = refuse
+    if refused is Commit:
+        with pytest.raises(AuthorizationFailed):
+            cluster.topic(AckMode.UNSET)
+        zk.on_submit = lambda request: True
+        cluster.topic(AckMode.UNSET)
+    else:
+        # It looks at the tree again after a doubt, and goes on looking until it is let.
+        zk.machine.decided(Suspended(), cluster.now)
+        zk.machine.decided(Resumed(), cluster.now)
+        cluster.run()
+        assert zk.machine.is_active
+        zk.on_submit = lambda request: True
+        cluster.pass_ms(3_000)
+        cluster.topic(AckMode.UNSET)
+
+
+def test_a_large_change_takes_no_other_down_with_it() -> None:
+    """Changes share a commit while they are small; a backend refuses a large one as a whole."""
+    cluster = Cluster(brokers=0)
+    zk = cluster.active
+    commits = zk.machine._commits
+    done: list[int] = []
+
+    def change(number: int, nodes: int) -> None:
+        def plan(draft: Draft) -> None:
+            for node in range(nodes):
+                name = f"{'x' * 240}-{number}-{node}"
+                draft.create(paths.producer(name), ProducerNode(name, 0))
+
+        scope = TopicPartition("t", str(number))
+        commits.do(plan, scope=scope, done=lambda now: done.append(number))
+
+    before = len(zk.commits)
+    for number in range(6):
+        change(number, 900 if number == 3 else 1)
+    cluster.pass_ms(100)
+    zk.machine.tick(cluster.now)
+    cluster.run()
+    assert done == [0, 1, 2, 3, 4, 5]
+    assert [len(commit.ops) - 2 for commit in zk.commits[before:]] == [3, 900, 2]
 
 
 # --- a take-over at every point -----------------------------------------------------------------
