@@ -31,6 +31,7 @@ from pymq.store.file import FileStore
 from pymq.store.memory import MemoryStore
 from pymq.transport.base import Arrival, Transport
 
+LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
 HEARTBEAT_MS = 300  # of brokers
 SESSION_MS = 2_000  # a broker that is silent for longer is dead
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
@@ -70,7 +71,7 @@ class Node:
             PymqError: whatever keeps it from going on.
         """
         try:
-            self._runner.run()
+            self._runner.run(self._is_over)
             self._drain()
         finally:
             self.close()
@@ -124,6 +125,10 @@ class Node:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _is_over(self) -> bool:
+        """Whether it has come to its end by itself; asked in each turn."""
+        return False
 
     def _note(self, arrivals: Sequence[Arrival]) -> None:
         """See what arrives before the machines do."""
@@ -206,6 +211,7 @@ class Broker(Node):
                 self.store.unsealed(),
                 now,
             )
+            self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
             if hasattr(made, "on_stranger"):
                 made.on_stranger = self._directory.stranger
@@ -222,6 +228,20 @@ class Broker(Node):
         self._directory.note(arrivals)
         if not self._is_ready.is_set() and any(type(m) is LeaderAndIsr for _, _, m in arrivals):
             self._ready()  # A zkserver has said what is to be hosted here.
+
+    def stop(self) -> None:
+        """Let the broker end in order: what it leads is handed over first, within some seconds."""
+        if not self._is_ready.is_set():
+            super().stop()
+            return
+        self._is_stopping = True
+        self._runner.wake()
+
+    def _is_over(self) -> bool:
+        if self._is_stopping and not self.machine.has_left:
+            self.machine.leave(monotonic_ms(), LEAVE_MS)
+            self.loop.touch(self.name)
+        return self._is_stopping and self.machine.has_left
 
     def _drain(self) -> None:
         self.machine.shut_down(monotonic_ms())

@@ -479,7 +479,8 @@ class Broker:
 
     def leave(self, now: int, within_ms: int) -> None:
         """Hand over what is led here, as far as that goes *within_ms*; see :attr:`has_left`."""
-        self._departure.begin(now, within_ms)
+        is_needed = any(partition.peers for partition in self._partitions.values())
+        self._departure.begin(now, within_ms if is_needed else 0)
         self._rearm()
 
     @property

@@ -35,10 +35,12 @@ class Departure:
         return self._until != NEVER
 
     def begin(self, now: int, within_ms: int) -> None:
-        """The broker is to stop, *within_ms* from now."""
+        """The broker is to stop, *within_ms* from now; at once if there is nothing to hand over."""
         if not self.has_begun:
             self._until = now + within_ms
             self.deadline = now
+            if not within_ms:
+                self._end()
 
     def ask(self, now: int) -> ControlledShutdown | None:
         """Do what is due; returns what the active zkserver is to be asked."""
