@@ -40,6 +40,11 @@ class Writable(Protocol):
         ...
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other brokers hold the open block too."""
+        ...
+
+    @property
     def is_parking(self) -> bool:
         """Whether what producers send has to wait."""
         ...
@@ -133,8 +138,7 @@ class Intake:
 
     def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
         if m.acks is not AckMode.NONE:
-            is_shared = len(self._partition.state.blocks[-1].replicas) > 1
-            is_local = m.acks is AckMode.LEADER and is_shared
+            is_local = m.acks is AckMode.LEADER and self._partition.is_shared
             self._answers.add(end, source, answer, is_local=is_local)
 
     def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:

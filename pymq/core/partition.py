@@ -137,13 +137,14 @@ class Partition:
         return self.state.blocks[-1]
 
     @property
-    def _is_shared(self) -> bool:
+    def is_shared(self) -> bool:
+        """Whether other brokers hold the open block too."""
         return len(self._block.replicas) > 1
 
     @property
     def _is_voted(self) -> bool:
         """Whether the replicas of the open block elect their leader."""
-        return self._is_shared and self._block.acks is AckMode.RAFT
+        return self.is_shared and self._block.acks is AckMode.RAFT
 
     @property
     def leads(self) -> bool:
@@ -220,7 +221,7 @@ class Partition:
             self._open_next(before.blocks[-1], now)
         elif self.replicator is not None:
             self.replicator.adopt(state, now)
-            if state.epoch > before.epoch and not self._is_shared:
+            if state.epoch > before.epoch and not self.is_shared:
                 self._sealing.give_up()
                 self._intake.drive_parked(now)
         elif not before.blocks[-1].replicas and self.log is None:
@@ -252,7 +253,7 @@ class Partition:
 
     def _new_sealing(self) -> Sealing:
         is_raft = self._block.acks is AckMode.RAFT
-        return Sealing(is_shared=self._is_shared, is_raft=is_raft)
+        return Sealing(is_shared=self.is_shared, is_raft=is_raft)
 
     def _open_next(self, last: BlockNode, now: int) -> None:
         """The roll: the block before was sealed at its end, another one takes the next record."""
@@ -584,7 +585,8 @@ class Partition:
             self._seal_done(now)
         replicator.stable(log.stable_end, now)
         self._look(now)
-        self._upkeep.grown(now)
+        if self._upkeep.roll_at == NEVER or log.size >= self.state.config.block_bytes:
+            self._upkeep.want_roll(now)
         self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
@@ -600,7 +602,7 @@ class Partition:
         if failed.fatal:
             self._fail(error, now)
             return
-        if self._is_shared:
+        if self.is_shared:
             mark("partition.write_failed.start_over")
             self._start_over(error, now)
             return
@@ -731,7 +733,7 @@ class Partition:
         if self.is_settled:  # Else what is due waits for the store to say where the log ends.
             due = min(due, self._serving.deadline)
             if self.replicator is not None and self.problem is None:
-                due = min(due, self._sync_at, self._upkeep.deadline)
+                due = min(due, self._sync_at, self._upkeep.roll_at, self._upkeep.retention_at)
             if (acting := self._acting) is not None:
                 due = min(due, acting.deadline)
         self.deadline = due

@@ -67,47 +67,36 @@ class Kept(Protocol):
 class Upkeep:
     """The wishes of one partition; each is repeated until something comes of it."""
 
-    __slots__ = ("_asked_at", "_compacted", "_partition", "_retention_at", "_roll_at", "opened_ms")
+    __slots__ = ("_asked_at", "_compacted", "_partition", "opened_ms", "retention_at", "roll_at")
 
     def __init__(self, partition: Kept, now: int) -> None:
         self.opened_ms = 0  # when the open block was made; 0: not known
         self._partition = partition
         self._asked_at = -ASK_RETRY_MS
-        self._roll_at = NEVER
-        self._retention_at = now
+        self.roll_at = NEVER  # these two are looked at after every write, so they are no property
+        self.retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
-
-    @property
-    def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
-        return min(self._roll_at, self._retention_at)
 
     def open_next(self, opened_ms: int, now: int) -> None:
         """Another block is open now."""
         self.opened_ms = opened_ms
-        self._roll_at = NEVER
+        self.roll_at = NEVER
         self._asked_at = -ASK_RETRY_MS
-        self._retention_at = now  # A newly sealed block may be one too many.
+        self.retention_at = now  # A newly sealed block may be one too many.
 
     def reconsider(self, now: int) -> None:
         """The topic's options have changed."""
-        self._retention_at, self._roll_at = now, NEVER
+        self.retention_at, self.roll_at = now, NEVER
 
     def begin(self, now: int) -> None:
         """The open block can be looked at."""
-        if self._roll_at == NEVER:
-            self._want_roll(now)
+        if self.roll_at == NEVER:
+            self.want_roll(now)
 
     def lead(self, now: int) -> None:
         """The replica here leads from now on; nobody has heard of what it wants."""
         self._asked_at = -ASK_RETRY_MS
-        self._want_roll(now)
-
-    def grown(self, now: int) -> None:
-        """The open block may have got larger."""
-        log, config = self._partition.log, self._partition.state.config
-        if self._roll_at == NEVER or (log is not None and log.size >= config.block_bytes):
-            self._want_roll(now)
+        self.want_roll(now)
 
     def asked(self, now: int) -> None:
         """The zkserver was told that the block is sealed.
@@ -115,24 +104,24 @@ class Upkeep:
         Should nothing come of it, because the zkserver was replaced, the next one is to know.
         """
         self._asked_at = now
-        self._roll_at = now + ASK_RETRY_MS
+        self.roll_at = now + ASK_RETRY_MS
 
     def stop(self) -> None:
         """Nothing can be done about the partition any more."""
-        self._roll_at = self._retention_at = NEVER
+        self.roll_at = self.retention_at = NEVER
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        if now >= self._roll_at:
-            self._want_roll(now)
-        if now >= self._retention_at:
+        if now >= self.roll_at:
+            self.want_roll(now)
+        if now >= self.retention_at:
             self._retain(now)
 
-    def _want_roll(self, now: int) -> None:
+    def want_roll(self, now: int) -> None:
         """Ask for the next block when this one is large or old enough; ask again if unheard."""
         partition = self._partition
         config, log = partition.state.config, partition.log
-        self._roll_at = NEVER
+        self.roll_at = NEVER
         if partition.problem is not None or log is None:
             return
         if not partition.leads and not partition.is_fenced:
@@ -150,19 +139,19 @@ class Upkeep:
                 state = partition.state
                 number = state.blocks[-1].number
                 partition.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))
-            self._roll_at = self._asked_at + ASK_RETRY_MS
+            self.roll_at = self._asked_at + ASK_RETRY_MS
         else:
-            self._roll_at = now + config.block_ms - age
+            self.roll_at = now + config.block_ms - age
 
     def _retain(self, now: int) -> None:
         """Let go of sealed blocks beyond the retention, and compact those that are new."""
         partition, state = self._partition, self._partition.state
         config, blocks, log = state.config, state.blocks, partition.log
-        self._retention_at = NEVER  # A partition of one block that never rolls costs nothing.
+        self.retention_at = NEVER  # A partition of one block that never rolls costs nothing.
         if len(blocks) == 1 or partition.problem is not None or log is None:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
-            self._retention_at = now + RETENTION_CHECK_MS
+            self.retention_at = now + RETENTION_CHECK_MS
             kept = first_kept(blocks, log.stable_size, config, partition.wall_ms(now))
             if kept > blocks[0].number and partition.leads:
                 mark("partition.retired")

@@ -29,7 +29,8 @@ class Schedule:
         """Something about *partition* may have changed."""
         if partition.is_dirty:
             self.dirty[partition] = None
-        self.arm(partition)
+        if partition.deadline < self._armed.get(partition, NEVER):
+            self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
         """The deadline of *partition* may be earlier than it was."""
