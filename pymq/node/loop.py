@@ -31,6 +31,7 @@ from pymq.errors import PymqError, StoreError
 from pymq.store.base import BlockStore
 
 NEVER = 1 << 62
+READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
 
 
@@ -271,7 +272,8 @@ class Loop:
     def _read(self, name: str, read: Read) -> None:
         assert self._store is not None
         try:
-            data = self._store[2].read(read.block, read.offset, read.end, read.max_bytes)
+            most = min(read.max_bytes, READ_BYTES_MAX)
+            data = self._store[2].read(read.block, read.offset, read.end, most)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             answer = attrs.evolve(read.answer, error=error)

@@ -165,12 +165,15 @@ def _check_names(suite: _Suite) -> None:
     b.flush()
     assert suite.take(a, 1) == [("broker.of-a", "client-1.producer2", Produced(1))]
     a.send("client-1.producer2", "broker.of-a", Produced(2))
-    a.send("client-1", "broker.of-a", Produced(3))
+    a.send("client-1", "broker.of-a.part", Produced(3))
     a.flush()
     assert suite.take(b, 2) == [
         ("client-1.producer2", "broker.of-a", Produced(2)),
-        ("client-1", "broker.of-a", Produced(3)),
+        ("client-1", "broker.of-a.part", Produced(3)),
     ]
+    b.send("broker.of-a.part", "client-1", Produced(4))
+    b.flush()
+    assert suite.take(a, 1) == [("broker.of-a.part", "client-1", Produced(4))]
 
 
 def _check_order(suite: _Suite) -> None:

@@ -98,5 +98,5 @@ class Transport(Protocol):
 
 
 def node_of(machine: str) -> str:
-    """The node of a machine that is not a node itself."""
-    return machine.partition(".")[0]
+    """The node of a machine that is not a node itself; nodes may have dots, and parts have none."""
+    return machine.rpartition(".")[0] or machine

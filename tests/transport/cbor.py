@@ -43,3 +43,28 @@ def read(data: bytes, at: int = 0) -> tuple[Any, int]:
     if major == 7 and short == 27:
         return struct.unpack(">d", data[at - 8 : at])[0], at
     raise ValueError(f"major type {major} with {short} is not in the protocol")
+
+
+def write(item: Any) -> bytes:
+    """The bytes of an item."""
+    if item is None or isinstance(item, bool):
+        return bytes([{None: 0xF6, True: 0xF5, False: 0xF4}[item]])
+    if isinstance(item, int):
+        return _head(0, item) if item >= 0 else _head(1, -1 - item)
+    if isinstance(item, bytes):
+        return _head(2, len(item)) + item
+    if isinstance(item, str):
+        return _head(3, len(item.encode())) + item.encode()
+    if isinstance(item, list):
+        return _head(4, len(item)) + b"".join(write(part) for part in item)
+    assert isinstance(item, dict)
+    return _head(5, len(item)) + b"".join(write(k) + write(v) for k, v in item.items())
+
+
+def _head(major: int, number: int) -> bytes:
+    if number < 24:
+        return bytes([major << 5 | number])
+    for short, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if number < 1 << 8 * size:
+            return bytes([major << 5 | short]) + number.to_bytes(size, "big")
+    raise ValueError(f"{number} is too large")

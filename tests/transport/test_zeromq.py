@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
+from pymq.core.message import Fetched, Message, Produced
+from pymq.errors import AuthorizationFailed
 from pymq.testing import check_transport
+from pymq.transport.base import Arrival
+from pymq.transport.sockets import Tuning
 from pymq.transport.zeromq import ZmqTransport
+from tests.transport import cbor
+
+WAIT_S = 20.0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -22,3 +36,238 @@ def test_the_contract(scheme: str, tmp_path: Path) -> None:
         return ZmqTransport(node, listen=where)
 
     check_transport(make)
+
+
+# --- what strangers send ------------------------------------------------------------------------
+
+
+@contextmanager
+def server(**options: Any) -> Iterator[ZmqTransport]:
+    transport = ZmqTransport("server", listen="tcp://127.0.0.1:0", **options)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+class Raw:
+    """A socket that says what it likes."""
+
+    def __init__(self, transport: ZmqTransport, identity: bytes | None) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        if identity is not None:
+            self.socket.set(zmq.ROUTING_ID, identity)
+        self.socket.connect(transport.endpoint)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def ask(self, transport: ZmqTransport, *parts: bytes) -> list[Any]:
+        """Send a packet and take the header of what comes back, while the server has its turns."""
+        self.socket.send_multipart(parts)
+        return self.take(transport)
+
+    def take(self, transport: ZmqTransport) -> list[Any]:
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            assert transport.poll() == []
+            if self.socket.poll(20):
+                header, *_ = self.socket.recv_multipart()
+                rows, end = cbor.read(header)
+                assert end == len(header)
+                return list(rows)
+        raise AssertionError("nothing came back")
+
+
+GOOD = b"client-1/0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        None,
+        b"client-1",
+        b"client-1/xyz",
+        b"#3/0123456789abcdef",
+        b"a b/0123456789abcdef",
+        b"/0123456789abcdef",
+        b"server/0123456789abcdef",
+        b"\xff/0123456789abcdef",
+    ],
+)
+def test_whoever_does_not_say_who_he_is_is_refused(identity: bytes | None) -> None:
+    with server() as transport, Raw(transport, identity) as raw:
+        version, (number, _, _, (code, _, _)) = raw.ask(transport, cbor.write([1, [3, "", ""]]))
+        assert (version, number, code) == (1, 2, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b""],
+        [b"\xff"],
+        [b"\x9f"],
+        [b"\xc0\x00"],
+        [cbor.write([1]) + b"\0"],
+        [cbor.write([1, [11, "", "", "x"]])],
+        [cbor.write([1, [11, "", "", 1]]), b"payload that nobody announced"],
+        [cbor.write([1])] + [b""] * 500,
+        [b"\x9b" + b"\xff" * 8],
+        [b"\x81" * 10_000],
+    ],
+)
+def test_what_is_no_packet_is_refused_and_harms_nobody(parts: list[bytes]) -> None:
+    with server() as transport, Raw(transport, GOOD) as raw:
+        rows = raw.ask(transport, *parts)
+        assert [row[0] for row in rows[1:]] == [2]  # Refused
+        assert raw.ask(transport, cbor.write([1, [1, "", "", 1, 1, 100, "x"]]))[1][0] == 1
+
+
+def test_a_version_that_is_not_spoken_is_refused_with_those_that_are() -> None:
+    with server() as transport, Raw(transport, GOOD) as raw:
+        _, (number, _, _, (_, _, details)), *_ = raw.ask(transport, cbor.write([7, [3, "", ""]]))
+        assert (number, details) == (2, {"first": 1, "last": 1})
+
+
+def test_bytes_that_are_not_zeromq_at_all() -> None:
+    """Whoever connects by mistake, as a browser might, is let go; others are served."""
+    with server() as transport:
+        host, _, port = transport.endpoint.removeprefix("tcp://").rpartition(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
+        for number, stranger in enumerate(strangers):
+            stranger.sendall([b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5_000, b"\0", b""][number % 4])
+        with Raw(transport, GOOD) as raw:
+            assert raw.ask(transport, cbor.write([1, [3, "", ""]]))[1][0] == 1
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_nobody_writes_in_the_name_of_another() -> None:
+    """Whatever a peer calls itself, what it sends comes from its own node."""
+    with server() as transport, Raw(transport, GOOD) as raw:
+        raw.socket.send(cbor.write([1, [11, "", "#3", 5], [11, "x", "broker-1", 6]]))
+        assert polled(transport, 2) == [
+            ("server", "client-1.#3", Produced(5)),
+            ("server.x", "client-1.broker-1", Produced(6)),
+        ]
+
+
+def polled(transport: ZmqTransport, count: int) -> list[Arrival]:
+    """Poll until there are *count* messages."""
+    found: list[Arrival] = []
+    until = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < until, found
+        found += transport.poll()
+        transport.flush()
+        select.select([transport.fileno()], [], [], 0.01)
+    return found
+
+
+# --- peers that come, go and are slow -----------------------------------------------------------
+
+
+def test_a_later_process_of_a_name_takes_the_place_of_the_one_before() -> None:
+    with server() as transport:
+        first, second = ZmqTransport("broker-1"), ZmqTransport("broker-1")
+        for number, each in enumerate((first, second)):
+            each.learn("server", transport.endpoint)
+            each.send("server", "broker-1", Produced(number))
+            each.flush()
+            each_polled = polled_of(transport, each, 1)
+            assert each_polled == [("server", "broker-1", Produced(number))]
+        transport.send("broker-1", "server", Produced(7))
+        transport.flush()
+        assert polled(second, 1) == [("broker-1", "server", Produced(7))]
+        first.send("server", "broker-1", Produced(8))
+        first.flush()
+        until = time.monotonic() + WAIT_S
+        while "another process has connected under the name" not in first.problem:
+            assert time.monotonic() < until
+            assert transport.poll() == first.poll() == []
+        first.close()
+        second.close()
+
+
+def polled_of(transport: ZmqTransport, other: ZmqTransport, count: int) -> list[Arrival]:
+    """Poll *transport*, while *other* has its turns too."""
+    found: list[Arrival] = []
+    until = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < until, found
+        other.poll()
+        found += transport.poll()
+    return found
+
+
+def test_what_is_for_a_stranger_waits_until_it_is_known_where_he_is() -> None:
+    strangers: list[str] = []
+    with server() as transport:
+        client = ZmqTransport("client-1", on_stranger=strangers.append)
+        client.send("server", "client-1", Produced(1))
+        client.flush()
+        assert set(strangers) == {"server"}
+        client.learn("server", transport.endpoint)
+        assert polled_of(transport, client, 1) == [("server", "client-1", Produced(1))]
+        client.close()
+
+
+def test_what_nobody_takes_is_forgotten_after_a_while() -> None:
+    client = ZmqTransport("client-1", tuning=Tuning(waiting_ms=50))
+    try:
+        client.learn("server", "tcp://127.0.0.1:1")
+        for number in range(1_000):
+            client.send("server", "client-1", Produced(number))
+            client.flush()
+        until = time.monotonic() + WAIT_S
+        while client.dropped < 1_000:
+            assert time.monotonic() < until, client.dropped
+            assert client.poll() == []
+    finally:
+        client.close()
+
+
+def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
+    """He has asked for more than fits: his requests are dropped, not his answers piled up."""
+    tuning = Tuning(waiting_bytes=1 << 20, packets=4)
+    with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
+        raw.socket.set(zmq.RCVHWM, 4)
+        data = bytes(1 << 20)
+        asked = 0
+        until = time.monotonic() + WAIT_S
+        while not transport.dropped:
+            assert time.monotonic() < until, "everything was taken"
+            if asked < 300:
+                raw.socket.send(cbor.write([1, [11, "", "", asked]]))
+                asked += 1
+            for _, source, _ in transport.poll():
+                transport.send(source, "server", Fetched(1, "t", "0", 0, 0, 0, data))
+                transport.flush()
+        # Once he takes them, he is heard again.
+        heard = False
+        while not heard:
+            assert time.monotonic() < until + WAIT_S
+            while raw.socket.poll(5):
+                raw.socket.recv_multipart()
+            raw.socket.send(cbor.write([1, [11, "", "", 10_000]]))
+            heard = any(message == Produced(10_000) for _, _, message in transport.poll())
+
+
+def test_a_gate_sees_every_message_and_answers_for_the_machine() -> None:
+    seen: list[tuple[str, str, Message]] = []
+
+    def gate(principal: str, source: str, message: Message) -> list[Message] | None:
+        seen.append((principal, source, message))
+        return [Produced(1, error=AuthorizationFailed("no"))] if source == "client-1.bad" else None
+
+    with server(gate=gate) as transport, Raw(transport, GOOD) as raw:
+        raw.socket.send(cbor.write([1, [11, "m", "bad", 1], [11, "", "", 2]]))
+        assert polled(transport, 1) == [("server", "client-1", Produced(2))]
+        assert [source for _, source, _ in seen] == ["client-1.bad", "client-1"]
+        rows = raw.take(transport)
+        number, to, source, *_, error = rows[1]
+        assert (number, to, source, error[0]) == (11, "bad", "m", "AUTHORIZATION_FAILED")
