@@ -23,6 +23,7 @@ soak: .venv/made-test-$(KEY)
 	$(BIN)/python -m pymq.testing --profile all --seeds $(FROM):$$(($(FROM) + $(SEEDS))) \
 	  --seconds 5 --jobs 2 --quiet --marks
 	$(BIN)/pytest -n 2 -m slow $(ARGS)
+	$(BIN)/python -m pymq.testing.crashes tests.testing.scripts --jobs 2
 
 lint: .venv/made-test-$(KEY)
 	$(BIN)/ruff format --check

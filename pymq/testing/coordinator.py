@@ -317,15 +317,32 @@ class Session:
         self._is_dead = True
         process.on_death.remove(self._lost)
         self._ensemble.connections.remove(self)
-        for number, request in self._under_way.items():
-            if isinstance(request, Commit) and number not in self._done:
-                self._perhaps(request)
+        word, _, number = process.keep.partition("-")
+        arriving = int(number) if word == "state" else None
+        for commit in self.unanswered():
+            if arriving is None:
+                self._perhaps(commit)
+            elif arriving > 0:
+                self._carry_out(commit)
+                arriving -= 1
         self._connection += 1
         self._world.after(self._ensemble.session_timeout_us, self._expire_dead)
 
+    def unanswered(self) -> list[Commit]:
+        """Commits on their way: when the client dies, any number of the first of them is done."""
+        return [
+            request
+            for number, request in self._under_way.items()
+            if isinstance(request, Commit) and number not in self._done
+        ]
+
     def _perhaps(self, commit: Commit) -> None:
         """A commit whose connection has gone: it had arrived already, or never will."""
-        if self._rng.getrandbits(1) and self._session in self._ensemble.sessions:
+        if self._rng.getrandbits(1):
+            self._carry_out(commit)
+
+    def _carry_out(self, commit: Commit) -> None:
+        if self._session in self._ensemble.sessions:
             _, plan = self._ensemble.carry_out(self._session, commit)
             self._ensemble.announce(plan)
 

@@ -28,6 +28,7 @@ import errno
 import os
 import random
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from pymq.core.columns import Buffer
 from pymq.core.values import define
@@ -136,6 +137,18 @@ class _Fault:
 _Names = dict[str, "_File | None"]  # None: a folder
 
 
+class Survival(Protocol):
+    """What becomes of all that was not synced; see :mod:`pymq.testing.remains`."""
+
+    def keeps(self, folder: str, name: str) -> bool:
+        """Whether a name that was made, changed or removed is as it is now, and not as before."""
+        ...
+
+    def content(self, file: _File) -> bytes:
+        """What is there of a file that was written."""
+        ...
+
+
 class SimDisk:
     """A file system in memory, to be used as the ``files`` of a store.
 
@@ -158,12 +171,13 @@ class SimDisk:
 
     # --- what happens to disks ------------------------------------------------------------------
 
-    def crash(self, rng: random.Random, keep: str = "random") -> None:
+    def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
         """Let the power fail: lose what may be lost, as *rng* decides, and come back.
 
-        With *keep* ``"none"`` all of it is lost, with ``"all"`` nothing is.
+        With *keep* ``"none"`` all of it is lost, with ``"all"`` nothing is; or it is decided there.
         """
         self.kill()
+        survival = _Chance(self, rng, keep) if isinstance(keep, str) else keep
         names: dict[str, _Names] = {}
         files: dict[int, _File] = {}
         folders = ["/"]
@@ -174,7 +188,7 @@ class SimDisk:
             for name in sorted({*now, *then}):
                 source = now
                 is_same = name in now and name in then and now[name] is then[name]
-                if not is_same and (keep == "none" or (keep == "random" and rng.random() < 0.5)):
+                if not is_same and not survival.keeps(folder, name):
                     source = then
                 if name in source:
                     left[name] = file = source[name]
@@ -184,8 +198,7 @@ class SimDisk:
                         files[id(file)] = file
         for file in files.values():
             if file.undo or file.disk is not None:
-                found = {"all": file.written, "none": file.synced}.get(keep)
-                file.settle(found() if found is not None else self._survived(file, rng))
+                file.settle(survival.content(file))
         self._names = names
         self._durable = {folder: dict(left) for folder, left in names.items()}
 
@@ -215,6 +228,20 @@ class SimDisk:
             for piece, at in ((new[kept:torn], kept), (old[torn:size], torn)):
                 found[at : at + len(piece)] = piece
         return old if how < 0.1 else bytes(found)
+
+    def unsynced(self) -> tuple[list[tuple[str, str]], list[_File]]:
+        """What a crash may lose: names (folder, name), and files that were written; in order."""
+        names: list[tuple[str, str]] = []
+        files: dict[int, _File] = {}
+        for folder in sorted({*self._names, *self._durable}):
+            now, then = self._names.get(folder, {}), self._durable.get(folder, {})
+            for name in sorted({*now, *then}):
+                if name not in now or name not in then or now[name] is not then[name]:
+                    names.append((folder, name))
+                for file in (now.get(name), then.get(name)):
+                    if file is not None and (file.undo or file.disk is not None):
+                        files[id(file)] = file
+        return names, list(files.values())
 
     def kill(self) -> None:
         """End the processes that use the disk, as ``kill -9`` does: files are closed, no more.
@@ -569,3 +596,20 @@ class SimDisk:
 
     def release(self) -> None:
         """There are no threads to let go of."""
+
+
+@define
+class _Chance:
+    """Dice decide, or nothing is kept, or all of it."""
+
+    disk: SimDisk
+    rng: random.Random
+    keep: str
+
+    def keeps(self, folder: str, name: str) -> bool:
+        return self.keep == "all" or (self.keep != "none" and self.rng.random() >= 0.5)
+
+    def content(self, file: _File) -> bytes:
+        if self.keep == "all":
+            return file.written()
+        return file.synced() if self.keep == "none" else self.disk._survived(file, self.rng)

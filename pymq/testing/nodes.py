@@ -23,6 +23,7 @@ from pymq.testing.files import ProcessFiles
 from pymq.testing.network import Network
 from pymq.testing.probe import Look
 from pymq.testing.process import Crash, Process, dice
+from pymq.testing.remains import remains
 from pymq.testing.world import WALL_MS, World, mix
 
 
@@ -58,7 +59,6 @@ class Host(Process):
     """A process with a wall clock."""
 
     wall_skew_ms = 0
-    keep = "random"  # what the disk keeps at the next crash
     keep_dice = 0  # which of the ways to be random
     crash_again: int | None = None  # die so many effects after the next start, too
     crash_loop: Sequence[int] = ()  # and after those that come then
@@ -66,6 +66,15 @@ class Host(Process):
     def wall_offset_ms(self) -> int:
         """The wall clock minus the monotonic one."""
         return WALL_MS + self.world.now // 1000 + self.wall_skew_ms - self.clock()
+
+    def prepare_again(self) -> None:
+        """It starts: if it is to die again, count from here."""
+        if self.incarnation > 1 and self.crash_again is not None:
+            self.crash_in(self.crash_again)
+            self.crash_again = None
+        elif self.crash_loop:
+            first, *self.crash_loop = self.crash_loop
+            self.crash_in(first)
 
 
 class BrokerHost(Host):
@@ -107,12 +116,7 @@ class BrokerHost(Host):
     def build(self) -> None:
         """Put the broker together."""
         assert self.loop is not None
-        if self.incarnation > 1 and self.crash_again is not None:
-            self.crash_in(self.crash_again)
-            self.crash_again = None
-        elif self.crash_loop:
-            first, *self.crash_loop = self.crash_loop
-            self.crash_in(first)
+        self.prepare_again()
         try:
             store = self.memory or FileStore(
                 f"/{self.name}", files=self.files, handles_max=self.knobs.handles
@@ -149,9 +153,14 @@ class BrokerHost(Host):
         self.signs.clear()
 
     def lose_power(self, keep: str) -> None:
-        """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`."""
+        """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`.
+
+        ``"state-3"`` is the state of that number among :func:`pymq.testing.remains.remains`.
+        """
         assert self.loop is None, f"{self.name} is running"
-        self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), keep)
+        word, _, number = keep.partition("-")
+        survival = remains(self.disk)[int(number)] if word == "state" else keep
+        self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), survival)
 
     def leave(self, within_ms: int) -> None:
         """Begin to hand over what it leads; when :attr:`has_left`, it can be stopped."""
@@ -203,6 +212,7 @@ class ZkserverHost(Host):
     def build(self) -> None:
         """Put the zkserver together, with a new session."""
         assert self.loop is not None
+        self.prepare_again()
         config = ControllerConfig(
             self.name,
             session_ms=self.knobs.session_ms,

@@ -75,9 +75,10 @@ class Process(ABC):
         self.turn_us = TURN_US
         self.boundaries = 0  # effects so far, over all incarnations
         self.crash_at = -1  # the boundary at which to die
-        self.trail: list[str] | None = None  # what the boundaries were, if anybody wants to know
+        self.on_boundary: Callable[[str], None] | None = None  # hears what each of them is
         self.lag = 0  # how far the turn under way is behind the world's time
         self.is_dying = False
+        self.keep = "random"  # what a crash keeps of what was not done for sure
         self.on_turn: list[Watcher] = []
         self.on_send: dict[type, list[Tap]] = {}  # by class of message
         self.on_receive: dict[type, list[Tap]] = {}
@@ -135,8 +136,8 @@ class Process(ABC):
         if self.is_dying:
             raise Crash(what)
         self.boundaries += 1
-        if self.trail is not None:
-            self.trail.append(what)
+        if self.on_boundary is not None:
+            self.on_boundary(what)
         if self.boundaries == self.crash_at:
             self.is_dying = True  # Clean-up code on the way out must have no effect either.
             raise Crash(what)
@@ -268,7 +269,7 @@ class Process(ABC):
         if link is None:
             target = peer.split(".", 1)[0]
             link = self._links[peer] = self.network.link(self.name, target)
-        self.boundary("send")
+        self.boundary(type(message).__name__)
         if type(message) in self.on_send:
             for tap in self.on_send[type(message)]:
                 tap(self, peer, source, message)

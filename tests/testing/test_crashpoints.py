@@ -1,72 +1,119 @@
-"""A broker dies at each of its effects, in turn: nothing that was promised is missing."""
+"""A node dies at each of its effects, in turn: all ends healed and whole."""
 
 from __future__ import annotations
+
+import io
 
 import pytest
 
 from pymq.testing.cluster import Cluster
-from pymq.testing.crashpoints import STATES, Script, enumerate_crashes
-from tests.testing import scripts
+from pymq.testing.crashes import command, main
+from pymq.testing.crashpoints import (
+    Crashes,
+    Point,
+    crash,
+    enumerate_crashes,
+    points,
+    sample,
+    survey,
+)
+from tests.testing.scripts import SCENARIOS
 
-SCRIPTS = [
-    scripts.produce,
-    scripts.roll,
-    scripts.change_modes,
-    scripts.retain,
-    scripts.commit,
-    scripts.reopen,
-]
+MODULE = "tests.testing.scripts"
+SHARE = 16  # of all points one in so many, and of each kind of effect at least one
 
 
-def identify(script: Script) -> str:
-    return script.__name__
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_crash_anywhere(name: str) -> None:
+    """A sample of all points, the same every time; ``make soak`` tries all of them."""
+    scenario = SCENARIOS[name]
+    found = Crashes()
+    for point in sample(survey(scenario), SHARE):
+        found.add(crash(scenario, point))
+    failures = [f"{run.problem}\n{command(MODULE, name, run.point)}" for run in found.failed]
+    assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=identify)
-def test_a_crash_anywhere(script: Script) -> None:
-    """One state of the disk for each place; which one goes round."""
-    every = 1 if script is scripts.produce else 7
-    for number, state in enumerate(STATES):
-        found = enumerate_crashes(
-            script, then=scripts.all_is_there, brokers=1, states=[state], every=every, seed=number
-        )
-        assert found.boundaries > 10
-        assert found.failed == []
+def test_the_sample_is_large_enough() -> None:
+    """Of every script and every kind of effect there is something in it."""
+    runs = total = 0
+    for scenario in SCENARIOS.values():
+        boundaries = survey(scenario)
+        chosen = sample(boundaries, SHARE)
+        by_place = {(b.node, b.number): b.kind for b in boundaries}
+        kinds = {by_place[point.node, point.boundary] for point in chosen}
+        assert kinds == {boundary.kind for boundary in boundaries}
+        assert len(chosen) == len({*chosen})
+        runs += len(chosen)
+        total += len(points(boundaries))
+    assert len(SCENARIOS) >= 50
+    assert runs >= 3_000
+    assert total >= 30_000
+
+
+def test_the_samples_of_all_shifts_are_everything() -> None:
+    boundaries = survey(SCENARIOS["commit"])
+    found = {point for shift in range(7) for point in sample(boundaries, 7, shift)}
+    assert found == {*points(boundaries)}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("script", SCRIPTS, ids=identify)
-def test_a_crash_anywhere_in_every_way(script: Script) -> None:
-    """Every place, every state, some more dice, and crashes during the recovery too."""
-    found = enumerate_crashes(
-        script, then=scripts.all_is_there, brokers=1, states=[*STATES, "random-1"]
-    )
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("again", [2, 9, 25])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_crash_anywhere_and_another_one(name: str, again: int) -> None:
+    """The node dies a second time while it recovers."""
+    scenario = SCENARIOS[name]
+    found = Crashes()
+    for boundary in survey(scenario)[again % 3 :: 3]:
+        for keep in ("state-0", "random"):
+            point = Point(boundary.node, boundary.number, keep, again=again)
+            found.add(crash(scenario, point))
     assert found.failed == []
-    for again in (2, 9, 25):
-        found = enumerate_crashes(
-            script, then=scripts.all_is_there, brokers=1, states=["random"], every=4, again=again
-        )
-        assert found.failed == []
+
+
+# --- the enumeration itself -----------------------------------------------------------------------
+
+
+def test_a_point_is_run_again_exactly() -> None:
+    """By its name alone, as it is printed when it fails."""
+    scenario = SCENARIOS["roll_by_size"]
+    boundaries = survey(scenario)
+    for point in points(boundaries)[11::97]:
+        first, second = crash(scenario, point), crash(scenario, Point.parse(str(point)))
+        assert (first.digest, first.events) == (second.digest, second.events)
+        out = io.StringIO()
+        assert main([*command(MODULE, "roll_by_size", point).split()[3:]], out) == 0
+        assert first.digest in out.getvalue()
+
+
+def test_a_point_that_the_script_does_not_reach_is_told() -> None:
+    run = crash(SCENARIOS["commit"], Point("broker-0", 100_000, "none"))
+    assert "was not reached" in run.problem
+
+
+def lying(cluster: Cluster) -> None:
+    """Sends with an ack mode that promises less than is asked of it afterwards."""
+    mq = cluster.client()
+    mq.create_topic("t", acks="leader", fsync="os", exist_ok=True)
+    cluster.notes["values"] = values = [b"a", b"b", b"c"]
+    with mq.producer(idempotent=False) as producer:
+        for value in values:
+            producer.send("t", value).result()
+
+
+def believing(cluster: Cluster) -> None:
+    with cluster.client().consumer("t", mode="psb") as consumer:
+        found = {record.value for record in consumer.until_end()}
+    missing = set(cluster.notes["values"]) - found
+    assert not missing, f"{sorted(missing)} were acknowledged"
 
 
 def test_a_lie_is_found() -> None:
     """What is not synced is missing after a crash, whatever its producer was told."""
-
-    def script(cluster: Cluster) -> None:
-        mq = cluster.client()
-        mq.create_topic("t", acks="leader", fsync="os", exist_ok=True)
-        cluster.notes["values"] = values = [b"a", b"b", b"c"]
-        with mq.producer(idempotent=False) as producer:
-            for value in values:
-                producer.send("t", value).result()
-
-    def check(cluster: Cluster) -> None:
-        with cluster.client().consumer("t", mode="psb") as consumer:
-            found = {record.value for record in consumer.until_end()}
-        missing = set(cluster.notes["values"]) - found
-        assert not missing, f"{sorted(missing)} were acknowledged"
-
-    crashes = enumerate_crashes(script, then=check, brokers=1, states=["none"])
+    crashes = enumerate_crashes(lying, then=believing, brokers=1, states=["none"])
     assert "were acknowledged" in crashes.failed[0].problem
-    assert enumerate_crashes(script, then=check, brokers=1, states=["all"]).failed == []
+    assert enumerate_crashes(lying, then=believing, brokers=1, states=["all"]).failed == []
+    every = enumerate_crashes(lying, then=believing, brokers=1, states=None)
+    assert {run.disk for run in every.failed} > {"state-0"}
+    assert "state-1" not in {run.disk for run in every.failed}  # That is everything.
