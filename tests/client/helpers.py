@@ -65,7 +65,13 @@ def _polled(consumer: pymq.Consumer, count: int, timeout: float) -> Iterator[pym
 
 
 def wait_until(what: Callable[[], object], timeout: float = WAIT_S) -> None:
-    """Wait for *what*, which another thread brings about."""
+    """Wait for *what*, which another thread brings about.
+
+    These queues run in real threads and real time, and what is waited for (a state of the group, a
+    lease that has run out) is seen only by asking: nobody is told. So it is asked again; nothing
+    depends on how long the pause is, which leaves the processor to the thread that is to do it.
+    What can run in virtual time does so in the tests of clusters.
+    """
     until = time.monotonic() + timeout
     while not what():
         assert time.monotonic() < until, "it did not happen in time"

@@ -132,7 +132,11 @@ def test_linger_makes_batches(mq: pymq.Client) -> None:
 
 
 def poll_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that has no event, and that must not be hurried."""
+    """Wait for something that has no event, and that must not be hurried.
+
+    To wait for a delivery would seal its batch at once, which is just what these tests must not do.
+    So it is asked again; nothing depends on how long the pause is.
+    """
     until = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < until, "it never happened"
