@@ -11,7 +11,8 @@ import attrs
 
 from pymq.coord import paths
 from pymq.core.metadata import BlockNode, decode_node
-from pymq.core.types import BlockId
+from pymq.core.types import AckMode, BlockId
+from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster
 from pymq.testing.coordinator import COORDINATOR
@@ -111,7 +112,7 @@ class Nemesis:
             del self._down[name]
 
     def _is_spare(self, name: str) -> bool:
-        """Whether each block lives on without *name*: on a majority, or on one if it is sealed."""
+        """Whether each block lives on without *name*: of Raft on a majority, else on another."""
         watch = self.cluster.watch
         for entry in self.cluster.ensemble.entries():
             match paths.parse(entry.path):
@@ -130,16 +131,29 @@ class Nemesis:
         found = BlockId(place.topic_id, place.partition, block.number)
         seen = watch.history(found).blocks.get(block.number)
         end = seen.end if seen is not None else block.start
-        others = 0
+        others, counted = 0, self._counted_on(place) if block.end is None else block.in_sync
         for broker, storage in zip(block.replicas, block.storages, strict=False):
             log, host = watch.ledger.log(broker, found), self.cluster.brokers[broker]
             if broker == name or storage != host.storage_id or log is None:
                 continue
-            is_whole = log.synced_end >= end and broker in block.in_sync
-            others += is_whole if block.end is not None else log.synced_end >= end
-        if block.end is not None:
-            return others >= 1
-        return others > len(block.replicas) // 2
+            # Who is not in the in-sync set may have it all, but nobody can know.
+            is_open_raft = block.end is None and block.acks is AckMode.RAFT
+            is_known = is_open_raft or (broker in block.in_sync and broker in counted)
+            others += log.synced_end >= end and is_known
+        if block.end is None and block.acks is AckMode.RAFT:
+            return others > len(block.replicas) // 2
+        return others >= 1
+
+    def _counted_on(self, place: BlockId) -> tuple[str, ...]:
+        """Whom any leader of a partition counts on; all, if there is none."""
+        found = tuple(self.cluster.brokers)
+        for host in self.cluster.brokers.values():
+            for partition in probe.partitions(host.broker) if host.broker is not None else ():
+                state = probe.state(partition)
+                if (state.topic_id, state.index) == (place.topic_id, place.partition):
+                    names = probe.in_sync(partition)
+                    found = tuple(n for n in found if names is None or n in names)
+        return found
 
     def _pause(self, name: str, duration: int) -> None:
         self.cluster.pause(name)

@@ -14,6 +14,7 @@ from pymq.core.partition import Partition
 from pymq.core.types import BlockId
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller
+from pymq.replication.fetch import Fetch
 
 
 class Look(NamedTuple):
@@ -70,6 +71,15 @@ def look(partition: Partition) -> Look | None:
         is_strict,
         len(block.replicas) // 2 + 1 if state.acks == -1 else 1,
     )
+
+
+def in_sync(partition: Partition) -> tuple[str, ...] | None:
+    """Whom the leader of a fetch block counts on, and will if it gets its way; else None."""
+    replicator = partition.replicator
+    if not isinstance(replicator, Fetch) or not replicator.is_leader:
+        return None
+    wanted = replicator._wanted
+    return tuple(name for name in replicator.in_sync if wanted is None or name in wanted)
 
 
 def state(partition: Partition) -> PartitionState:

@@ -17,10 +17,12 @@ from functools import partial
 from typing import NoReturn
 
 from pymq.client.router import Call
+from pymq.coord import paths
 from pymq.core import message as msg
 from pymq.core.config import TopicConfig
 from pymq.core.marks import counting
-from pymq.core.types import AckMode, BlockId, TopicPartition
+from pymq.core.metadata import BlockNode, decode_node
+from pymq.core.types import AckMode, BlockId
 from pymq.core.values import Factory, define
 from pymq.errors import (
     InvalidRequest,
@@ -31,7 +33,6 @@ from pymq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from pymq.node import takeover
 from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster, NotReached
@@ -247,26 +248,34 @@ class Run:
         self._until(self._is_converged, "replicas-converge")
 
     def _recover(self) -> None:
-        """Do what an administrator does about a block whose only replica has lost its disk.
+        """Do what administrators do about blocks that lost all of their in-sync set with a disk.
 
         A fault is kept from replacing a disk whose records nobody else has, but not a block from
-        being put on a disk that is gone already.
+        being put on a disk that is gone already; nor can a leader's last wish for a smaller set be
+        taken back, when it comes after its disk is gone.
         """
-        if all(step[1] != "wipe" for step in self.plan.faults):
+        if not any(step[1] in ("wipe", "flip") for step in self.plan.faults):
             return
-        for name in self._partitions():
-            if self._has_lost_its_only_disk(TopicPartition(*name)):
-                what = partial(msg.RecoverPartition, topic=name[0], partition=name[1])
+        for _ in range(5):
+            self.world.run(self.world.now + SECOND)
+            for topic, partition in self._leaderless():
+                what = partial(msg.RecoverPartition, topic=topic, partition=partition)
                 assert self.boss is not None
-                self.boss.admin(f"recover {name}", what)
+                self.boss.admin(f"recover {topic}/{partition}", what)
 
-    def _has_lost_its_only_disk(self, name: TopicPartition) -> bool:
-        hosts = self.cluster.zkservers.values()
-        (active,) = (h.controller for h in hosts if h.controller and h.controller.is_active)
-        found = active.image.find(name)
-        if found is None or len(found.open_block.replicas) != 1:
-            return False
-        return not takeover.survivors(active.image, found.open_block)
+    def _leaderless(self) -> list[tuple[str, str]]:
+        """Partitions whose open block is in sync nowhere, though no majority was asked for."""
+        found = []
+        for entry in self.cluster.ensemble.entries():
+            match paths.parse(entry.path):
+                case paths.BlockPath(topic=topic, partition=partition):
+                    block = decode_node(BlockNode, entry.data)
+                    has_majority = block.acks is AckMode.RAFT and len(block.replicas) > 1
+                    if block.end is None and block.replicas and not block.in_sync:
+                        found += [] if has_majority else [(topic, partition)]
+                case _:
+                    pass
+        return found
 
     def _has_zkserver(self) -> bool:
         hosts = self.cluster.zkservers.values()

@@ -21,12 +21,8 @@ from tests.testing.test_planted import forget_repeats
 
 CHUNK, CHUNKS = 25, 40  # seeds in a test, so that workers share them; and such tests
 SECONDS = 4.0  # of faults in each run
-# Seeds that fail, each with the rule that is broken.
-KNOWN: dict[int, str] = {
-    524: "partitions-take-records",
-    550: "groups-reach-the-end",
-    622: "partitions-take-records",
-}
+# Seeds that fail, each with the rule that is broken: to be looked into, and not to stay.
+KNOWN: dict[int, str] = {}
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
 
