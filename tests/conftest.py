@@ -35,6 +35,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell how many runs it took to find each planted bug, and which rule has found it."""
+    rows = [
+        tuple(map(str, row))
+        for report in terminalreporter.getreports("passed")
+        for name, row in report.user_properties
+        if name == "planted"
+    ]
+    if not rows:
+        return
+    rows = [("level", "area", "bug", "runs", "seed", "found by"), *sorted(set(rows))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    terminalreporter.section("planted bugs")
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        terminalreporter.line("  ".join(cells).rstrip())
+
+
 @pytest.fixture
 def rewrite_scripts(request: pytest.FixtureRequest) -> bool:
     """Whether scripts are to be written anew and not compared."""

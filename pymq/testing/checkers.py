@@ -278,7 +278,7 @@ class OneLeader(Checker):
         log = self.watch.ledger.log(host.name, found.block)
         if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
             return
-        if found.is_strict:
+        if found.is_strict or not self.watch.ledger.has_lost(found.block):
             self.fail(
                 "leader-completeness",
                 f"{host.name} leads {found.block} at epoch {found.epoch} without all that was "
@@ -371,7 +371,8 @@ class Immutable(Checker):
         entry = self.watch.cluster.ensemble.tree.get(paths.topic(topic))
         config = decode_node(TopicNode, entry.data).config if entry is not None else None
         if seen is not None and seen.end > end:
-            if config is None or config.sync_policy(node.acks) == "always":
+            is_strict = config is None or config.sync_policy(node.acks) == "always"
+            if is_strict or not (node.is_unclean or self.watch.ledger.has_lost(block)):
                 self.fail(
                     "seal-keeps-what-is-visible",
                     f"{block} is sealed at {end}, and was visible up to {seen.end}",

@@ -29,8 +29,10 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define
+from pymq.errors import PymqError
 from pymq.store.base import BlockStore
 
 _LINK = Struct("<IqI")
@@ -102,8 +104,12 @@ class Ledger:
         self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
         self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # likewise, by a crash
         self.damaged: dict[str, None] = {}  # brokers whose disk has lost what was synced
+        self.states: dict[tuple[str, BlockId], bytes] = {}  # what must not be forgotten of a block
+        # How often a replica of a partition has come back without something, synced or not.
+        self.losses: dict[tuple[str, int], int] = {}
+        self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
         self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
-        self._fail = fail
+        self.fail = fail
 
     def log(self, node: str, block: BlockId) -> ReplicaLog | None:
         """One replica's log."""
@@ -126,7 +132,19 @@ class Ledger:
         """A broker's disk was replaced."""
         self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
+            self._lose(key[1])
             del self.logs[key]
+        for states in (self.states, self._unsure):
+            for key in [key for key in states if key[0] == node]:
+                del states[key]
+
+    def _lose(self, block: BlockId) -> None:
+        key = (block.topic_id, block.partition)
+        self.losses[key] = self.losses.get(key, 0) + 1
+
+    def has_lost(self, block: BlockId) -> bool:
+        """Whether any replica of a block's partition ever came back without something."""
+        return (block.topic_id, block.partition) in self.losses
 
     # --- what stores do -------------------------------------------------------------------------
 
@@ -140,6 +158,8 @@ class Ledger:
                     fresh[write.block] = None
                     log.maybe.clear()  # What has failed before was undone.
                 log.maybe += [batch.header for batch in write.batches]
+            elif isinstance(write, SaveState):
+                self._unsure[node, write.block] = write.state
 
     def _of(self, node: str, block: BlockId, start: int) -> ReplicaLog:
         found = self.logs.get((node, block))
@@ -174,24 +194,27 @@ class Ledger:
                     log.cut(end)
                 case RemoveBlock():
                     self.logs.pop((node, write.block), None)
+                    self.states.pop((node, write.block), None)
+                    self._unsure.pop((node, write.block), None)
                     synced.pop(write.block, None)
                 case Sync() | SealBlock() | Checkpoint():
                     synced[write.block] = None
-                case SaveState():
-                    pass  # It is durable, and says nothing of the log.
+                case SaveState(state=state):
+                    self.states[node, write.block] = state
+                    self._unsure.pop((node, write.block), None)
         for block in synced:
             log = self.logs[node, block]
             log.synced_end = log.end
 
     def _append(self, log: ReplicaLog, header: Header) -> None:
         if header.base_offset != log.end:
-            self._fail(
+            self.fail(
                 "dense-offsets",
                 f"{log.node} appends offset {header.base_offset} to {log.block}, "
                 f"which ends at {log.end}",
             )
         if header.leader_epoch < log.epoch:
-            self._fail(
+            self.fail(
                 "epochs-rise",
                 f"{log.node} appends epoch {header.leader_epoch} to {log.block} after {log.epoch}",
             )
@@ -209,8 +232,10 @@ class Ledger:
     def recovered(self, node: str, found: Recovered) -> None:
         """A store has found out where a block ends."""
         log = self._of(node, found.block, found.start)
+        if node not in self.damaged:
+            self._check_state(node, found)
         if found.end < log.synced_end and node not in self.damaged:
-            self._fail(
+            self.fail(
                 "synced-survives",
                 f"{node} has {found.block} up to {found.end} after a restart, "
                 f"and had synced it up to {log.synced_end}",
@@ -223,14 +248,29 @@ class Ledger:
         if found.end < before:
             for callback in self.on_loss:
                 callback(log, found.end)
+            self._lose(found.block)
             log.cut(found.end)
         if log.end != found.end:
-            self._fail(
+            self.fail(
                 "nothing-invented-on-disk",
                 f"{node} has {found.block} up to {found.end}, where no batch ends",
             )
         log.maybe.clear()
         log.synced_end = log.end  # What recovery has kept, it has made durable.
+
+    def _check_state(self, node: str, found: Recovered) -> None:
+        """A term or a vote that was saved is there still, or the one after it."""
+        key = (node, found.block)
+        saved = self.states.get(key)
+        if found.state not in (saved, self._unsure.get(key, saved)):
+            self.fail(
+                "promise-survives",
+                f"{node} has the state {found.state!r} of {found.block} after a restart, "
+                f"and had saved {saved!r}",
+            )
+        if found.state is not None:
+            self.states[key] = found.state
+        self._unsure.pop(key, None)
 
 
 class WatchedStore:
@@ -252,8 +292,21 @@ class WatchedStore:
         """Recover, and take note."""
         found = self.store.recover(block, start, is_open)
         if isinstance(found, Recovered):
+            known = self._ledger.log(self._node, block)
+            synced = known.synced_end if known is not None else start
             self._ledger.recovered(self._node, found)
+            if found.end > synced and self._node not in self._ledger.damaged:
+                self._check_whole(block, synced, found.end)
         return found
+
+    def _check_whole(self, block: BlockId, start: int, end: int) -> None:
+        """What was kept of an unfinished write can be read: it is not a part of a batch."""
+        try:
+            while start < end:
+                for batch in split(self.store.read(block, start, end, 1 << 20)):
+                    start = batch.verify().header.end_offset
+        except PymqError as error:
+            self._ledger.fail("recovered-is-whole", f"{self._node} has kept {block}: {error}")
 
     def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
         """Read."""

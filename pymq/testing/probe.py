@@ -5,7 +5,7 @@ Nothing is changed through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pymq.core.group import GroupCoordinator
@@ -109,6 +109,31 @@ def members(broker: Broker, group: str) -> tuple[str, ...] | None:
         if found is not None:
             return tuple(found.members)
     return None
+
+
+def is_member(broker: Broker, group: str, member: str, now: int) -> bool:
+    """Whether a member is in a group, and will be once what is due by *now* is done."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None and member in found.members:
+            return found.members[member].gone_at > now
+    return False
+
+
+def owners(
+    broker: Broker, group: str, generation: int, name: tuple[str, str]
+) -> Collection[str] | None:
+    """To whom a partition is assigned, if that generation of the group is the one there is."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None and found.generation == generation:
+            return found.owners(*name)
+    return None
+
+
+def is_loading(coordinator: GroupCoordinator) -> bool:
+    """Whether it has not read all offsets yet."""
+    return not coordinator._offsets.is_loaded
 
 
 def committed(broker: Broker) -> Iterator[tuple[GroupCoordinator, str, str, str, int]]:

@@ -9,6 +9,7 @@ from pymq.core.types import AckMode, TopicPartition
 from pymq.core.values import define
 from pymq.errors import PymqError
 from pymq.testing.checkers import Checker, Immutable, Watch
+from pymq.testing.ledger import ReplicaLog
 from pymq.testing.nodes import BrokerHost, ClientHost
 from pymq.testing.process import Process
 
@@ -31,7 +32,13 @@ class Asked:
 class Answers(Checker):
     """What is acknowledged is there, and behind all that was acknowledged before it was sent."""
 
-    rules = ("acked-is-committed", "acked-is-written", "synced-before-acked", "realtime-order")
+    rules = (
+        "acked-is-committed",
+        "acked-is-written",
+        "synced-before-acked",
+        "durable-before-acked",
+        "realtime-order",
+    )
     sends = (Produce, Produced)
     receives = (Produced,)
 
@@ -76,10 +83,29 @@ class Answers(Checker):
         index = log.batch_at(offset) if log is not None else 0
         if log is None or log.headers[index].batch_crc != asked.header.batch_crc:
             self.fail("acked-is-written", f"{host.name} tells {peer} that its batch is in {place}")
-        elif asked.acks is AckMode.RAFT and log.ends[index] > log.synced_end:
+        elif asked.acks is AckMode.RAFT:
             looked = host.looks.get(TopicPartition(asked.topic, asked.partition))
-            if looked is not None and looked.is_strict:
-                self.fail("synced-before-acked", f"{host.name} answers for {place} too early")
+            if looked is not None and looked.is_strict and log.block == looked.block:
+                self._check_durable(host, log, index, looked.majority, place)
+
+    def _check_durable(
+        self, host: BrokerHost, log: ReplicaLog, index: int, majority: int, place: str
+    ) -> None:
+        """At this moment the batch is on the disks of as many as its mode asks for."""
+        end, chain = log.ends[index], log.chains[index]
+        if end > log.synced_end:
+            self.fail("synced-before-acked", f"{host.name} answers for {place} too early")
+        holders = [
+            other.node
+            for other in self.watch.ledger.replicas(log.block)
+            if other.synced_end >= end and other.chain_at(end) == chain
+        ]
+        if len(holders) < majority:
+            self.fail(
+                "durable-before-acked",
+                f"{host.name} answers for {place}, which is durable on {holders} only; "
+                f"{majority} are needed",
+            )
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(message, Produced) or not isinstance(process, ClientHost):
@@ -111,7 +137,7 @@ class Answers(Checker):
 class Reads(Checker):
     """What a consumer is given is visible, whole, and what was written there."""
 
-    rules = ("no-dirty-read", "immutable-offset")
+    rules = ("no-dirty-read", "immutable-offset", "no-gap-in-reads")
     receives = (Fetched,)
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -125,8 +151,12 @@ class Reads(Checker):
             batches = [batch.verify() for batch in split(message.data)]
         except PymqError:
             return  # The client sees that itself, and raises it.
+        following = message.offset
         for batch in batches:
             header = batch.header
+            if header.base_offset > following and not header.attributes & COMPACTED:
+                self.fail("no-gap-in-reads", f"{peer} is given {header.base_offset} for {place}")
+            following = header.end_offset
             known = history.batch_at(header.base_offset) if history is not None else None
             if history is None or history.losses:
                 continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pymq.testing.checkers import Immutable, LogMatching, OneLeader, Watch, Watermark
+from pymq.testing.insync import InSync
+from pymq.testing.offsets import Offsets
 from pymq.testing.promises import Answers, Reads
 from pymq.testing.sharing import Leases, Metadata
 
@@ -12,13 +14,18 @@ if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster
 
 RULES = (
+    "promise-survives",  # the ledger's
+    "nothing-invented-on-disk",
+    "recovered-is-whole",
     *LogMatching.rules,
     *Watermark.rules,
     *OneLeader.rules,
     *Immutable.rules,
     *Answers.rules,
     *Reads.rules,
+    *InSync.rules,
     *Leases.rules,
+    *Offsets.rules,
     *Metadata.rules,
 )
 
@@ -34,7 +41,9 @@ def watch(cluster: Cluster) -> Watch:
         immutable,
         Answers(found, immutable),
         Reads(found),
+        InSync(found),  # after what has made a sealed block's log known
         Leases(found),
+        Offsets(found),
         Metadata(found),
     ):
         found.add(checker)

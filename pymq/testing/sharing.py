@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pymq.coord import paths
 from pymq.coord.tree import Plan
 from pymq.core.coordination import Commit
-from pymq.core.group import GroupCoordinator
 from pymq.core.message import (
     Acquire,
     Acquired,
+    Answer,
     CommitOffset,
+    CreatePartition,
+    CreateTopic,
     Join,
+    LeaderAndIsr,
+    Leave,
     Message,
     Range,
     Settle,
@@ -22,7 +26,7 @@ from pymq.core.metadata import BlockNode, ControllerEpoch, PartitionNode, decode
 from pymq.core.values import Factory, define
 from pymq.testing import probe
 from pymq.testing.checkers import Checker, Watch
-from pymq.testing.nodes import BrokerHost
+from pymq.testing.nodes import BrokerHost, ZkserverHost
 from pymq.testing.process import Process
 
 Shared = tuple[str, str, str]  # group, topic, partition
@@ -53,9 +57,14 @@ class Leases(Checker):
     an interval; so what was confirmed counts for the life of that broker.
     """
 
-    rules = ("ptp-exclusive", "acked-not-delivered-again", "group-offset-monotone")
+    rules = (
+        "ptp-exclusive",
+        "handover-waits",
+        "acked-not-delivered-again",
+        "settled-by-its-holder",
+    )
     sends = (Acquired, Settled)
-    receives = (Join, Acquire, Settle, CommitOffset)
+    receives = (Join, Leave, Acquire, Settle, CommitOffset)
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
@@ -63,8 +72,7 @@ class Leases(Checker):
         self._acquires: dict[tuple[str, int], Acquire] = {}  # by address and request
         self._settles: dict[tuple[str, int], Settle] = {}
         self._shared: dict[tuple[str, Shared], Sharing] = {}  # by broker
-        # By coordinator: what one has not written yet, the next one does not know.
-        self._offsets: dict[tuple[GroupCoordinator, Shared], int] = {}
+        self._not_theirs: dict[tuple[str, int], int] = {}  # acks of what others hold, by Settle
 
     def on_death(self, process: Process) -> None:
         for key in [key for key in self._shared if key[0] == process.name]:
@@ -76,16 +84,21 @@ class Leases(Checker):
         match message:
             case Join(group=group, member=member):
                 self._joined[group, member] = message
-            case Acquire(id=id):
+                broker, now = process.broker, process.clock()
+                if broker is None or not probe.is_member(broker, group, member, now):
+                    self._left(process, group, member)  # It begins anew, and holds nothing.
+            case Leave(group=group, member=member):
+                self._left(process, group, member)
+            case Acquire(id=id, group=group, member=member, known=known):
                 self._acquires[source, id] = message
+                for partition, start, _ in known:
+                    self._overtaken(process, group, member, partition, start)
             case Settle(id=id):
                 self._settles[source, id] = message
+                self._count_others(process, source, message)
                 self._settled(process, message)
             case CommitOffset(group=group, topic=topic, partition=partition):
-                shared = group, topic, partition
-                for key in [key for key in self._offsets if key[1] == shared]:
-                    del self._offsets[key]
-                self._shared.pop((process.name, shared), None)
+                self._shared.pop((process.name, (group, topic, partition)), None)
             case _:
                 pass
 
@@ -94,8 +107,22 @@ class Leases(Checker):
             return
         if isinstance(message, Acquired):
             self._granted(process, peer, message)
-        elif isinstance(message, Settled) and message.error is None and not message.refused:
+        elif isinstance(message, Settled) and message.error is None:
             self._confirmed(process, peer, message)
+
+    def _left(self, host: BrokerHost, group: str, member: str) -> None:
+        """A member holds nothing any more."""
+        for (broker, shared), sharing in self._shared.items():
+            if broker == host.name and shared[0] == group:
+                sharing.grants = [grant for grant in sharing.grants if grant.member != member]
+
+    def _overtaken(
+        self, host: BrokerHost, group: str, member: str, partition: str, start: int
+    ) -> None:
+        """Retention has removed what is before *start*: nobody holds any of that."""
+        sharing = self._of(host, group, member, partition) if start else None
+        if sharing is not None:
+            sharing.grants = [grant for grant in sharing.grants if grant.end > start]
 
     def _of(self, host: BrokerHost, group: str, member: str, partition: str) -> Sharing | None:
         join = self._joined.get((group, member))
@@ -103,6 +130,18 @@ class Leases(Checker):
             return None
         key = (host.name, (group, join.topic, partition))
         return self._shared.setdefault(key, Sharing())
+
+    def _count_others(self, host: BrokerHost, source: str, m: Settle) -> None:
+        """How many records are acknowledged that another member holds now: they are refused."""
+        members = probe.members(host.broker, m.group) or () if host.broker is not None else ()
+        found, now = 0, host.clock()
+        for partition, (start, end) in m.acks:
+            sharing = self._of(host, m.group, m.member, partition)
+            for grant in sharing.grants if sharing is not None else ():
+                if grant.member != m.member and grant.member in members and grant.until > now:
+                    found += max(0, min(end, grant.end) - max(start, grant.start))
+        if found and m.id:
+            self._not_theirs[source, m.id] = found
 
     def _settled(self, host: BrokerHost, m: Settle) -> None:
         for partition, (start, end) in _given_up(m):
@@ -130,13 +169,23 @@ class Leases(Checker):
         join = self._joined.get((acquire.group, acquire.member))
         now = host.clock()
         members = probe.members(host.broker, acquire.group) or ()
+        topic = join.topic if join is not None else ""
         for lease in m.leases:
+            name = topic, lease.partition
+            owners = probe.owners(host.broker, acquire.group, m.generation, name)
             sharing = self._of(host, acquire.group, acquire.member, lease.partition)
             if sharing is None or join is None:
                 continue
             for grant in sharing.grants:
                 overlaps = grant.start < lease.end and lease.start < grant.end
                 is_held = grant.member in members and grant.until > now
+                if is_held and owners is not None and grant.member not in owners:
+                    self.fail(
+                        "handover-waits",
+                        f"{host.name} gives {acquire.group} {lease} to {acquire.member}, while "
+                        f"{grant.member}, which had that partition, holds {grant.start} to "
+                        f"{grant.end}",
+                    )
                 if overlaps and is_held and grant.member != acquire.member:
                     self.fail(
                         "ptp-exclusive",
@@ -158,26 +207,22 @@ class Leases(Checker):
 
     def _confirmed(self, host: BrokerHost, peer: str, m: Settled) -> None:
         settle = self._settles.pop((peer, m.id), None)
+        others = self._not_theirs.pop((peer, m.id), 0)
+        if m.refused < others:
+            self.fail(
+                "settled-by-its-holder",
+                f"{host.name} tells {peer} that {m.refused} of what it acknowledges are not its "
+                f"to settle; others hold {others}",
+            )
+        if m.refused:
+            return
         for partition, span in settle.acks if settle is not None else ():
             assert settle is not None
             sharing = self._of(host, settle.group, settle.member, partition)
             if sharing is not None:
                 sharing.done.append(span)
                 if len(sharing.done) > 64:
-                    sharing.done = _joined(sharing.done)
-
-    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
-        if host.broker is None:
-            return
-        for coordinator, group, topic, partition, offset in probe.committed(host.broker):
-            key = (coordinator, (group, topic, partition))
-            before = self._offsets.get(key, 0)
-            if offset < before:
-                self.fail(
-                    "group-offset-monotone",
-                    f"{group} goes back from {before} to {offset} in {topic}/{partition}",
-                )
-            self._offsets[key] = offset
+                    sharing.done = joined(sharing.done)
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:
@@ -198,7 +243,7 @@ def _without(grant: Grant, member: str, start: int, end: int) -> Iterator[Grant]
         yield Grant(end, grant.end, member, grant.until)
 
 
-def _joined(ranges: list[Range]) -> list[Range]:
+def joined(ranges: list[Range]) -> list[Range]:
     """The same ranges as few, in order."""
     found: list[Range] = []
     for start, end in sorted(ranges):
@@ -218,11 +263,38 @@ class Metadata(Checker):
         "partition-epoch-rises",
         "one-controller-per-epoch",
         "only-the-controller-commits",
+        "answered-is-committed",
     )
+    sends = (LeaderAndIsr, Answer)
+    receives = (CreateTopic, CreatePartition)
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
-        self._controllers: dict[int, str] = {}
+        self._controllers: dict[int, str] = {}  # sessions, by controller epoch
+        self._actors: dict[int, str] = {}  # zkservers that have told brokers something, likewise
+        self._asked: dict[tuple[str, int], str] = {}  # what is to be in the tree, by request
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if not isinstance(process, ZkserverHost):
+            return
+        if isinstance(message, CreateTopic):
+            self._asked[source, message.id] = paths.topic(message.name)
+        elif isinstance(message, CreatePartition):
+            path = paths.partition(message.topic, message.partition)
+            self._asked[source, message.id] = path
+
+    def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if not isinstance(process, ZkserverHost):
+            return
+        if isinstance(message, LeaderAndIsr):
+            epoch = message.controller_epoch
+            if self._actors.setdefault(epoch, process.name) != process.name:
+                who = f"{self._actors[epoch]} and {process.name}"
+                self.fail("one-controller-per-epoch", f"{who} tell brokers what to do at {epoch}")
+        elif isinstance(message, Answer) and message.error is None:
+            path = self._asked.pop((peer, message.id), None)
+            if path is not None and self.watch.cluster.ensemble.tree.get(path) is None:
+                self.fail("answered-is-committed", f"{peer} is told that {path} was made")
 
     def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
         tree = self.watch.cluster.ensemble.tree

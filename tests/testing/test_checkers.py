@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -16,6 +16,8 @@ from pymq.core.leases import Leases
 from pymq.core.message import (
     Acquire,
     Acquired,
+    Answer,
+    CreateTopic,
     Fetched,
     Join,
     Lease,
@@ -33,14 +35,18 @@ from pymq.core.metadata import (
     TopicNode,
     encode_node,
 )
-from pymq.core.ready import Append, Recovered, Truncate
+from pymq.core.ready import Append, Recovered, SaveState, Truncate
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode, BlockId, TopicPartition
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers import Watch
+from pymq.testing.ledger import WatchedStore
 from pymq.testing.nodes import BrokerHost, ClientHost
 from pymq.testing.probe import Look
 from pymq.testing.rules import RULES
+
+if TYPE_CHECKING:
+    from pymq.store.base import BlockStore
 
 BLOCK = BlockId("ab" * 16, 0, 0)
 NAME = ("t", "0")
@@ -257,6 +263,29 @@ def overtaken(s: Scene) -> None:
     s.client_gets(Produced(2, 0, 1))
 
 
+def acked_on_a_minority(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 0, majority=2)
+    s.host(0).looks[TopicPartition(*NAME)] = s.last["broker-0"]
+    s.client_sends(Produce(1, *NAME, AckMode.RAFT, batch(0, b"a")))
+    s.broker_says(0, Produced(1, 0, 1))
+
+
+def read_with_a_gap(s: Scene) -> None:
+    s.append(0, batch(0, b"a"), batch(1, b"b"))
+    s.look(0, 2)
+    later = batch(1, b"b")
+    data = bytes(later.head) + bytes(later.body)
+    s.client_gets(Fetched(1, *NAME, 0, 0, 2, data))
+
+
+def promise_is_forgotten(s: Scene) -> None:
+    writes = [SaveState(BLOCK, b"term 2")]
+    s.watch.ledger.begin("broker-0", writes)
+    s.watch.ledger.done("broker-0", writes, [])
+    s.restart(0, 0)
+
+
 def dirty_read(s: Scene) -> None:
     one = batch(0, b"a")
     s.append(0, one)
@@ -280,12 +309,20 @@ class Group:
         self.s, self.host = s, s.host(0)
         for member in ("m1", "m2"):
             self.gets(Join(1, "g", member, "t", ("0",), "sticky", 1000, 500, 0, -2), member)
-        self.leases = Leases(5)
+        self.owners = ["m1", "m2"]
+        self.begin(5)
+
+    def begin(self, committed: int) -> None:
+        """Take the group over, as another coordinator."""
+        self.leases = Leases(committed)
         group = SimpleNamespace(
-            name="g", members={"m1": 1, "m2": 1}, leases={("t", "0"): self.leases}
+            name="g",
+            generation=1,
+            members={"m1": 1, "m2": 1},
+            leases={("t", "0"): self.leases},
+            owners=lambda topic, partition: self.owners,
         )
-        coordinators = {0: Coordinator({"g": group})}
-        broker = SimpleNamespace(_coordinators=coordinators)
+        broker = SimpleNamespace(_coordinators={0: Coordinator({"g": group})})
         self.host.broker = broker  # type: ignore[assignment] # what the probe reads of a broker
 
     def gets(self, message: Message, source: str) -> None:
@@ -318,6 +355,9 @@ def acked_and_given_again(s: Scene) -> None:
 class Coordinator:
     """A coordinator, of which only this is looked at."""
 
+    index = 0
+    _offsets = SimpleNamespace(is_loaded=True)
+
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
 
@@ -327,6 +367,93 @@ def group_goes_back(s: Scene) -> None:
     s.look(0, 0)
     group.leases.committed = 4
     s.look(0, 0)
+
+
+def served_before_the_former_owner_is_done(s: Scene) -> None:
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    group.owners = ["m2"]
+    group.gives("m2", 10, 12, 2)
+
+
+def settled_by_another(s: Scene) -> None:
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    group.gets(Settle(2, "g", "m2", (("0", (0, 5)),)), "m2")
+    group.says(Settled(2), "m2")
+
+
+def group_skips_records(s: Scene) -> None:
+    group = Group(s)
+    s.look(0, 0)
+    group.gets(Settle(2, "g", "m1", (("0", (5, 6)),)), "m1")
+    group.leases.committed = 7
+    s.look(0, 0)
+
+
+def group_forgets_what_was_confirmed(s: Scene) -> None:
+    group = Group(s)
+    s.look(0, 0)
+    group.gets(Settle(2, "g", "m1", (("0", (9, 10)),)), "m1")
+    group.says(Settled(2), "m1")
+    group.begin(4)
+    s.look(0, 0)
+
+
+BOTH = ("broker-0", "broker-1")
+
+
+def fetched(number: int, start: int, end: int | None, in_sync: tuple[str, ...] = BOTH) -> bytes:
+    """A block of two replicas that is fetched."""
+    return encode_node(BlockNode(number, start, end, 1, AckMode.LEADER, "broker-0", BOTH, in_sync))
+
+
+def visible_beyond_who_is_in_sync(s: Scene) -> None:
+    tree(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, None), 0))
+    s.append(0, batch(0, b"a"), sync=False)
+    s.look(0, 1, strict=False)
+
+
+def in_sync_too_early(s: Scene) -> None:
+    tree(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, None, HOLDERS), 0))
+    s.append(0, batch(0, b"a"), sync=False)
+    s.look(0, 1, strict=False)
+    s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, None), 1))
+
+
+def sealed_on_a_minority(s: Scene) -> None:
+    tree(s)
+    s.append(0, batch(0, b"a"))
+    two = BlockNode(0, 0, 1, 1, AckMode.RAFT, "broker-0", BOTH, HOLDERS)
+    s.commit("s1", Put(paths.block("t", "0", 0), encode_node(two), 0))
+
+
+def told_of_a_topic_that_is_not_there(s: Scene) -> None:
+    zkserver = next(iter(s.cluster.zkservers.values()))
+    for checker in s.watch.checkers:
+        checker.on_receive(zkserver, "", "app.x", CreateTopic(5, "t2", ("0",), 1, AckMode.RAFT, {}))
+        checker.on_send(zkserver, "app.x", "", Answer(5, True))
+
+
+def a_torn_batch_is_kept(s: Scene) -> None:
+    store = SimpleNamespace(
+        recover=lambda *a: Recovered(BLOCK, 0, 1, 0, None, [], 0),
+        read=lambda *a: b"torn",
+        write=lambda writes: [],
+    )
+    watched = WatchedStore(cast("BlockStore", store), "broker-0", s.watch.ledger)
+    one = batch(0, b"a")
+    s.watch.ledger.begin("broker-0", [Append(BLOCK, [one], False)])
+    watched.recover(BLOCK, 0, True)
+
+
+def said_to_hold_all(s: Scene) -> None:
+    tree(s)
+    s.append(0, batch(0, b"a"), batch(1, b"b"))
+    s.append(1, batch(0, b"a"))
+    s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, 2), 0))
 
 
 def node(number: int, start: int, end: int | None) -> bytes:
@@ -425,6 +552,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     logs_differ: "log-matching",
     synced_is_lost: "synced-survives",
     invented_on_disk: "nothing-invented-on-disk",
+    promise_is_forgotten: "promise-survives",
     visible_beyond_the_end: "hw-bounded",
     high_watermark_falls: "hw-monotone",
     epoch_falls: "epoch-monotone",
@@ -440,12 +568,24 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     acked_and_not_committed: "acked-is-committed",
     acked_and_not_written: "acked-is-written",
     acked_before_the_sync: "synced-before-acked",
+    acked_on_a_minority: "durable-before-acked",
     overtaken: "realtime-order",
     dirty_read: "no-dirty-read",
     read_something_else: "immutable-offset",
+    read_with_a_gap: "no-gap-in-reads",
     leased_twice: "ptp-exclusive",
     acked_and_given_again: "acked-not-delivered-again",
+    served_before_the_former_owner_is_done: "handover-waits",
+    settled_by_another: "settled-by-its-holder",
     group_goes_back: "group-offset-monotone",
+    group_skips_records: "offset-covers-acks",
+    group_forgets_what_was_confirmed: "confirmed-offset-survives",
+    visible_beyond_who_is_in_sync: "visible-on-all-in-sync",
+    in_sync_too_early: "in-sync-has-all",
+    said_to_hold_all: "sealed-copies-are-equal",
+    sealed_on_a_minority: "sealed-is-durable",
+    told_of_a_topic_that_is_not_there: "answered-is-committed",
+    a_torn_batch_is_kept: "recovered-is-whole",
     blocks_with_a_gap: "blocks-adjoin",
     an_empty_block_gives_way_elsewhere: "blocks-adjoin",
     sealed_over_another_log: "immutable-offset",

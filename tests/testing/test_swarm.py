@@ -17,7 +17,7 @@ from pymq.testing.plan import Plan, generate
 from pymq.testing.shrink import report, shrink
 from pymq.testing.swarm import Run, Waived, run_plan
 from pymq.testing.world import Violation
-from tests.testing.test_planted import forget_repeats
+from tests.testing.planted import planted
 
 CHUNK, CHUNKS = 25, 40  # seeds in a test, so that workers share them; and such tests
 SECONDS = 4.0  # of faults in each run
@@ -109,12 +109,12 @@ def test_the_hash_seed_changes_nothing() -> None:
     assert run(1) == run(2)
 
 
-def test_a_failing_plan_gets_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_plan_gets_small(tmp_path: Path) -> None:
     """Of dozens of operations a few are left, and the run fails for the same reason."""
-    forget_repeats(monkeypatch)
     plans = (generate(seed, brokers=1, profile="network", seconds=6) for seed in range(30))
-    plan = next(p for p in plans if run_plan(p).violation == "written-once")
-    small = shrink(plan, budget_s=30)
+    with planted("repeats-written"):
+        plan = next(p for p in plans if run_plan(p).violation == "written-once")
+        small = shrink(plan, budget_s=30)
     assert small.result.violation == "written-once"
     assert len(small.plan.ops) <= 8 < len(plan.ops)
     assert len(small.plan.faults) <= 2
@@ -122,7 +122,8 @@ def test_a_failing_plan_gets_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "written-once" in text
     file = tmp_path / "it.json"
     file.write_text(small.plan.to_json())
-    assert run_plan(Plan.from_json(file.read_text())).digest == small.result.digest
+    with planted("repeats-written"):
+        assert run_plan(Plan.from_json(file.read_text())).digest == small.result.digest
 
 
 def test_what_does_not_fail_is_not_shrunk() -> None:

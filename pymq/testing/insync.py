@@ -1,0 +1,116 @@
+"""Whom the tree knows to have what, and what they really have."""
+
+from __future__ import annotations
+
+from pymq.coord import paths
+from pymq.coord.tree import Plan
+from pymq.core.coordination import Commit
+from pymq.core.metadata import BlockNode, decode_node
+from pymq.core.types import AckMode, BlockId
+from pymq.testing import probe
+from pymq.testing.checkers import Checker, Watch
+from pymq.testing.nodes import BrokerHost
+
+
+class InSync(Checker):
+    """Who is noted as in sync has all that counts: of an open block, and of a sealed one.
+
+    In an open block that is fetched these are the replicas that may have to stand in for the
+    leader, so what is visible is with all of them. What a replica has lost in a crash it is asked
+    for again; it is not held against the leader, who cannot know.
+    """
+
+    rules = (
+        "visible-on-all-in-sync",
+        "in-sync-has-all",
+        "sealed-copies-are-equal",
+        "sealed-is-durable",
+    )
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._open: dict[BlockId, BlockNode] = {}  # those that are fetched, with several replicas
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        if not found.is_leader or found.high_watermark == found.start:
+            return
+        node = self._open.get(found.block)
+        if node is None or (node.leader, node.epoch) != (host.name, found.epoch):
+            return
+        if last is None or last.high_watermark != found.high_watermark or last.block != found.block:
+            for name in self._lacking(found.block, node, found.high_watermark):
+                self.fail(
+                    "visible-on-all-in-sync",
+                    f"{host.name} shows {found.block} up to {found.high_watermark}, and {name}, "
+                    "which is in sync, does not have that",
+                )
+
+    def _lacking(self, block: BlockId, node: BlockNode, end: int) -> list[str]:
+        """The in-sync replicas that lack something before *end*, though they have lost nothing."""
+        ledger = self.watch.ledger
+        if ledger.has_lost(block):
+            return []
+        ends = {name: log.end for name in node.in_sync if (log := ledger.log(name, block))}
+        return [name for name in node.in_sync if ends.get(name, node.start) < end]
+
+    def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
+        for path, entry in plan.changes.items():
+            match paths.parse(path):
+                case paths.BlockPath(topic=topic, partition=partition, block=number):
+                    key = self.watch.indexes.get((topic, partition))
+                    if key is None:
+                        continue
+                    block = BlockId(*key, number)
+                    if entry is None:
+                        self._open.pop(block, None)
+                    else:
+                        before = self.watch.cluster.ensemble.tree.get(path)
+                        known = decode_node(BlockNode, before.data) if before is not None else None
+                        self._changed(block, decode_node(BlockNode, entry.data), known)
+                case _:
+                    pass
+
+    def _changed(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
+        if node.end is not None:
+            self._open.pop(block, None)
+            self._check_copies(block, node, known)
+        elif node.acks is not AckMode.RAFT and len(node.replicas) > 1:
+            self._open[block] = node
+            seen = self.watch.history(block).blocks.get(block.number)
+            if seen is None or known is None or set(node.in_sync) <= set(known.in_sync):
+                return
+            for name in self._lacking(block, node, seen.end):
+                if name not in known.in_sync:
+                    self.fail(
+                        "in-sync-has-all",
+                        f"{name} is in sync in {block}, and lacks some of what is visible up to "
+                        f"{seen.end}",
+                    )
+
+    def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
+        """Whoever is noted to hold a sealed block holds just that; when it is made, enough do."""
+        assert node.end is not None
+        ledger = self.watch.ledger
+        was_sealed = known is not None and known.end is not None
+        before = known.in_sync if known is not None and was_sealed else ()
+        seen = self.watch.history(block).blocks.get(block.number)
+        chain = seen.chain_at(node.end) if seen is not None else None
+        if chain is None or (not was_sealed and ledger.has_lost(block)):
+            return
+        holding = [log for log in ledger.replicas(block) if log.chain_at(node.end) == chain]
+        for name in node.in_sync:
+            if name in before or any(log.node == name for log in holding):
+                continue
+            if ledger.log(name, block) is not None or not was_sealed:  # else its disk is another
+                self.fail(
+                    "sealed-copies-are-equal",
+                    f"{name} is said to hold all of {block} up to {node.end}, and does not",
+                )
+        synced = [log.node for log in holding if log.synced_end >= node.end]
+        needed = len(node.replicas) // 2 + 1
+        if not was_sealed and node.acks is AckMode.RAFT and len(synced) < needed:
+            self.fail(
+                "sealed-is-durable",
+                f"{block} is sealed at {node.end}, which is durable on {synced} only; {needed} "
+                "are needed",
+            )

@@ -1,0 +1,166 @@
+"""Bugs that can be switched on, and hunts for them.
+
+A bug is a few small patches, each of an attribute that must exist: whoever renames it hears of it
+when the tests are collected. A hunt is a family of swarm runs, seed after seed; no hunt is made for
+a bug, each bug names the few among all of them in which it can show. A bug is *killed* by the first
+seed of which a rule is broken, if the same run without the bug breaks none, and if what ended the
+run was not just the patch tripping over the code it patches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pymq.core.values import Factory, define, value
+from pymq.testing.plan import generate
+from pymq.testing.swarm import Result, run_plan
+
+# A patch that does not fit dies of one of these, which proves nothing.
+BLUNDERS = re.compile(r"^(TypeError|AttributeError|NameError|UnboundLocalError)\b", re.MULTILINE)
+
+
+@value
+class Hunt:
+    """Swarm runs of one kind."""
+
+    brokers: int
+    zkservers: int
+    profile: str
+    seconds: float
+    knobs: dict[str, Any] = Factory(dict)  # of the cluster, in place of the plan's own
+    acks: str | None = None  # of all topics, in place of the plan's own
+
+    def run(self, seed: int) -> Result:
+        """Carry out one of them."""
+        plan = generate(
+            seed,
+            brokers=self.brokers,
+            zkservers=self.zkservers,
+            profile=self.profile,
+            seconds=self.seconds,
+        )
+        plan.knobs.update(self.knobs)
+        if self.acks is not None:
+            for topic in plan.topics:
+                topic["acks"], topic["replicas"] = self.acks, min(3, self.brokers)
+        return run_plan(plan)
+
+
+HASTE = {"lag_max_ms": 300, "heartbeat_ms": 100, "session_ms": 1_000, "append_bytes": 500}
+
+HUNTS = {
+    "calm": Hunt(1, 1, "calm", 8),
+    "crash": Hunt(1, 1, "crash", 8),
+    "network": Hunt(1, 1, "network", 8),
+    "disk": Hunt(1, 1, "disk", 8),
+    "time": Hunt(1, 1, "time", 8),
+    "calm-3": Hunt(3, 2, "calm", 4),
+    "swarm-3": Hunt(3, 2, "swarm", 4),
+    "crash-3": Hunt(3, 2, "crash", 4),
+    "network-3": Hunt(3, 2, "network", 4),
+    "disk-3": Hunt(3, 2, "disk", 4),
+    "rolls-3": Hunt(3, 2, "rolls", 4),
+    "wipe-3": Hunt(3, 2, "wipe", 6),
+    "coordinator-3": Hunt(3, 3, "coordinator", 8),
+    # Blocks that are fetched, by brokers that soon lose their patience with each other.
+    "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
+    "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
+    "fetch-rolls": Hunt(3, 1, "rolls", 8, HASTE, "leader"),
+}
+
+
+@define
+class Bug:
+    """A known mistake."""
+
+    name: str
+    area: str
+    what: str  # goes wrong, in one line
+    source: str  # who has made it before, or what warns of it
+    hunts: tuple[str, ...]  # where it is looked for, taking turns
+    is_slow: bool = False  # it takes more seeds than there are in a quick run
+    is_open: bool = False  # it was not found yet, though it could be
+    patches: list[tuple[Any, str, Any]] = Factory(list)  # where, which name, what takes its place
+
+
+@value
+class Kill:
+    """How a bug was found."""
+
+    hunt: str
+    seed: int
+    runs: int  # that it took, this one included
+    rule: str
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(
+    name: str,
+    area: str,
+    what: str,
+    source: str,
+    hunts: str,
+    *,
+    is_slow: bool = False,
+    is_open: bool = False,
+) -> None:
+    """Describe a bug, whose patches follow."""
+    assert name not in BUGS, name
+    assert set(hunts.split()) <= set(HUNTS), hunts
+    BUGS[name] = Bug(name, area, what, source, tuple(hunts.split()), is_slow, is_open)
+
+
+def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Any]:
+    """Let the decorated function take the place of an attribute, which it is given first."""
+    original = owner.__dict__[attribute]  # a KeyError here: what was patched is elsewhere now
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        inner = original
+        if isinstance(original, property):
+            inner = original.fget
+        elif isinstance(original, classmethod | staticmethod):
+            inner = original.__func__
+
+        def patched(*arguments: Any, **named: Any) -> Any:
+            return function(inner, *arguments, **named)
+
+        kind = type(original)
+        is_wrapped = kind in (property, classmethod, staticmethod)
+        BUGS[name].patches.append((owner, attribute, kind(patched) if is_wrapped else patched))
+        return function
+
+    return add
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Bug]:
+    """Have a bug for a while."""
+    found = BUGS[name]
+    before = [(owner, key, owner.__dict__[key]) for owner, key, _ in found.patches]
+    try:
+        for owner, key, patched in found.patches:
+            setattr(owner, key, patched)
+        yield found
+    finally:
+        for owner, key, function in before:
+            setattr(owner, key, function)
+
+
+def hunt(name: str, seeds: int) -> Kill | None:
+    """Look for a bug in so many seeds of each of its hunts, taking turns."""
+    runs = 0
+    for seed in range(seeds):
+        for which in BUGS[name].hunts:
+            runs += 1
+            with planted(name):
+                result = HUNTS[which].run(seed)
+            if result.violation is None or BLUNDERS.search(result.message):
+                continue
+            if HUNTS[which].run(seed).violation is None:
+                return Kill(which, seed, runs, result.violation)
+    return None

@@ -1,0 +1,371 @@
+"""Bugs of zkservers, of rolls, and of who is who."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pymq.core.coordination import Conflicted, SessionExpired
+from pymq.core.intake import Intake
+from pymq.core.message import Produced
+from pymq.core.partition import Partition
+from pymq.core.sealing import Sealing
+from pymq.errors import InvalidRequest
+from pymq.node import blocks, placement, reported, takeover
+from pymq.node.commits import Commits
+from pymq.node.election import Election
+from pymq.node.membership import Members
+from pymq.node.rolls import Rolls
+from tests.testing.planted.bug import bug, plant
+
+CONTROLLER, ROLLS, IDENTITY = "controller", "rolls", "identity"
+
+# --- zkservers ----------------------------------------------------------------------------------
+
+bug(
+    "expiry-ignored",
+    CONTROLLER,
+    "a zkserver that has lost its session goes on, and its commits are not fenced",
+    "CURATOR-220: LOST is not reported (B17); the fence alone would hide it",
+    "coordinator-3 swarm-3",
+)
+
+
+@plant("expiry-ignored", Election, "decided")
+def decide_without_expiry(decided: Any, self: Election, event: Any, now: int) -> None:
+    if not isinstance(event, SessionExpired):
+        decided(self, event, now)
+
+
+@plant("expiry-ignored", Commits, "begin")
+def begin_unfenced_too(begin: Any, self: Commits, image: Any) -> None:
+    begin(self, image)
+    self._fence = ()
+
+
+bug(
+    "epoch-not-raised",
+    CONTROLLER,
+    "a take-over keeps the controller epoch of the one before",
+    "K2; KAFKA-1239",
+    "coordinator-3 swarm-3",
+)
+
+
+@plant("epoch-not-raised", Election, "_run")
+def run_at_old_epoch(run: Any, self: Election, image: Any) -> None:
+    before = image.controller_epoch
+    image.controller_epoch = max(0, before - 1)
+    try:
+        run(self, image)
+    finally:
+        image.controller_epoch = before
+
+
+bug(
+    "race-lost-unseen",
+    CONTROLLER,
+    "a zkserver that has lost the race for being the active one takes itself for it",
+    "K2; split brain of two controllers (KAFKA-1305)",
+    "coordinator-3",
+)
+
+
+@plant("race-lost-unseen", Election, "_claimed")
+def claimed_anyway(claimed: Any, self: Election, event: Any, now: int) -> None:
+    if isinstance(event, Conflicted) and self._draft is not None:
+        self._draft.adopt([0] * len(self._draft.ops))
+        self._win(self._draft.image, now)
+    else:
+        claimed(self, event, now)
+
+
+bug(
+    "uncertain-is-done",
+    CONTROLLER,
+    "a commit whose outcome nobody knows is taken for done",
+    "commit_unknown_result of FoundationDB; Kafka's ZkClient",
+    "coordinator-3",
+    is_open=True,
+)
+
+
+@plant("uncertain-is-done", Commits, "loaded")
+def loaded_and_done(loaded: Any, self: Commits, image: Any, now: int) -> None:
+    flight, self._flight = self._flight, None
+    for task, _, result in flight.items if flight is not None else ():
+        self._finish(task, result, now)
+    loaded(self, image, now)
+
+
+# --- rolls --------------------------------------------------------------------------------------
+
+bug(
+    "sealed-too-short",
+    ROLLS,
+    "a block is said to end before its last record",
+    "first design of pymq: the end of another replica",
+    "calm calm-3",
+)
+
+
+@plant("sealed-too-short", Sealing, "done")
+def sealed_short(done: Any, self: Sealing, *arguments: Any) -> Any:
+    answer = done(self, *arguments)
+    return attrs.evolve(answer, end=answer.end - 1) if answer is not None else None
+
+
+bug(
+    "sealed-unfenced",
+    ROLLS,
+    "a replica that has said where its copy ends goes on following the old leader",
+    "BookKeeper #2614: ledgers closed without fencing",
+    "fetch-rolls fetch-network",
+    is_open=True,
+)
+
+
+@plant("sealed-unfenced", Sealing, "is_fenced")
+def never_fenced(is_fenced: Any, self: Sealing) -> bool:
+    return False
+
+
+@plant("sealed-unfenced", Sealing, "must_write")
+def must_write_fenced(must: Any, self: Sealing, log: Any, replicator: Any) -> Any:
+    if self.request is not None and self.answer is None and self.fenced is not None:
+        return not log.has_unwritten
+    return must(self, log, replicator)
+
+
+bug(
+    "sealed-uncommitted",
+    ROLLS,
+    "a leader seals what it has, before the others have it",
+    "M3 of the study; Redpanda, membership change under load",
+    "rolls-3 calm-3 network-3 swarm-3",
+)
+
+
+@plant("sealed-uncommitted", Sealing, "must_write")
+def must_write_at_once(must: Any, self: Sealing, log: Any, replicator: Any) -> Any:
+    return self.request is not None and self.answer is None and not log.has_unwritten
+
+
+bug(
+    "shortest-copy-wins",
+    ROLLS,
+    "a take-over ends the block where the shortest copy ends, in sync or not",
+    "Kafka before KIP-101: the wrong replica is asked",
+    "fetch-crash fetch-rolls fetch-network",
+)
+
+
+@plant("shortest-copy-wins", Rolls, "_commit")
+def commit_shortest(commit: Any, self: Rolls, roll: Any, m: Any, holders: Any, now: int) -> None:
+    if roll.is_takeover:
+        answers = [answer for answer in roll.answers.values() if answer.error is None]
+        m = min(answers, key=lambda answer: answer.end)
+        holders = tuple(answer.broker for answer in answers if answer.end >= m.end)
+    commit(self, roll, m, holders, now)
+
+
+bug(
+    "unclean-takeover",
+    ROLLS,
+    "any replica may say where the block of a dead leader ends",
+    "Kafka's unclean.leader.election.enable, once the default (Jepsen 2013)",
+    "fetch-crash fetch-network fetch-rolls",
+)
+
+
+@plant("unclean-takeover", takeover, "is_enough")
+def any_is_enough(is_enough: Any, block: Any, brokers: Any) -> bool:
+    return bool(brokers)
+
+
+@plant("unclean-takeover", Rolls, "_decide")
+def decide_at_once(decide: Any, self: Rolls, roll: Any, now: int) -> None:
+    answers = [m for m in roll.answers.values() if m.error is None]
+    if roll.is_takeover and not roll.is_committing and answers:
+        self._commit(roll, answers[0], (answers[0].broker,), now)
+
+
+bug(
+    "longest-copy-wins",
+    ROLLS,
+    "a take-over of voters goes by the length of their copies, whatever their epochs",
+    "KIP-101, KIP-279; Raft 5.4.1",
+    "wipe-3 rolls-3 swarm-3",
+    is_open=True,
+)
+
+
+@plant("longest-copy-wins", takeover, "rank")
+def rank_by_length(rank: Any, m: Any) -> tuple[int, int]:
+    return (0, m.end)
+
+
+bug(
+    "cut-before-commit",
+    ROLLS,
+    "a replica that is asked to seal cuts what it does not know to be committed",
+    "KIP-101: truncation to the high watermark (B20)",
+    "fetch-crash crash-3",
+)
+
+
+@plant("cut-before-commit", Partition, "seal")
+def seal_and_cut(seal: Any, self: Partition, m: Any, now: int) -> None:
+    log: Any = self.log
+    replicator: Any = self.replicator
+    is_open = log is not None and replicator is not None and m.block == self._block.number
+    if m.takeover and is_open and not log.is_recovering:
+        log.truncate(replicator.high_watermark)
+    seal(self, m, now)
+
+
+bug(
+    "parked-dropped",
+    ROLLS,
+    "what came in during a roll is dropped, and yet confirmed",
+    "RethinkDB: reconfiguration under load",
+    "calm calm-3 rolls-3",
+)
+
+
+@plant("parked-dropped", Intake, "drive_parked")
+def drop_parked(drive: Any, self: Intake, now: int) -> None:
+    parked, self._parked = self._parked, []
+    log = self._partition.log
+    for source, m in parked:
+        self._answer(source, Produced(m.id, log.end if log is not None else 0, 1), m.acks, now)
+
+
+bug(
+    "parked-refused-twice",
+    ROLLS,
+    "what came in during a roll is appended, and refused as well",
+    "P5: what has failed is there (aborted read), Redpanda 21.10",
+    "calm calm-3 rolls-3 swarm-3",
+)
+
+
+@plant("parked-refused-twice", Intake, "drive_parked")
+def drive_and_refuse(drive: Any, self: Intake, now: int) -> None:
+    for source, m in self._parked:
+        self._answer(source, Produced(m.id, error=InvalidRequest("rolled")), m.acks, now)
+    drive(self, now)
+
+
+bug(
+    "epoch-kept-at-roll",
+    ROLLS,
+    "the next block has the epoch of the one before",
+    "L7, L8; KIP-595",
+    "calm-3 rolls-3 swarm-3",
+)
+
+
+@plant("epoch-kept-at-roll", blocks, "change")
+def change_without_epoch(change: Any, draft: Any, name: Any, **fields: Any) -> None:
+    if "next_block" in fields and fields.get("epoch", 0) > 1:
+        fields["epoch"] -= 1
+    change(draft, name, **fields)
+
+
+bug(
+    "next-block-elsewhere",
+    ROLLS,
+    "the next block begins one offset too late",
+    "L1: gaps at a roll",
+    "calm calm-3",
+)
+
+
+@plant("next-block-elsewhere", blocks, "_open")
+def open_later(open_block: Any, draft: Any, name: Any, block: Any, *arguments: Any) -> None:
+    if block.number and block.start:
+        block = attrs.evolve(block, start=block.start + 1)
+    open_block(draft, name, block, *arguments)
+
+
+bug(
+    "holders-not-asked",
+    ROLLS,
+    "all replicas are noted as holding a block when it is sealed",
+    "Kafka: ISR of a new leader is not its own (KAFKA-1367)",
+    "network-3 rolls-3 swarm-3 crash-3",
+)
+
+
+@plant("holders-not-asked", Rolls, "_commit")
+def commit_for_all(commit: Any, self: Rolls, roll: Any, m: Any, holders: Any, now: int) -> None:
+    image = self._commits.image.find(roll.name)
+    replicas = image.open_block.replicas if image is not None else ()
+    commit(self, roll, m, tuple({**dict.fromkeys(holders), **dict.fromkeys(replicas)}), now)
+
+
+bug(
+    "removed-before-commit",
+    ROLLS,
+    "a block that is sealed goes from brokers that are no replica of the next one",
+    "K7; NATS #7556: clean-up of what is not known",
+    "rolls-3 swarm-3",
+)
+
+
+@plant("removed-before-commit", blocks, "leavers")
+def leave_early(leaving: Any, image: Any, left: Any) -> Any:
+    left = list(left)
+    return leaving(image, left[-1:])
+
+
+# --- who is who ---------------------------------------------------------------------------------
+
+bug(
+    "wiped-broker-votes",
+    IDENTITY,
+    "a broker whose disk was replaced is taken for the one before",
+    "thesis 3.8, RethinkDB (B8)",
+    "wipe-3",
+    is_open=True,
+)
+
+
+@plant("wiped-broker-votes", Partition, "_holds")
+def hold_by_name(holds: Any, self: Partition, block: Any) -> bool:
+    return self.me in block.replicas
+
+
+@plant("wiped-broker-votes", placement, "has_storage")
+@plant("wiped-broker-votes", blocks, "has_storage")
+@plant("wiped-broker-votes", reported, "has_storage")
+@plant("wiped-broker-votes", takeover, "has_storage")
+def has_storage_by_name(has: Any, image: Any, block: Any, broker: str) -> bool:
+    return True
+
+
+bug(
+    "answers-of-the-dead",
+    IDENTITY,
+    "what a broker said before it was started anew still counts",
+    "ABA; KIP-903: stale broker epochs",
+    "fetch-crash",
+    is_open=True,
+)
+
+
+@plant("answers-of-the-dead", Members, "is_of")
+def anybody(is_of: Any, self: Members, broker: str, incarnation: int) -> bool:
+    return True
+
+
+@plant("answers-of-the-dead", Rolls, "registered")
+def registered_and_kept(registered: Any, self: Rolls, broker: str, now: int) -> None:
+    kept = {name: dict(roll.answers) for name, roll in self._rolls.items()}
+    registered(self, broker, now)
+    for name, answers in kept.items():
+        roll = self._rolls.get(name)
+        if roll is not None and not roll.answers:
+            roll.answers.update(answers)

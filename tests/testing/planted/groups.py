@@ -1,0 +1,242 @@
+"""Bugs of groups: leases, acknowledgements, offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core import leases
+from pymq.core.group import GroupCoordinator
+from pymq.core.leases import Leases
+from pymq.core.membership import Group
+from pymq.core.offsets import Offsets
+from pymq.core.runs import split
+from tests.testing.planted.bug import bug, plant
+
+AREA = "groups"
+
+bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "calm calm-3")
+
+
+@plant("leased-twice", Leases, "acquire")
+def acquire_again(acquire: Any, self: Leases, *arguments: Any, **named: Any) -> Any:
+    for span in self._spans:
+        if span.state == leases.LEASED:
+            span.state, span.due = leases.AVAILABLE, 0
+    return acquire(self, *arguments, **named)
+
+
+bug(
+    "acks-lost",
+    AREA,
+    "an acknowledgement is confirmed and not counted",
+    "G4",
+    "calm calm-3",
+)
+
+
+@plant("acks-lost", Leases, "acknowledge")
+def acknowledge_nothing(acknowledge: Any, self: Leases, *arguments: Any) -> int:
+    return 0
+
+
+bug(
+    "zombie-acks",
+    AREA,
+    "whoever acknowledges a record, it is done, though another holds it by now",
+    "KAFKA-2555, brod #649 (B19)",
+    "time network",
+    is_open=True,
+)
+
+
+@plant("zombie-acks", Leases, "acknowledge")
+def acknowledge_anybody(acknowledge: Any, self: Leases, member: str, ranges: Any) -> int:
+    refused = 0
+    for start, end in ranges:
+        for span in list(self._spans):
+            if span.state == leases.LEASED and span.start < end and start < span.end:
+                part = (max(start, span.start), min(end, span.end))
+                refused += int(acknowledge(self, span.owner, [part]))
+        refused += int(acknowledge(self, member, [(start, end)])) * 0
+    return refused
+
+
+bug(
+    "commit-past-unacked",
+    AREA,
+    "the group's offset goes past records that nobody has acknowledged",
+    "G4; auto-commit of what was polled (KAFKA-3849)",
+    "calm calm-3",
+)
+
+
+@plant("commit-past-unacked", Leases, "_advance")
+def advance_past(advance: Any, self: Leases) -> None:
+    done = [span.end for span in self._spans if span.state == leases.DONE]
+    if done:
+        self._spans = [span for span in self._spans if span.start >= max(done)]
+        self.committed = max(done)
+    advance(self)
+
+
+bug(
+    "offsets-not-loaded",
+    AREA,
+    "whoever takes a group over does not read its offsets",
+    "KAFKA-8896; G5",
+    "crash-3 crash swarm-3",
+)
+
+
+@plant("offsets-not-loaded", Offsets, "_replay")
+def replay_nothing(replay: Any, self: Offsets, batch: Any) -> None:
+    return None
+
+
+bug(
+    "oldest-offset-loaded",
+    AREA,
+    "of several offsets of a group the first counts, not the last",
+    "G5, compaction order",
+    "crash-3 crash swarm-3",
+)
+
+
+@plant("oldest-offset-loaded", Offsets, "_replay")
+def replay_first(replay: Any, self: Offsets, batch: Any) -> None:
+    known = {name: dict(group.leases) for name, group in self._groups.items()}
+    replay(self, batch)
+    for name, found in known.items():
+        if name in self._groups:
+            self._groups[name].leases.update(found)
+
+
+bug(
+    "load-stops-early",
+    AREA,
+    "a take-over of groups reads only the first part of the offsets",
+    "KAFKA-5600",
+    "crash-3 crash swarm-3",
+)
+
+
+@plant("load-stops-early", Offsets, "loaded")
+def loaded_first(loaded: Any, self: Offsets, m: Any, now: int) -> Any:
+    if m.error is None and m.data and not self.is_loaded:
+        first = next(iter(split(m.data)))
+        self._replay(first.verify())
+        self.is_loaded = True
+        return True
+    return loaded(self, m, now)
+
+
+bug(
+    "offsets-not-written",
+    AREA,
+    "an acknowledgement is confirmed before it is written anywhere",
+    "Kafka before 0.9: offsets.commit.required.acks=0",
+    "crash-3 crash swarm-3",
+)
+
+
+@plant("offsets-not-written", Offsets, "flush")
+def flush_nothing(flush: Any, self: Offsets, now: int) -> None:
+    self._changed = {}
+    flush(self, now)
+
+
+bug(
+    "settled-early",
+    AREA,
+    "an acknowledgement is confirmed while its write is under way, and the write may fail",
+    "etcd #14370, for offsets",
+    "network-3 fetch-network swarm-3",
+    is_open=True,
+)
+
+
+@plant("settled-early", Offsets, "flush")
+def flush_and_answer(flush: Any, self: Offsets, now: int) -> None:
+    for source, answer in self._unanswered:
+        self._host.reply(source, answer, now)
+    self._unanswered = []
+    if self._changed:
+        flush(self, now)
+
+
+bug(
+    "served-before-revoked",
+    AREA,
+    "a partition goes to its new owner while the former one is at work on it",
+    "G7 (revoke before assign); KAFKA-12984",
+    "calm-3 network-3 crash-3",
+)
+
+
+@plant("served-before-revoked", Leases, "held_by_others")
+def held_by_nobody(held: Any, self: Leases, members: Any) -> bool:
+    return False
+
+
+bug(
+    "leases-run-for-ever",
+    AREA,
+    "a lease that has run out is not given to anybody else",
+    "G4; SQS visibility timeouts",
+    "calm calm-3",
+)
+
+
+@plant("leases-run-for-ever", Leases, "expire")
+def expire_nothing(expire: Any, self: Leases, now: int) -> int:
+    return 0
+
+
+@plant("leases-run-for-ever", Leases, "release")
+def release_nothing(release: Any, self: Leases, member: str, now: int) -> None:
+    return None
+
+
+bug(
+    "lease-expires-early",
+    AREA,
+    "leases run out in half their time",
+    "CURATOR-460: timers that do not agree",
+    "calm calm-3 network",
+)
+
+
+@plant("lease-expires-early", Leases, "expire")
+def expire_early(expire: Any, self: Leases, now: int) -> Any:
+    for span in self._spans:
+        if span.state == leases.LEASED:
+            span.due -= 100
+    return expire(self, now)
+
+
+bug(
+    "members-never-gone",
+    AREA,
+    "a member that is silent keeps what it has for ever",
+    "G7; kafka-flow #854",
+    "crash crash-3 network",
+)
+
+
+@plant("members-never-gone", GroupCoordinator, "_remove")
+def remove_nobody(remove: Any, self: GroupCoordinator, group: Group, member: Any, now: int) -> None:
+    member.gone_at = 1 << 62
+
+
+bug(
+    "nack-acknowledges",
+    AREA,
+    "what was given back is taken for done",
+    "G4",
+    "calm calm-3 network",
+)
+
+
+@plant("nack-acknowledges", Leases, "reject")
+def reject_as_done(reject: Any, self: Leases, member: str, ranges: Any, due: int) -> None:
+    self.acknowledge(member, ranges)

@@ -1,0 +1,145 @@
+"""Bugs of idempotence: what a partition knows of its producers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pymq.core.header import Header
+from pymq.core.intake import Intake
+from pymq.core.producers import ProducerTable
+from pymq.core.sealing import Sealing
+from pymq.errors import OutOfOrderSequence, ProducerFenced
+from tests.testing.planted.bug import bug, plant
+
+AREA = "producers"
+
+bug(
+    "repeats-written",
+    AREA,
+    "a batch that is sent again is written again",
+    "Redpanda #3039",
+    "network network-3",
+)
+
+
+@plant("repeats-written", ProducerTable, "check")
+def check_nothing(check: Any, self: ProducerTable, header: Header) -> None:
+    return None
+
+
+bug(
+    "producers-forgotten",
+    AREA,
+    "recovery does not read what producers had written",
+    "Redpanda #22670",
+    "crash crash-3",
+)
+
+
+@plant("producers-forgotten", ProducerTable, "replay")
+def replay_nothing(replay: Any, self: ProducerTable, header: Header) -> None:
+    return None
+
+
+@plant("producers-forgotten", ProducerTable, "restore")
+def restore_nothing(restore: Any, cls: type[ProducerTable], snapshot: bytes) -> ProducerTable:
+    return cls()
+
+
+bug(
+    "gaps-accepted",
+    AREA,
+    "what should go on at a sequence goes on anywhere",
+    "KAFKA-5494",
+    "network network-3",
+)
+
+
+@plant("gaps-accepted", ProducerTable, "check")
+def check_no_order(check: Any, self: ProducerTable, header: Header) -> Any:
+    found = check(self, header)
+    return None if isinstance(found, OutOfOrderSequence) else found
+
+
+bug(
+    "zombie-producer",
+    AREA,
+    "a batch of a producer epoch that was replaced is taken in",
+    "KIP-98, librdkafka #4953",
+    "network network-3 swarm-3",
+    is_open=True,
+)
+
+
+@plant("zombie-producer", ProducerTable, "check")
+def check_no_epoch(check: Any, self: ProducerTable, header: Header) -> Any:
+    found = check(self, header)
+    return None if isinstance(found, ProducerFenced) else found
+
+
+bug(
+    "past-not-inherited",
+    AREA,
+    "the next block does not know the producers of the block before",
+    "Redpanda #3039, at a roll",
+    "rolls-3 network-3 swarm-3",
+)
+
+
+@plant("past-not-inherited", Sealing, "done")
+def sealed_without_past(done: Any, self: Sealing, *arguments: Any) -> Any:
+    answer = done(self, *arguments)
+    empty = ProducerTable().snapshot()
+    return answer if answer is None else attrs.evolve(answer, past=empty)
+
+
+bug(
+    "repeat-misplaced",
+    AREA,
+    "a repeat is answered with the offset of the producer's newest batch",
+    "P2 of the study: a retry returns the original offset",
+    "network network-3",
+)
+
+
+@plant("repeat-misplaced", ProducerTable, "check")
+def check_newest(check: Any, self: ProducerTable, header: Header) -> Any:
+    found = check(self, header)
+    known = self._latest(header.producer_id)
+    return known.batches[-1][3] if isinstance(found, int) and known is not None else found
+
+
+bug(
+    "failed-writes-count",
+    AREA,
+    "batches whose write has failed are taken for written",
+    "the producer table must be part of the log (P7)",
+    "disk disk-3",
+    is_open=True,
+)
+
+
+@plant("failed-writes-count", ProducerTable, "discard")
+def discard_nothing(discard: Any, self: ProducerTable) -> None:
+    self.write()
+    self.settle()
+
+
+bug(
+    "repeat-answered-early",
+    AREA,
+    "a repeat is confirmed while the first one is still on its way to the disks",
+    "etcd #14370, for retries",
+    "network-3 swarm-3",
+    is_open=True,
+)
+
+
+@plant("repeat-answered-early", Intake, "_await")
+def answer_repeats(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+    if answer.duplicate:
+        self._host.reply(source, answer, 0)
+    else:
+        wait(self, end, source, m, answer)

@@ -1,0 +1,312 @@
+"""Bugs of replicas: who has what, what counts, who leads. For more of Raft see its own mutants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.answers import Answers
+from pymq.core.intake import Intake
+from pymq.core.log import BlockLog
+from pymq.core.partition import NEVER, Partition
+from pymq.core.repair import Repair
+from pymq.core.types import TopicPartition
+from pymq.node import blocks, reported, restarts
+from pymq.replication.fetch import Fetch
+from pymq.replication.leadership import Leadership
+from tests.testing.planted.bug import bug, plant
+
+RAFT, FETCH = "raft", "fetch"
+
+bug(
+    "believed-too-early",
+    RAFT,
+    "the high watermark rises before the disk has answered",
+    "etcd #14370 (B11)",
+    "calm calm-3",
+)
+
+
+@plant("believed-too-early", Partition, "flush")
+def flush_believed(flush: Any, self: Partition, ready: Any, now: int) -> None:
+    if self.replicator is not None and self.log is not None:
+        before, self.log.stable_end = self.log.stable_end, self.end
+        self.replicator.stable(self.end, now)
+        self._look(now)
+        self.log.stable_end = before
+    flush(self, ready, now)
+
+
+bug(
+    "answered-at-once",
+    RAFT,
+    "a producer is told that its record is safe before anything is done for it",
+    "NATS #7564; Redis-Raft",
+    "calm calm-3",
+)
+
+
+@plant("answered-at-once", Intake, "_await")
+def answer_at_once(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+    if m.acks != 0:
+        self._host.reply(source, answer, 0)
+
+
+bug(
+    "answered-by-leader-alone",
+    RAFT,
+    "ack -1 is answered once the leader has the record, as if it were ack 1",
+    "MongoDB w:1, Elasticsearch 1.x (Jepsen 2014)",
+    "calm-3 swarm-3",
+)
+
+
+@plant("answered-by-leader-alone", Answers, "due")
+def due_locally(due: Any, self: Answers, local: int, committed: int) -> Any:
+    return due(self, local, max(local, committed))
+
+
+bug(
+    "answered-before-stable",
+    RAFT,
+    "ack -1 is answered once it is sent to the followers",
+    "cockroach #124440",
+    "calm-3 swarm-3",
+)
+
+
+@plant("answered-before-stable", Intake, "_await")
+def answer_when_sent(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+    wait(self, end, source, m, answer)
+    for waiting, found in self._answers.due(NEVER, NEVER):
+        self._host.reply(waiting, found, 0)
+
+
+bug(
+    "counts-what-was-sent",
+    RAFT,
+    "a leader takes what it has for what everybody has on disk",
+    "Raft 5.3",
+    "calm-3",
+)
+
+
+@plant("counts-what-was-sent", Leadership, "_counted")
+def count_what_was_sent(counted: Any, self: Leadership, name: str) -> int:
+    return self._log.end
+
+
+bug(
+    "no-noop",
+    RAFT,
+    "a new leader does not open its term: what is there stays uncommitted until somebody sends",
+    "thesis 6.4, erratum of chapter 4 (B6)",
+    "network-3 crash-3 swarm-3",
+    is_slow=True,
+)
+
+
+@plant("no-noop", BlockLog, "begin")
+def begin_nothing(begin: Any, self: BlockLog, epoch: int) -> None:
+    return None
+
+
+bug(
+    "isr-of-one",
+    FETCH,
+    "the high watermark is the leader's own end, whoever is in sync",
+    "Kafka, min.insync.replicas=1 and nobody waited for (Jepsen 2013)",
+    "calm-3 network-3 swarm-3",
+)
+
+
+@plant("isr-of-one", Fetch, "_advance")
+def advance_alone(advance: Any, self: Fetch) -> None:
+    self.high_watermark = max(self.high_watermark, self._log.stable_end)
+
+
+bug(
+    "isr-majority",
+    FETCH,
+    "the high watermark is what a majority of the in-sync set has, not what all of it have",
+    "WeakIsr of hachikuji/kafka-specification",
+    "calm-3 network-3 swarm-3",
+)
+
+
+@plant("isr-majority", Fetch, "_advance")
+def advance_by_majority(advance: Any, self: Fetch) -> None:
+    ends = [f.end for name, f in self._followers.items() if name in self._committed]
+    ends = sorted([*ends, self._log.stable_end])
+    self.high_watermark = max(self.high_watermark, ends[(len(ends) - 1) // 2 + (len(ends) > 1)])
+
+
+bug(
+    "wanted-isr-ignored",
+    FETCH,
+    "a leader counts only on the set that it knows of, not on the one it has asked for",
+    "KIP-497: the maximal ISR",
+    "fetch-network fetch-crash",
+    is_open=True,
+)
+
+
+@plant("wanted-isr-ignored", Fetch, "_advance")
+def advance_without_wanted(advance: Any, self: Fetch) -> None:
+    wanted, self._wanted = self._wanted, None
+    advance(self)
+    self._wanted = wanted
+
+
+bug(
+    "isr-expands-early",
+    FETCH,
+    "a follower that lags joins the in-sync set as soon as it fetches",
+    "KAFKA-8836; expand before current",
+    "network-3 swarm-3 crash-3",
+)
+
+
+@plant("isr-expands-early", Fetch, "_judge")
+def judge_kindly(judge: Any, self: Fetch, now: int, heard: str | None = None) -> None:
+    high, self.high_watermark = self.high_watermark, 0
+    judge(self, now, heard)
+    self.high_watermark = high
+
+
+bug(
+    "isr-shrinks-unasked",
+    FETCH,
+    "a leader counts without a follower before the zkserver has taken it out",
+    "Kafka before KIP-497; ISR shrink not by compare and set",
+    "fetch-network fetch-rolls",
+    is_open=True,
+)
+
+
+@plant("isr-shrinks-unasked", Fetch, "_judge")
+def judge_alone(judge: Any, self: Fetch, now: int, heard: str | None = None) -> None:
+    judge(self, now, heard)
+    if self._wanted is not None:
+        self._committed = self._wanted
+
+
+bug(
+    "fetched-is-stable",
+    FETCH,
+    "a follower says that it has what is still on its way to its disk",
+    "etcd #14370, for followers that fetch",
+    "calm-3 swarm-3",
+    is_slow=True,
+)
+
+
+@plant("fetched-is-stable", Fetch, "_fetched")
+def fetched_and_told(fetched: Any, self: Fetch, source: str, m: Any, now: int) -> None:
+    fetched(self, source, m, now)
+    log = self._log
+    if m.data and log.end > log.stable_end:
+        stable, log.stable_end = log.stable_end, log.end
+        self._ask(now)
+        log.stable_end = stable
+
+
+bug(
+    "restarted-leader-leads",
+    FETCH,
+    "a leader that was started anew is left to lead on, without what it had not synced",
+    "KIP-966: unclean restarts stay in sync",
+    "fetch-crash crash-3",
+    is_open=True,
+)
+
+
+@plant("restarted-leader-leads", Fetch, "__init__")
+def lead_again(init: Any, self: Fetch, replica: Any, now: int) -> None:
+    init(self, attrs.evolve(replica, is_new=True), now)
+
+
+@plant("restarted-leader-leads", restarts, "_interrupted")
+def not_interrupted(interrupted: Any, block: Any, *arguments: Any, **named: Any) -> Any:
+    return block
+
+
+@plant("restarted-leader-leads", Partition, "_make")
+def make_again(make: Any, self: Partition, saved: Any, now: int, *, is_new: bool) -> None:
+    make(self, saved, now, is_new=is_new or not self._is_voted)
+
+
+bug(
+    "unfenced-isr",
+    FETCH,
+    "the zkserver takes any in-sync set from anybody",
+    "KIP-841, KIP-903",
+    "fetch-crash fetch-network",
+    is_open=True,
+)
+
+
+@plant("unfenced-isr", reported, "alter_isr")
+def alter_unfenced(alter: Any, draft: Any, m: Any, members: Any) -> None:
+    name = TopicPartition(m.topic, m.partition)
+    block = draft.image.partition(*name).open_block
+    if m.in_sync != block.in_sync and set(m.in_sync) <= set(block.replicas):
+        blocks.change(draft, name)
+        node = attrs.evolve(block, in_sync=m.in_sync)
+        draft.put(paths.block(*name, block.number), node)
+
+
+bug(
+    "copies-not-compared",
+    FETCH,
+    "whoever has as many records as a sealed block is taken to have the same ones",
+    "KIP-101, KIP-279: logs diverge without being cut",
+    "network-3 rolls-3 swarm-3",
+    is_open=True,
+)
+
+
+@plant("copies-not-compared", BlockLog, "agreed")
+def agree_always(agreed: Any, self: BlockLog, epochs: Any, end: int) -> int:
+    return min(self.end, end)
+
+
+bug(
+    "whole-too-early",
+    FETCH,
+    "a replica says that it has all of a sealed block when it has a part",
+    "RabbitMQ mirrored queues (Jepsen 2014)",
+    "wipe-3 fetch-network",
+    is_open=True,
+)
+
+
+@plant("whole-too-early", Repair, "advance")
+def advance_and_claim(advance: Any, self: Repair, now: int) -> None:
+    advance(self, now)
+    self.is_done = True
+
+
+@plant("whole-too-early", Repair, "is_dirty")
+def dirty_as_before(is_dirty: Any, self: Repair) -> Any:
+    done, self.is_done = self.is_done, False
+    found = is_dirty(self)
+    self.is_done = done
+    return found
+
+
+bug(
+    "start-over-forgets",
+    FETCH,
+    "a replica that starts over after a failed write forgets what was visible",
+    "L5: the high watermark goes back (KIP-207)",
+    "disk-3 swarm-3",
+)
+
+
+@plant("start-over-forgets", Partition, "_start_over")
+def start_over_from_nothing(over: Any, self: Partition, error: Any, now: int) -> None:
+    over(self, error, now)
+    self._visible = 0

@@ -1,0 +1,206 @@
+"""Bugs of stores: what is on the disk after a crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core.log import BlockLog
+from pymq.store import recovery
+from pymq.store.blockfile import Window
+from pymq.store.file import FileStore
+from pymq.store.folder import Folder
+from pymq.store.handles import Handles
+from pymq.store.states import States
+from pymq.testing.disk import SimDisk
+from tests.testing.planted.bug import bug, plant
+
+AREA = "storage"
+
+bug(
+    "disk-lies",
+    AREA,
+    "a sync does nothing",
+    "NATS #7564: acknowledged, and synced two minutes later",
+    "crash crash-3",
+)
+
+
+@plant("disk-lies", SimDisk, "sync")
+def sync_nothing(sync: Any, self: SimDisk, handle: int) -> None:
+    return None
+
+
+bug(
+    "answer-before-fsync",
+    AREA,
+    "an append is not synced, whatever was asked for",
+    "etcd #14370; Kafka's default",
+    "calm calm-3",
+)
+
+
+@plant("answer-before-fsync", BlockLog, "flush")
+def flush_unsynced(flush: Any, self: BlockLog, ready: Any, *, sync: bool) -> None:
+    flush(self, ready, sync=False)
+
+
+bug(
+    "body-crc-unchecked",
+    AREA,
+    "recovery looks at headers only, and keeps batches whose bodies are torn",
+    "Kafka LogSegment.recover, PySyncObj's journal",
+    "crash crash-3",
+    is_open=True,
+)
+
+
+@plant("body-crc-unchecked", Window, "verify")
+def verify_nothing(verify: Any, self: Window, header: Any, position: int) -> None:
+    return None
+
+
+bug(
+    "torn-tail-stays",
+    AREA,
+    "what recovery has left out stays in the file, behind what is written next",
+    "LevelDB, Kafka before KAFKA-1036",
+    "crash crash-3 disk-3",
+    is_slow=True,
+)
+
+
+@plant("torn-tail-stays", recovery, "recover")
+def recover_uncut(recover: Any, folder: Folder, *arguments: Any) -> Any:
+    files = folder.files
+    truncate = files.truncate
+    files.truncate = lambda handle, size: None  # type: ignore[method-assign] # for this call
+    try:
+        return recover(folder, *arguments)
+    finally:
+        files.truncate = truncate  # type: ignore[method-assign] # as it was
+
+
+bug(
+    "folder-not-synced",
+    AREA,
+    "a new file's name is not synced with it",
+    "ALICE (OSDI 2014): 60 such mistakes in 11 systems",
+    "crash crash-3",
+)
+
+
+@plant("folder-not-synced", SimDisk, "sync_dir")
+def sync_no_folder(sync_dir: Any, self: SimDisk, path: str) -> None:
+    return None
+
+
+bug(
+    "votes-not-synced",
+    AREA,
+    "terms and votes are written and not synced (B1, B2)",
+    "PySyncObj #202, raft-java #57",
+    "crash-3 swarm-3",
+)
+
+
+@plant("votes-not-synced", States, "_append")
+def append_unsynced(append: Any, self: States, group: bytes) -> None:
+    self._files.pwritev(self._handle, [group], self._size)
+    self._size += len(group)
+
+
+bug(
+    "sync-tried-again",
+    AREA,
+    "after a failed sync the next one is believed",
+    "fsyncgate: PostgreSQL, for twenty years",
+    "disk-3 swarm-3",
+)
+
+
+@plant("sync-tried-again", Handles, "_failed")
+def forgive(failed: Any, self: Handles, block: Any, error: OSError) -> Any:
+    found = failed(self, block, error)
+    block.failed = None
+    return found
+
+
+@plant("sync-tried-again", FileStore, "_note")
+def note_forgiven(note: Any, self: FileStore, id: Any, error: Exception, failed: Any) -> None:
+    note(self, id, error, failed)
+    block = self._blocks.get(id)
+    if block is not None:
+        block.failed = None
+    failed.pop(id, None)
+
+
+bug(
+    "checkpoint-first",
+    AREA,
+    "a checkpoint is written before what it vouches for",
+    "PySyncObj #197 (B16)",
+    "crash crash-3",
+    is_slow=True,
+)
+
+
+@plant("checkpoint-first", FileStore, "_other")
+def other_unsynced(other: Any, self: FileStore, write: Any, id: Any, block: Any) -> None:
+    sync = self._handles.sync
+    self._handles.sync = lambda block: None  # type: ignore[method-assign] # for this call
+    try:
+        other(self, write, id, block)
+    finally:
+        self._handles.sync = sync  # type: ignore[method-assign] # as it was
+
+
+bug(
+    "synced-tail-cut",
+    AREA,
+    "recovery drops the last batch, to be on the safe side",
+    "Raft 5.2; NuRaft #185 (B5)",
+    "crash crash-3",
+)
+
+
+@plant("synced-tail-cut", recovery, "walk")
+def walk_short(walk: Any, window: Window, found: Any, *arguments: Any) -> Any:
+    walk(window, found, *arguments)
+    if found.headers and not found.fault:
+        last = found.headers.pop()
+        found.position -= last.length
+        found.end, found.fault = last.base_offset, "not believed"
+        found.last = -1 if not found.headers else found.position - found.headers[-1].length
+        found.last_crc = found.headers[-1].header_crc if found.headers else 0
+    return found
+
+
+bug(
+    "cut-one-too-many",
+    AREA,
+    "cutting a log takes the batch before with it",
+    "KIP-101 (B20): truncation below what is visible",
+    "network-3 swarm-3 crash-3",
+    is_slow=True,
+)
+
+
+@plant("cut-one-too-many", BlockLog, "truncate")
+def truncate_more(truncate: Any, self: BlockLog, end: int) -> None:
+    if end < self.end and self.epochs:
+        end = max((start for _, start in self.epochs if start < end), default=end)
+    truncate(self, end)
+
+
+bug(
+    "write-error-ignored",
+    AREA,
+    "a write that has failed counts as done",
+    "CORDS (FAST 2017)",
+    "disk-3 swarm-3",
+)
+
+
+@plant("write-error-ignored", FileStore, "_note")
+def note_nothing(note: Any, self: FileStore, id: Any, error: Exception, failed: Any) -> None:
+    return None
