@@ -74,7 +74,7 @@ def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, 
             data = Path(folder) / name
             node = Broker(name, transport=network.join(name), zkservers=["zk"], data=data)
             stack.enter_context(node).start()
-        mq = stack.enter_context(connect("client", network.join("client"), ["zk"])[0])
+        mq = stack.enter_context(connect("client", network.join("client"), ["zk"]))
         _make_topic(mq, "raft", 3, "always")
         producer = stack.enter_context(mq.producer(delivery_timeout_s=300))
         producer.send(TOPIC, b"").result(timeout=30)

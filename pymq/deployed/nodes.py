@@ -29,7 +29,7 @@ from pymq.replication.factory import replicator
 from pymq.store.base import BlockStore
 from pymq.store.file import FileStore
 from pymq.store.memory import MemoryStore
-from pymq.transport.base import Arrival, Transport
+from pymq.transport.base import Arrival, Gate, Transport
 
 LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
 HEARTBEAT_MS = 300  # of brokers
@@ -159,7 +159,10 @@ class Broker(Node):
         advertise: how they reach it, where that is something else.
         rack: brokers of one rack fail together; replicas go to different ones.
         weight: how much of the load it takes, compared with others.
-        transport, store: parts of one's own, instead of ``listen`` and ``data``.
+        gate: asked for every message that arrives, with the principal of its connection; a
+            :class:`pymq.node.access.Guard` is one.
+        transport, store: parts of one's own, instead of ``listen`` and ``data``; the gate is then
+            the transport's affair.
         heartbeat_ms: how often it says that it is alive.
 
     Raises:
@@ -176,6 +179,7 @@ class Broker(Node):
         advertise: str | None = None,
         rack: str | None = None,
         weight: int = 1,
+        gate: Gate | None = None,
         transport: Transport | None = None,
         store: BlockStore | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
@@ -188,7 +192,7 @@ class Broker(Node):
         try:
             folder = Path(data)
             identity = next_identity(folder, name) if is_kept else fresh_identity(name)
-            made = transport or _zmq(name, listen, advertise)
+            made = transport or _zmq(name, listen, advertise, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
             now = monotonic_ms()
             self.machine = machine.Broker(
@@ -213,8 +217,7 @@ class Broker(Node):
             )
             self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
-            if hasattr(made, "on_stranger"):
-                made.on_stranger = self._directory.stranger
+            made.on_stranger = self._directory.stranger
             super().__init__(made, loop)
             loop.add_broker(name, self.machine, self.store)
             loop.add(self._directory.name, self._directory)
@@ -260,6 +263,7 @@ class ZkServer(Node):
         coordinator: where it keeps what it knows: ``"memory:"``, ``"sqlite:PATH"``,
             ``"zookeeper://hosts/root"``, or a backend of one's own.
         name: its endpoint, if nothing else is said; then clients find the active one at once.
+        gate: as of a :class:`Broker`.
         session_ms: a broker that is silent for longer is dead.
 
     Raises:
@@ -273,12 +277,13 @@ class ZkServer(Node):
         coordinator: str | Coordinator = "memory:",
         advertise: str | None = None,
         name: str | None = None,
+        gate: Gate | None = None,
         transport: Transport | None = None,
         session_ms: int = SESSION_MS,
         offsets_partitions: int = 8,
         offsets_replicas: int = 3,
     ) -> None:
-        made = transport or _zmq(name, listen, advertise)
+        made = transport or _zmq(name, listen, advertise, gate)
         try:
             loop = Loop(monotonic_ms, made.send, made.flush)
             super().__init__(made, loop)
@@ -315,7 +320,7 @@ class ZkServer(Node):
             pass  # The session is gone already, or goes when its time is up.
 
 
-def _zmq(name: str | None, listen: str, advertise: str | None) -> Transport:
+def _zmq(name: str | None, listen: str, advertise: str | None, gate: Gate | None) -> Transport:
     from pymq.transport.zeromq import ZmqTransport  # only now: it loads zmq
 
-    return ZmqTransport(name, listen=listen, advertise=advertise)
+    return ZmqTransport(name, listen=listen, advertise=advertise, gate=gate)

@@ -32,20 +32,17 @@ def open_cluster(url: str) -> Client:
     node = f"client-{os.urandom(8).hex()}"
     transport = ZmqTransport(node)
     try:
-        client, directory = connect(node, transport, controllers)
-        transport.on_stranger = directory.stranger
-        return client
+        return connect(node, transport, controllers)
     except BaseException:
         transport.close()
         raise
 
 
-def connect(
-    node: str, transport: Transport, controllers: Sequence[str]
-) -> tuple[Client, Directory]:
+def connect(node: str, transport: Transport, controllers: Sequence[str]) -> Client:
     """A client over any transport, of the zkservers *controllers*."""
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
+    transport.on_stranger = directory.stranger
     loop.add(directory.name, directory)
     driver = NetDriver(loop, transport, directory.note)
 
@@ -58,7 +55,7 @@ def connect(
 
     client = Client(driver, node, list(controllers), wall_ms, close)
     keep(client)
-    return client, directory
+    return client
 
 
 def endpoints(text: str) -> list[str]:

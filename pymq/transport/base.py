@@ -45,6 +45,10 @@ class Transport(Protocol):
     ``close`` raises ``ForkedError``, and ``close`` does nothing there.
     """
 
+    # Told of each node for which there is something to send and of which nobody knows where it is,
+    # again and again; it is to see to it that ``learn`` is called.
+    on_stranger: Callable[[str], None] | None
+
     @property
     def node(self) -> str:
         """The name of this node."""

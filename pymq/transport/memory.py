@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 
 from pymq.core.message import Message
 from pymq.errors import Closed, ForkedError
@@ -38,6 +39,7 @@ class MemoryTransport:
         self.node = node
         self.endpoint = SCHEME + node
         self.dropped = 0  # messages, for whatever reason
+        self.on_stranger: Callable[[str], None] | None = None  # Nobody is one here.
         self._network = network
         self._gate = gate
         self._bell = Bell()

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import pymq
+from pymq.core.message import Message, Produce, Produced
 from pymq.deployed.identity import next_identity
-from pymq.errors import Closed, ConfigError, CorruptMetadata, ForkedError, PymqError
+from pymq.errors import (
+    AuthorizationFailed,
+    Closed,
+    ConfigError,
+    CorruptMetadata,
+    ForkedError,
+    PymqError,
+)
 
 
 @pytest.fixture
@@ -97,6 +105,27 @@ def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
     finally:
         for broker in brokers:
             broker.close()
+
+
+def test_a_gate_refuses_for_the_broker(zkserver: pymq.ZkServer) -> None:
+    """The producer is told why; nothing was written; what the gate lets in works."""
+
+    def gate(principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        if isinstance(message, Produce) and message.topic == "secret":
+            return [Produced(message.id, error=AuthorizationFailed("not for you"))]
+        return None
+
+    with (
+        pymq.Broker("broker-0", zkservers=[zkserver.endpoint], gate=gate).start(),
+        pymq.open("zmq+" + zkserver.endpoint) as mq,
+    ):
+        mq.create_topic("secret")
+        mq.create_topic("open")
+        with mq.producer() as producer:
+            assert producer.send("open", b"x").result(20).offset == 0
+            with pytest.raises(AuthorizationFailed, match="not for you"):
+                producer.send("secret", b"x").result(20)
+        assert mq.describe_topic("secret").partitions[0].end_offset == 0
 
 
 def test_closing(zkserver: pymq.ZkServer) -> None:
