@@ -93,6 +93,7 @@ class AsyncConsumer(Handle):
         await asyncio.sleep(0)  # Others may run, even if there is always something at hand.
         is_last = False
         while True:
+            intake.is_awaited = False
             await self._tell_changes()
             await self._bury_dead()
             if intake.chunks or intake.problem is not None or self._consumer._is_closed:
@@ -104,8 +105,12 @@ class AsyncConsumer(Handle):
                 # Who does not wait gets at least what there was when the call was made.
                 await self._bridge.turn(partial(_quietly, ask))
                 is_last = True
-            elif not await self._bridge.wait(ask, left):
-                is_last = True
+            else:
+                intake.is_awaited = True
+                try:
+                    is_last = not await self._bridge.wait(ask, left)
+                finally:
+                    intake.is_awaited = False
 
     async def _bury_dead(self) -> None:
         worker = self._consumer._worker
@@ -258,7 +263,7 @@ class AsyncConsumer(Handle):
                     self._pump_is_idle = False
                 if not consumer._buffer:
                     consumer._fill(credit, 0)
-                while consumer._buffer and not self._has_left():
+                while consumer._buffer and not (self._has_left() or consumer._has_lapsed()):
                     record = consumer._buffer.popleft()
                     consumer._position(record)
                     await self._hand_over(record, on_record)

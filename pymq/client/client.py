@@ -346,6 +346,7 @@ class Client(Handle):
         assignor: str = "sticky",
         on_assigned: Callable[[tuple[str, ...]], object] | None = None,
         on_revoked: Callable[[tuple[str, ...]], object] | None = None,
+        max_poll_interval_s: float = 300.0,
         **unknown: object,
     ) -> Consumer:
         """Make a consumer.
@@ -354,6 +355,10 @@ class Client(Handle):
         it for ``ack_wait_s`` and delivered again, at most ``max_deliver`` times, until it is
         acknowledged; then it goes to the topic ``dead_letter``, by default the topic's name with
         ``.dlq``. A group that is new begins at ``auto_offset_reset``.
+
+        A consumer of a group that has asked for nothing for ``max_poll_interval_s`` is taken to
+        hang: it leaves the group, and joins again when it asks. What it had got and had not
+        acknowledged is delivered again, to others perhaps.
 
         In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on.
 
@@ -364,7 +369,9 @@ class Client(Handle):
             UnknownTopic, UnknownPartition, InvalidName, ConfigError: as they say.
         """
         check_consumer(group, mode, partition, delivery, on_record, credit, unknown)
-        worker = worker_config(group, assignor, ack_wait_s, max_deliver, auto_offset_reset)
+        worker = worker_config(
+            group, assignor, ack_wait_s, max_deliver, auto_offset_reset, max_poll_interval_s
+        )
         metadata = self.questions.topic_metadata(topic)
         name = self._next("c")
         intake: Intake

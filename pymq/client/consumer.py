@@ -69,6 +69,7 @@ class Consumer(Handle):
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker = undertaker
         self._is_closed = False
+        self._lapses = 0  # of the worker, that this has noticed
         self._pump: Pump | None = None
         if self._worker is not None:
             self._worker.unread = _weakly(weakref.WeakMethod(self._unread))
@@ -87,7 +88,7 @@ class Consumer(Handle):
             UnknownTopic: the topic was deleted.
             Closed: the consumer was closed.
         """
-        if self._buffer:
+        if self._buffer and not self._has_lapsed():
             return self._poll_buffer(max_records)
         records: list[Record] = []
         for view in self._poll(max_records, timeout):
@@ -144,7 +145,11 @@ class Consumer(Handle):
             if not arrival.is_done and (left is not None and left <= 0):
                 self._tell_changes()
                 return []
-            self._driver.wait(arrival, left)
+            self._intake.is_awaited = True
+            try:
+                self._driver.wait(arrival, left)
+            finally:
+                self._intake.is_awaited = False
             self._tell_changes()
             self._bury_dead()
         if self._auto_ack:
@@ -191,12 +196,22 @@ class Consumer(Handle):
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         if not self._buffer:
             self._fill(CHUNK, timeout)
-        while self._buffer:
+        while self._buffer and not self._has_lapsed():
             record = self._buffer.popleft()
             self._position(record)
             self._ack_previous()
             self._previous = record if self._auto_ack else None
             yield record
+
+    def _has_lapsed(self) -> bool:
+        """Whether others have got what is at hand here, since nobody has asked for it for long."""
+        worker = self._worker
+        if worker is None or worker.lapses == self._lapses:
+            return False
+        self._lapses = worker.lapses
+        self._buffer.clear()
+        self._later.clear()
+        return True
 
     def _fill(self, max_records: int, timeout: float | None) -> None:
         """Get records to be handed out and acknowledged one by one."""
@@ -211,6 +226,8 @@ class Consumer(Handle):
     def _position(self, record: Record) -> None:
         if self._reader is not None:
             self._reader.cursors[record.partition].handed = record.offset + 1
+        elif self._worker is not None:
+            self._worker.is_used = True
 
     def until_end(self) -> Iterator[Record]:
         """Iterate up to what is there now, then end; for tests and batch jobs.

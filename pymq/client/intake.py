@@ -36,6 +36,7 @@ class Intake(Outbox, ABC):
         self.problem: PymqError | None = None  # to be raised by the next poll
         self.started = Waitable()  # done once it is known where to begin
         self.paused: dict[str, None] = {}
+        self.is_awaited = False  # somebody waits for records
         self.is_abandoned = False  # the application has dropped the handle without closing it
         self.is_buried = False
         self._router = router

@@ -28,6 +28,7 @@ class WorkerConfig:
     ack_wait_ms: int
     max_deliver: int
     reset: int
+    max_poll_ms: int = 300_000  # how long the application may not ask for records
 
 
 class Membership:
@@ -160,6 +161,14 @@ class Membership:
         self._joining = self._beat = 0
         self.beat_at = NEVER
         self.retry_at = 0
+
+    def lapsed(self) -> tuple[str, ...]:
+        """We leave for now, and come as another member; returns the partitions that we lose."""
+        self.fenced()
+        lost, self.assigned = self.assigned, ()
+        if lost:
+            self.changes.append((lost, ()))
+        return lost
 
     def left(self) -> None:
         """We are no member any more, and shall not be."""

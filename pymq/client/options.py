@@ -50,6 +50,7 @@ _CONSUMER_OPTIONS = (
     "assignor",
     "on_assigned",
     "on_revoked",
+    "max_poll_interval_s",
 )
 
 
@@ -130,6 +131,7 @@ def worker_config(
     ack_wait_s: float,
     max_deliver: int,
     auto_offset_reset: str,
+    max_poll_interval_s: float,
 ) -> WorkerConfig:
     """What a consumer asks of its group.
 
@@ -139,6 +141,7 @@ def worker_config(
     _check_choice("assignor", assignor, assignor_names())
     _check_choice("auto_offset_reset", auto_offset_reset, ("begin", "end"))
     _check_seconds("ack_wait_s", ack_wait_s)
+    _check_seconds("max_poll_interval_s", max_poll_interval_s)
     check_range("max_deliver", max_deliver, 0, 1 << 30)
     return WorkerConfig(
         check_name(group if group is not None else DEFAULT_GROUP, "group name"),
@@ -146,6 +149,7 @@ def worker_config(
         max(1, round(ack_wait_s * 1000)),
         max_deliver,
         BEGIN if auto_offset_reset == "begin" else END,
+        max(1, round(max_poll_interval_s * 1000)),
     )
 
 

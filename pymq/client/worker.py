@@ -27,6 +27,7 @@ from pymq.errors import FencedMember, PymqError
 __all__ = ["Worker", "WorkerConfig"]
 
 ACQUIRE_WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
+LOOKS = 4  # in an interval, whether the application still polls
 ACQUIRES_MAX = 16  # requests for leases that may still be answered, long after they should be
 
 
@@ -54,6 +55,11 @@ class Worker(Intake):
         self._leased = Leased(
             self.membership, self.watches, self.settler, router, self, timers, self.paused
         )
+        self.is_used = True  # the application has asked for records; set by any thread
+        self.lapses = 0  # times that it had not, for so long that it lost its partitions
+        self._is_lapsed = False
+        self._idle_looks = 0  # in a row that found it not used
+        self._look_at = 0  # at first at once
         self._is_closed = False
         self._acquire: int = 0  # the request that waits
         self._acquires: dict[int, None] = {}  # those that may still bring leases
@@ -65,7 +71,9 @@ class Worker(Intake):
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
-        self._wanted = records
+        self._wanted, self.is_used = records, True
+        if self._is_lapsed:
+            self._is_lapsed, self._has_news = False, True
         if self.topic in self._router.gone:
             self._gone()
             return
@@ -88,6 +96,7 @@ class Worker(Intake):
 
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records; their lease began when they were leased."""
+        self.is_used = True
 
     def close(self, unread: list[Span]) -> None:
         """Settle and leave; the caller holds the driver."""
@@ -107,7 +116,7 @@ class Worker(Intake):
         membership.left()
         self.settler.close()
         self._timers.clear()
-        self._renew_at = NEVER
+        self._renew_at = self._look_at = NEVER
 
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
         """Lease nothing more of some partitions and give back what was not handed out."""
@@ -165,6 +174,8 @@ class Worker(Intake):
             self.settler.settle()
         if now >= self.membership.beat_at:
             self.membership.heartbeat(now)
+        if now >= self._look_at:
+            self._look(now)
         if now >= self._renew_at:
             self._renew(now)
         for kind, what in self._timers.over(now):
@@ -196,6 +207,7 @@ class Worker(Intake):
         return min(
             self.membership.beat_at,
             self._renew_at,
+            self._look_at,
             self.settler.due,
             self.membership.retry_at or NEVER,
             self._timers.due,
@@ -205,6 +217,8 @@ class Worker(Intake):
         membership = self.membership
         if self.topic in self._router.gone:
             self._gone()
+            return
+        if self._is_lapsed:
             return
         if not membership.is_joined:
             membership.join(now)
@@ -281,6 +295,10 @@ class Worker(Intake):
         come to nothing, and it is delivered again, perhaps to others.
         """
         self.membership.fenced()
+        self._drop_leases(error)
+        self._has_news = True
+
+    def _drop_leases(self, error: PymqError) -> None:
         self.settler.fenced(error)
         self._acquire = self._introduction = 0
         self._acquires.clear()
@@ -288,7 +306,6 @@ class Worker(Intake):
         self._leased.forget()
         self.chunks.clear()
         self.dead.clear()
-        self._has_news = True
 
     def _on_settled(self, source: str, m: Settled, now: int) -> None:
         if not self.settler.is_waiting_for(m.id):
@@ -300,6 +317,36 @@ class Worker(Intake):
             self._lost_group(m.error)
         elif (problem := self.settler.answered(m)) is not None:
             self.fail(problem)
+
+    def _look(self, now: int) -> None:
+        """Whether the application still asks for records; looked at four times an interval."""
+        self._look_at = now + max(1, self.config.max_poll_ms // LOOKS)
+        is_used = self.is_used or self.is_awaited
+        self._idle_looks = 0 if is_used else self._idle_looks + 1
+        self.is_used = False
+        if self._idle_looks >= LOOKS and self.membership.is_joined:
+            self._lapse()
+
+    def _lapse(self) -> None:
+        """Leave, until the application asks again: others get what it does not work on."""
+        membership, coordinator = self.membership, self.membership.coordinator.find()
+        self.settler.settle()
+        if coordinator is not None:
+            unread = self.unread() + self._leased.coming()
+            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
+            leave = Leave(self.number(), membership.group, membership.name, tuple(unread))
+            self.post(coordinator, leave)
+        self.lapses += 1
+        self._is_lapsed = True
+        self.watches.change(membership.assigned, ())
+        membership.lapsed()
+        self._drop_leases(
+            FencedMember(
+                f"nothing was polled for {self.config.max_poll_ms / 1000:g} s "
+                "(max_poll_interval_s), so its records go to others of the group"
+            )
+        )
+        self._renew_at = NEVER
 
     def _renew(self, now: int) -> None:
         """What the application has not seen yet must not be taken for abandoned."""
