@@ -3,7 +3,7 @@
 The rules are named; a broken one is a :class:`Violation` with that name. They are checked while a
 run goes on, at the event that breaks them and in about constant time. This module has those about
 logs and leaders; :mod:`pymq.testing.promises` has what clients are promised, and
-:mod:`pymq.testing.sharing` what groups and zkservers are.
+:mod:`pymq.testing.sharing` what groups are; :mod:`pymq.testing.metadata` is about zkservers.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Watermark(Checker):
         high, block = found.high_watermark, found.block
         if high > found.end:
             self.fail("hw-bounded", f"{host.name} shows {block} up to {high}, ends at {found.end}")
-        if last is not None and high < last.high_watermark and last.block[:2] == block[:2]:
+        if last is not None and high < last.high_watermark and self._is_kept(found, last):
             self.fail(
                 "hw-monotone",
                 f"{host.name} goes back from {last.high_watermark} to {high} in {block}",
@@ -228,6 +228,17 @@ class Watermark(Checker):
         is_new = last is None or high != last.high_watermark or block != last.block
         if is_new and found.is_leader and found.is_strict and high > found.start:
             self._check_durable(host, found)
+
+    def _is_kept(self, found: probe.Look, last: probe.Look) -> bool:
+        """Whether all that was visible in the last block has to be there in this one.
+
+        What a disk's cache has lost may be missing from where the last block was sealed; whether it
+        may, is looked at when that is committed (``seal-keeps-what-is-visible``).
+        """
+        if found.block[:2] != last.block[:2]:
+            return False  # Another topic of that name.
+        is_same = found.block == last.block
+        return is_same or last.is_strict or not self.watch.ledger.has_lost(found.block)
 
     def _check_durable(self, host: BrokerHost, found: probe.Look) -> None:
         own = self.watch.ledger.log(host.name, found.block)

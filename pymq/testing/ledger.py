@@ -108,6 +108,7 @@ class Ledger:
         # How often a replica of a partition has come back without something, synced or not.
         self.losses: dict[tuple[str, int], int] = {}
         self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
+        self._begun: dict[tuple[str, BlockId], int] = {}  # starts of blocks, likewise
         self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
         self.fail = fail
 
@@ -137,6 +138,7 @@ class Ledger:
         for states in (self.states, self._unsure):
             for key in [key for key in states if key[0] == node]:
                 del states[key]
+        self._begun = {key: start for key, start in self._begun.items() if key[0] != node}
 
     def _lose(self, block: BlockId) -> None:
         key = (block.topic_id, block.partition)
@@ -176,6 +178,8 @@ class Ledger:
         synced: dict[BlockId, None] = {}
         for write in writes:
             if write.block in bad:
+                if isinstance(write, CreateBlock):
+                    self._begun[node, write.block] = write.start
                 continue
             match write:
                 case CreateBlock():
@@ -196,6 +200,7 @@ class Ledger:
                     self.logs.pop((node, write.block), None)
                     self.states.pop((node, write.block), None)
                     self._unsure.pop((node, write.block), None)
+                    self._begun.pop((node, write.block), None)
                     synced.pop(write.block, None)
                 case Sync() | SealBlock() | Checkpoint():
                     synced[write.block] = None
@@ -203,7 +208,9 @@ class Ledger:
                     self.states[node, write.block] = state
                     self._unsure.pop((node, write.block), None)
         for block in synced:
-            log = self.logs[node, block]
+            start = self._begun.pop((node, block), None)
+            # What can be synced is there, also if something that came with its creation failed.
+            log = self.logs[node, block] if start is None else self._of(node, block, start)
             log.synced_end = log.end
 
     def _append(self, log: ReplicaLog, header: Header) -> None:

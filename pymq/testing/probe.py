@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pymq.core.group import GroupCoordinator
+from pymq.core.leases import Leases
 from pymq.core.metadata import PartitionState
 from pymq.core.partition import Partition
 from pymq.core.types import BlockId
@@ -128,6 +129,17 @@ def owners(
         found = coordinator.groups.get(group)
         if found is not None and found.generation == generation:
             return found.owners(*name)
+    return None
+
+
+def leases(
+    broker: Broker, group: str, topic: str, partition: str
+) -> tuple[GroupCoordinator, Leases] | None:
+    """What a group has leased and done in a partition, and who coordinates it, if *broker* does."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None and (topic, partition) in found.leases:
+            return coordinator, found.leases[topic, partition]
     return None
 
 

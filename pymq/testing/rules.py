@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from pymq.testing.checkers import Immutable, LogMatching, OneLeader, Watch, Watermark
 from pymq.testing.insync import InSync
+from pymq.testing.metadata import Metadata
 from pymq.testing.offsets import Offsets
 from pymq.testing.promises import Answers, Reads
-from pymq.testing.sharing import Leases, Metadata
+from pymq.testing.sharing import Leases
 
 if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster

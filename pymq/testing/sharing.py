@@ -1,32 +1,27 @@
-"""What groups promise their members, and what zkservers keep to in the coordinator's tree."""
+"""What groups promise their members."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from pymq.coord import paths
-from pymq.coord.tree import Plan
-from pymq.core.coordination import Commit
+from pymq.core import offsets
+from pymq.core.group import GroupCoordinator
 from pymq.core.message import (
     Acquire,
     Acquired,
-    Answer,
     CommitOffset,
-    CreatePartition,
-    CreateTopic,
     Join,
-    LeaderAndIsr,
     Leave,
     Message,
     Range,
     Settle,
     Settled,
 )
-from pymq.core.metadata import BlockNode, ControllerEpoch, PartitionNode, decode_node
+from pymq.core.types import OFFSETS_TOPIC
 from pymq.core.values import Factory, define
 from pymq.testing import probe
 from pymq.testing.checkers import Checker, Watch
-from pymq.testing.nodes import BrokerHost, ZkserverHost
+from pymq.testing.nodes import BrokerHost
 from pymq.testing.process import Process
 
 Shared = tuple[str, str, str]  # group, topic, partition
@@ -48,13 +43,27 @@ class Sharing:
 
     grants: list[Grant] = Factory(list)
     done: list[Range] = Factory(list)  # confirmed
+    coordinator: GroupCoordinator | None = None  # who has confirmed it
+    is_cut: bool = False  # whether there was more above the group's offset than is kept
+    committed: int = 0  # the group's offset that was written when the last one was confirmed
+    losses: int = 0  # of replicas of the offsets partition, when the coordinator began
+
+    def pass_on(self, coordinator: GroupCoordinator, losses: int) -> None:
+        """Another coordinator knows what was written, which need not be all that was done."""
+        if losses != self.losses:
+            self.done.clear()
+        elif self.is_cut:
+            self.done = [(a, min(b, self.committed)) for a, b in self.done if a < self.committed]
+        self.coordinator, self.losses, self.is_cut = coordinator, losses, False
 
 
 class Leases(Checker):
     """A record is leased to one live member at a time, and never again once its ack is confirmed.
 
     A confirmed acknowledgement may be lost with a coordinator that dies, since it is synced after
-    an interval; so what was confirmed counts for the life of that broker.
+    an interval; so what was confirmed counts for the life of that broker. When the group comes back
+    to it, it knows what was written: of what is done above the group's offset so many ranges, and
+    no more than the disks of the replicas have kept.
     """
 
     rules = (
@@ -70,7 +79,8 @@ class Leases(Checker):
         super().__init__(watch)
         self._joined: dict[tuple[str, str], Join] = {}  # by group and member
         self._acquires: dict[tuple[str, int], Acquire] = {}  # by address and request
-        self._settles: dict[tuple[str, int], Settle] = {}
+        # With the group's offset in each partition, as it was by then.
+        self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._shared: dict[tuple[str, Shared], Sharing] = {}  # by broker
         self._not_theirs: dict[tuple[str, int], int] = {}  # acks of what others hold, by Settle
 
@@ -94,7 +104,8 @@ class Leases(Checker):
                 for partition, start, _ in known:
                     self._overtaken(process, group, member, partition, start)
             case Settle(id=id):
-                self._settles[source, id] = message
+                if id:
+                    self._settles[source, id] = message, self._offsets(process, message)
                 self._count_others(process, source, message)
                 self._settled(process, message)
             case CommitOffset(group=group, topic=topic, partition=partition):
@@ -129,7 +140,35 @@ class Leases(Checker):
         if join is None:
             return None
         key = (host.name, (group, join.topic, partition))
-        return self._shared.setdefault(key, Sharing())
+        sharing = self._shared.setdefault(key, Sharing())
+        self._follow(host, key[1], sharing)
+        return sharing
+
+    def _follow(self, host: BrokerHost, shared: Shared, sharing: Sharing) -> None:
+        """See whether another coordinator has the group, and how much it has to remember."""
+        found = probe.leases(host.broker, *shared) if host.broker is not None else None
+        if found is None or probe.is_loading(found[0]):
+            return
+        coordinator, leases = found
+        former = sharing.coordinator
+        if former is not coordinator:
+            group = former.groups.get(shared[0]) if former is not None else None
+            last = group.leases.get((shared[1], shared[2])) if group is not None else None
+            sharing.is_cut = sharing.is_cut or (last is not None and _is_cut(last.done_ranges()))
+            key = self.watch.indexes.get((OFFSETS_TOPIC, str(coordinator.index)))
+            losses = self.watch.ledger.losses.get(key, 0) if key is not None else 0
+            sharing.pass_on(coordinator, losses)
+        sharing.is_cut = sharing.is_cut or _is_cut(leases.done_ranges())
+
+    def _offsets(self, host: BrokerHost, m: Settle) -> dict[str, int]:
+        """The group's offsets in the partitions in which something is acknowledged."""
+        join, committed = self._joined.get((m.group, m.member)), {}
+        if join is not None and host.broker is not None:
+            for partition, _ in m.acks:
+                found = probe.leases(host.broker, m.group, join.topic, partition)
+                if found is not None:
+                    committed[partition] = found[1].committed
+        return committed
 
     def _count_others(self, host: BrokerHost, source: str, m: Settle) -> None:
         """How many records are acknowledged that another member holds now: they are refused."""
@@ -206,7 +245,7 @@ class Leases(Checker):
             sharing.grants.append(Grant(lease.start, lease.end, acquire.member, until))
 
     def _confirmed(self, host: BrokerHost, peer: str, m: Settled) -> None:
-        settle = self._settles.pop((peer, m.id), None)
+        settle, committed = self._settles.pop((peer, m.id), (None, {}))
         others = self._not_theirs.pop((peer, m.id), 0)
         if m.refused < others:
             self.fail(
@@ -220,9 +259,15 @@ class Leases(Checker):
             assert settle is not None
             sharing = self._of(host, settle.group, settle.member, partition)
             if sharing is not None:
+                sharing.committed = max(sharing.committed, committed.get(partition, 0))
                 sharing.done.append(span)
                 if len(sharing.done) > 64:
                     sharing.done = joined(sharing.done)
+
+
+def _is_cut(done: Sequence[Range]) -> bool:
+    """Whether more ranges are done above the group's offset than will be written."""
+    return len(done) > offsets.RANGES_MAX
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:
@@ -252,111 +297,3 @@ def joined(ranges: list[Range]) -> list[Range]:
         else:
             found.append((start, end))
     return found
-
-
-class Metadata(Checker):
-    """The tree is sound after every commit: blocks adjoin, epochs rise, one zkserver an epoch."""
-
-    rules = (
-        "blocks-adjoin",
-        "sealed-for-ever",
-        "partition-epoch-rises",
-        "one-controller-per-epoch",
-        "only-the-controller-commits",
-        "answered-is-committed",
-    )
-    sends = (LeaderAndIsr, Answer)
-    receives = (CreateTopic, CreatePartition)
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(watch)
-        self._controllers: dict[int, str] = {}  # sessions, by controller epoch
-        self._actors: dict[int, str] = {}  # zkservers that have told brokers something, likewise
-        self._asked: dict[tuple[str, int], str] = {}  # what is to be in the tree, by request
-
-    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
-        if not isinstance(process, ZkserverHost):
-            return
-        if isinstance(message, CreateTopic):
-            self._asked[source, message.id] = paths.topic(message.name)
-        elif isinstance(message, CreatePartition):
-            path = paths.partition(message.topic, message.partition)
-            self._asked[source, message.id] = path
-
-    def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
-        if not isinstance(process, ZkserverHost):
-            return
-        if isinstance(message, LeaderAndIsr):
-            epoch = message.controller_epoch
-            if self._actors.setdefault(epoch, process.name) != process.name:
-                who = f"{self._actors[epoch]} and {process.name}"
-                self.fail("one-controller-per-epoch", f"{who} tell brokers what to do at {epoch}")
-        elif isinstance(message, Answer) and message.error is None:
-            path = self._asked.pop((peer, message.id), None)
-            if path is not None and self.watch.cluster.ensemble.tree.get(path) is None:
-                self.fail("answered-is-committed", f"{peer} is told that {path} was made")
-
-    def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
-        tree = self.watch.cluster.ensemble.tree
-        for path, entry in plan.changes.items():
-            if entry is None:
-                continue
-            before = tree.get(path)
-            match paths.parse(path):
-                case paths.ControllerEpochPath():
-                    self._check_controller(session, entry.data, before.data if before else None)
-                case paths.PartitionPath() if before is not None:
-                    old, new = (decode_node(PartitionNode, e.data) for e in (before, entry))
-                    if new.epoch < old.epoch:
-                        self.fail("partition-epoch-rises", f"{path}: {old.epoch} to {new.epoch}")
-                case paths.BlockPath(topic=topic, partition=partition, block=number):
-                    node = decode_node(BlockNode, entry.data)
-                    known = decode_node(BlockNode, before.data) if before is not None else None
-                    self._check_block(path, plan, (topic, partition, number), node, known)
-                case _:
-                    pass
-        self._check_fence(session, plan)
-
-    def _check_controller(self, session: str, data: bytes, before: bytes | None) -> None:
-        epoch = decode_node(ControllerEpoch, data).epoch
-        old = decode_node(ControllerEpoch, before).epoch if before else 0
-        if epoch <= old or self._controllers.setdefault(epoch, session) != session:
-            self.fail("one-controller-per-epoch", f"{session} begins epoch {epoch} after {old}")
-
-    def _check_fence(self, session: str, plan: Plan) -> None:
-        owner = plan.changes.get(paths.controller())
-        owner = owner or self.watch.cluster.ensemble.tree.get(paths.controller())
-        topics = paths.topics() + "/"
-        has_right = owner is not None and owner.owner == session
-        if not has_right and any(path.startswith(topics) for path in plan.changes):
-            who = owner.owner if owner is not None else "nobody"
-            self.fail("only-the-controller-commits", f"{session} changes topics, {who} is active")
-
-    def _check_block(
-        self,
-        path: str,
-        plan: Plan,
-        place: tuple[str, str, int],
-        node: BlockNode,
-        known: BlockNode | None,
-    ) -> None:
-        topic, partition, number = place
-        if node.end is not None and node.end < node.start:
-            self.fail("blocks-adjoin", f"{path} goes from {node.start} to {node.end}")
-        before_it = (known.start, known.end) if known is not None else (0, None)
-        if before_it[1] is not None and before_it != (node.start, node.end):
-            self.fail("sealed-for-ever", f"{path} was sealed at {before_it[1]}, now {node.end}")
-        if known is None and number > 0:
-            before = paths.block(topic, partition, number - 1)
-            old = self.watch.cluster.ensemble.tree.get(before)
-            entry = plan.changes.get(before, old)
-            if entry is None and old is not None:  # It was empty, and gives way.
-                previous = decode_node(BlockNode, old.data)
-                if previous.start != node.start:
-                    self.fail("blocks-adjoin", f"{path} replaces {before} of {previous.start}")
-            elif entry is not None:
-                previous = decode_node(BlockNode, entry.data)
-                if previous.end != node.start:
-                    self.fail(
-                        "blocks-adjoin", f"{path} begins at {node.start}, after {previous.end}"
-                    )

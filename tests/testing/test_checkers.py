@@ -35,9 +35,21 @@ from pymq.core.metadata import (
     TopicNode,
     encode_node,
 )
-from pymq.core.ready import Append, Recovered, SaveState, Truncate
+from pymq.core.offsets import RANGES_MAX
+from pymq.core.ready import (
+    Append,
+    Checkpoint,
+    CreateBlock,
+    Recovered,
+    SaveState,
+    SealBlock,
+    Truncate,
+    Write,
+    WriteFailed,
+)
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode, BlockId, TopicPartition
+from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers import Watch
 from pymq.testing.ledger import WatchedStore
@@ -100,10 +112,12 @@ class Scene:
         leads: bool = True,
         strict: bool = True,
         majority: int = 1,
+        block: BlockId = BLOCK,
+        start: int = 0,
     ) -> None:
-        host, log = self.host(index), self.watch.ledger.log(self.brokers[index], BLOCK)
+        host, log = self.host(index), self.watch.ledger.log(self.brokers[index], block)
         end = end if end is not None else (log.end if log is not None else 0)
-        found = Look(BLOCK, 0, end, high, epoch, leads, strict, majority)
+        found = Look(block, start, end, high, epoch, leads, strict, majority)
         for checker in self.watch.checkers:
             checker.on_look(host, found, self.last.get(host.name))
         self.last[host.name] = found
@@ -169,6 +183,14 @@ def high_watermark_falls(s: Scene) -> None:
     s.append(0, batch(0, b"a"))
     s.look(0, 1)
     s.look(0, 0)
+
+
+def high_watermark_falls_with_a_roll(s: Scene) -> None:
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    s.append(1, batch(0, b"a"), sync=False)
+    s.restart(1, 0)
+    s.look(0, 0, block=BLOCK._replace(number=1), end=0, strict=False)
 
 
 def epoch_falls(s: Scene) -> None:
@@ -333,6 +355,15 @@ class Group:
         for checker in self.s.watch.checkers:
             checker.on_send(self.host, peer, "broker-0", message)
 
+    def settles(self, *offsets: int) -> None:
+        """*offsets* are leased, acknowledged and confirmed."""
+        end = offsets[-1] + 1
+        self.leases.acquire("m1", end, end, 1_000, 0, 0)
+        self.gives("m1", 0, end, 1)
+        self.leases.acknowledge("m1", [(at, at + 1) for at in offsets])
+        self.gets(Settle(2, "g", "m1", tuple(("0", (at, at + 1)) for at in offsets)), "m1")
+        self.says(Settled(2), "m1")
+
     def gives(self, member: str, start: int, end: int, request: int) -> None:
         self.gets(Acquire(request, "g", member, (), 10, 0), member)
         self.says(Acquired(request, (Lease("0", start, end, 1),), 1), member)
@@ -350,6 +381,15 @@ def acked_and_given_again(s: Scene) -> None:
     group.gets(Settle(2, "g", "m1", (("0", (0, 10)),)), "m1")
     group.says(Settled(2), "m1")
     group.gives("m2", 9, 12, 3)
+
+
+def known_and_given_again(s: Scene) -> None:
+    """The group comes back to a broker that has confirmed what its next coordinator must know."""
+    group = Group(s)
+    group.begin(0)
+    group.settles(*range(0, 20, 2))
+    group.begin(0)
+    group.gives("m2", 4, 5, 3)
 
 
 class Coordinator:
@@ -555,6 +595,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     promise_is_forgotten: "promise-survives",
     visible_beyond_the_end: "hw-bounded",
     high_watermark_falls: "hw-monotone",
+    high_watermark_falls_with_a_roll: "hw-monotone",
     epoch_falls: "epoch-monotone",
     visible_before_durable: "durable-before-visible",
     visible_on_a_minority: "durable-before-visible",
@@ -575,6 +616,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     read_with_a_gap: "no-gap-in-reads",
     leased_twice: "ptp-exclusive",
     acked_and_given_again: "acked-not-delivered-again",
+    known_and_given_again: "acked-not-delivered-again",
     served_before_the_former_owner_is_done: "handover-waits",
     settled_by_another: "settled-by-its-holder",
     group_goes_back: "group-offset-monotone",
@@ -651,3 +693,42 @@ def test_a_loss_that_is_allowed_is_counted() -> None:
     s.look(0, 1, strict=False)
     s.cluster.check()
     assert s.watch.history(BLOCK).losses == 1
+
+
+def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
+    """A follower has seen more than what the next block begins behind."""
+    s = Scene()
+    s.append(0, batch(0, b"a"), sync=False)
+    s.append(1, batch(0, b"a"), sync=False)
+    s.look(0, 1, strict=False)
+    s.look(1, 1, strict=False, leads=False)
+    s.restart(0, 0)
+    s.look(1, 0, strict=False, leads=False, block=BLOCK._replace(number=1), end=0, epoch=2)
+    s.cluster.check()
+
+
+def test_no_more_ranges_are_remembered_than_are_written() -> None:
+    """Of what is done above a group's offset, the next coordinator knows so many ranges."""
+    s = Scene()
+    group = Group(s)
+    group.begin(0)
+    group.settles(*range(1, 2 * RANGES_MAX + 3, 2))
+    group.begin(0)
+    group.gives("m2", 2 * RANGES_MAX + 1, 2 * RANGES_MAX + 2, 3)
+    s.cluster.check()
+
+
+def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> None:
+    """A checkpoint fails, the block that it is of does not, and can be sealed."""
+    s = Scene()
+    ledger = s.watch.ledger
+    writes: list[Write] = [CreateBlock(BLOCK, 7, *NAME), Checkpoint(BLOCK, b"")]
+    failed = WriteFailed(BLOCK, StoreError("cannot create it"), fatal=False)
+    ledger.begin("broker-0", writes)
+    ledger.done("broker-0", writes, [failed])
+    assert ledger.log("broker-0", BLOCK) is None
+    ledger.begin("broker-0", [SealBlock(BLOCK)])
+    ledger.done("broker-0", [SealBlock(BLOCK)], [])
+    log = ledger.log("broker-0", BLOCK)
+    assert log is not None
+    assert (log.start, log.end, log.synced_end) == (7, 7, 7)

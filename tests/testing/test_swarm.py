@@ -22,12 +22,7 @@ from tests.testing.planted import planted
 CHUNK, CHUNKS = 25, 40  # seeds in a test, so that workers share them; and such tests
 SECONDS = 4.0  # of faults in each run
 # Seeds that fail, each with the rule that is broken: to be looked into, and not to stay.
-KNOWN: dict[int, str] = {
-    # A group goes to another coordinator and back while the broker lives, and what was confirmed,
-    # but not yet replicated, comes again. Is that a loss, or what weak settings allow?
-    330: "acked-not-delivered-again",
-    920: "acked-not-delivered-again",
-}
+KNOWN: dict[int, str] = {}
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
 
