@@ -86,7 +86,10 @@ class Leases(Checker):
 
     def on_death(self, process: Process) -> None:
         for key in [key for key in self._shared if key[0] == process.name]:
+            is_cut = self._is_cut_anywhere(key[1])
             del self._shared[key]
+            for other in self._formers(key[1]):
+                other.is_cut = is_cut
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, BrokerHost):
@@ -109,7 +112,8 @@ class Leases(Checker):
                 self._count_others(process, source, message)
                 self._settled(process, message)
             case CommitOffset(group=group, topic=topic, partition=partition):
-                self._shared.pop((process.name, (group, topic, partition)), None)
+                for key in [key for key in self._shared if key[1] == (group, topic, partition)]:
+                    del self._shared[key]
             case _:
                 pass
 
@@ -150,15 +154,19 @@ class Leases(Checker):
         if found is None or probe.is_loading(found[0]):
             return
         coordinator, leases = found
-        former = sharing.coordinator
-        if former is not coordinator:
-            group = former.groups.get(shared[0]) if former is not None else None
-            last = group.leases.get((shared[1], shared[2])) if group is not None else None
-            sharing.is_cut = sharing.is_cut or (last is not None and _is_cut(last.done_ranges()))
+        if sharing.coordinator is not coordinator:
+            # It may have been elsewhere in between, and what comes back was cut there.
+            sharing.is_cut = self._is_cut_anywhere(shared)
             key = self.watch.indexes.get((OFFSETS_TOPIC, str(coordinator.index)))
             losses = self.watch.ledger.losses.get(key, 0) if key is not None else 0
             sharing.pass_on(coordinator, losses)
         sharing.is_cut = sharing.is_cut or _is_cut(leases.done_ranges())
+
+    def _formers(self, shared: Shared) -> Iterator[Sharing]:
+        return (found for (_, name), found in self._shared.items() if name == shared)
+
+    def _is_cut_anywhere(self, shared: Shared) -> bool:
+        return any(found.is_cut or _was_cut(found, shared) for found in self._formers(shared))
 
     def _offsets(self, host: BrokerHost, m: Settle) -> dict[str, int]:
         """The group's offsets in the partitions in which something is acknowledged."""
@@ -268,6 +276,14 @@ class Leases(Checker):
 def _is_cut(done: Sequence[Range]) -> bool:
     """Whether more ranges are done above the group's offset than will be written."""
     return len(done) > offsets.RANGES_MAX
+
+
+def _was_cut(sharing: Sharing, shared: Shared) -> bool:
+    """The same, of what its coordinator has come to."""
+    former = sharing.coordinator
+    group = former.groups.get(shared[0]) if former is not None else None
+    leases = group.leases.get((shared[1], shared[2])) if group is not None else None
+    return leases is not None and _is_cut(leases.done_ranges())
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:

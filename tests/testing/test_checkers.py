@@ -327,8 +327,8 @@ def read_something_else(s: Scene) -> None:
 class Group:
     """A broker that coordinates a group of two members."""
 
-    def __init__(self, s: Scene) -> None:
-        self.s, self.host = s, s.host(0)
+    def __init__(self, s: Scene, index: int = 0) -> None:
+        self.s, self.host = s, s.host(index)
         for member in ("m1", "m2"):
             self.gets(Join(1, "g", member, "t", ("0",), "sticky", 1000, 500, 0, -2), member)
         self.owners = ["m1", "m2"]
@@ -715,6 +715,23 @@ def test_no_more_ranges_are_remembered_than_are_written() -> None:
     group.settles(*range(1, 2 * RANGES_MAX + 3, 2))
     group.begin(0)
     group.gives("m2", 2 * RANGES_MAX + 1, 2 * RANGES_MAX + 2, 3)
+    s.cluster.check()
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> None:
+    """A broker knew them all, another had more of them, and the group comes back to the first."""
+    s = Scene()
+    here, there = Group(s), Group(s, 1)
+    here.begin(0)
+    here.settles(9)
+    there.begin(0)
+    there.settles(*range(1, 2 * RANGES_MAX + 3, 2))
+    if is_dead:
+        for checker in s.watch.checkers:
+            checker.on_death(there.host)
+    here.begin(0)
+    here.gives("m2", 9, 10, 3)
     s.cluster.check()
 
 
