@@ -243,12 +243,7 @@ class Watermark(Checker):
     def _check_durable(self, host: BrokerHost, found: probe.Look) -> None:
         own = self.watch.ledger.log(host.name, found.block)
         wanted = own.chain_at(found.high_watermark) if own is not None else None
-        holders = [
-            log.node
-            for log in self.watch.ledger.replicas(found.block)
-            if log.synced_end >= found.high_watermark
-            and log.chain_at(found.high_watermark) == wanted
-        ]
+        holders = self.watch.ledger.holders(found.block, found.high_watermark, wanted)
         if wanted is None or len(holders) < found.majority:
             self.fail(
                 "durable-before-visible",

@@ -109,6 +109,7 @@ class Ledger:
         self.losses: dict[tuple[str, int], int] = {}
         self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
         self._begun: dict[tuple[str, BlockId], int] = {}  # starts of blocks, likewise
+        self._replaced: dict[BlockId, list[ReplicaLog]] = {}  # what was on disks that are gone
         self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
         self.fail = fail
 
@@ -129,12 +130,22 @@ class Ledger:
         """All logs of a block."""
         return [log for (_, other), log in self.logs.items() if other == block]
 
+    def holders(self, block: BlockId, end: int, chain: int | None) -> list[str]:
+        """The brokers that have synced the log of a block that has *chain* at *end*.
+
+        One whose disk was replaced since has done so, too: what it has said of it was true, and may
+        be on its way still. Its new disk is another replica, and its copy counts no second time.
+        """
+        logs = [*self.replicas(block), *self._replaced.get(block, ())]
+        found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)
+        return list(dict.fromkeys(found))
+
     def forget(self, node: str) -> None:
         """A broker's disk was replaced."""
         self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
             self._lose(key[1])
-            del self.logs[key]
+            self._replaced.setdefault(key[1], []).append(self.logs.pop(key))
         for states in (self.states, self._unsure):
             for key in [key for key in states if key[0] == node]:
                 del states[key]

@@ -95,11 +95,7 @@ class Answers(Checker):
         end, chain = log.ends[index], log.chains[index]
         if end > log.synced_end:
             self.fail("synced-before-acked", f"{host.name} answers for {place} too early")
-        holders = [
-            other.node
-            for other in self.watch.ledger.replicas(log.block)
-            if other.synced_end >= end and other.chain_at(end) == chain
-        ]
+        holders = self.watch.ledger.holders(log.block, end, chain)
         if len(holders) < majority:
             self.fail(
                 "durable-before-acked",

@@ -208,6 +208,15 @@ def visible_on_a_minority(s: Scene) -> None:
     s.look(0, 1, majority=2)
 
 
+def a_replaced_disk_counts_on(s: Scene) -> None:
+    """What was on it counts, and not what came after."""
+    s.append(0, batch(0, b"a"))
+    s.append(1, batch(0, b"a"))
+    s.watch.ledger.forget("broker-1")
+    s.append(0, batch(1, b"b"))
+    s.look(0, 2, majority=2)
+
+
 def two_leaders(s: Scene) -> None:
     s.look(0, 0, epoch=2)
     s.look(1, 0, epoch=2)
@@ -599,6 +608,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     epoch_falls: "epoch-monotone",
     visible_before_durable: "durable-before-visible",
     visible_on_a_minority: "durable-before-visible",
+    a_replaced_disk_counts_on: "durable-before-visible",
     two_leaders: "one-leader-per-epoch",
     leader_without_what_is_visible: "leader-completeness",
     another_record_at_an_offset: "immutable-offset",
@@ -680,6 +690,16 @@ def test_what_is_allowed_is_not_found() -> None:
         Put(paths.block("t", "0", 0), node(0, 0, 3), 0),
         Create(paths.block("t", "0", 1), node(1, 3, None)),
     )
+    s.cluster.check()
+
+
+def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
+    """It has said so before that, and the leader hears of it afterwards."""
+    s = Scene()
+    s.append(0, batch(0, b"a"))
+    s.append(1, batch(0, b"a"))
+    s.watch.ledger.forget("broker-1")
+    s.look(0, 1, majority=2)
     s.cluster.check()
 
 
