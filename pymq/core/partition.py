@@ -41,7 +41,6 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import (
     Compacted,
-    CreateBlock,
     Read,
     Ready,
     Recovered,
@@ -314,8 +313,9 @@ class Partition:
             block = self._block
             self._upkeep.opened_ms = block.opened_ms
             if log.size == 0:
-                create = CreateBlock(log.name, block.start, self.state.topic, self.state.partition)
-                self._host.out.write.append(create)
+                # A crash has taken it, and what it knew of the past with it: once the blocks before
+                # are gone, nobody else does.
+                log.create(self.state.topic, self.state.partition, log.producers)
             is_new = first.state is None and not self._has_begun
             self._make(first.state, now, is_new=is_new)
             self._intake.drive_parked(now)

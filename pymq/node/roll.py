@@ -1,8 +1,9 @@
-"""One roll that is under way, as the active zkserver keeps it in mind."""
+"""Rolls that are under way, as the active zkserver keeps them in mind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heappop, heappush
 
 from pymq.core.message import Sealed
 from pymq.core.metadata import Loss
@@ -60,3 +61,37 @@ class Roll:
         """The block's replicas were asked; without *anybody* it goes on when one registers."""
         self.retry_at = now + self.wait_ms if anybody else NEVER
         self.wait_ms = min(2 * self.wait_ms, SEAL_RETRY_MAX_MS)
+
+
+class Agenda:
+    """Which of the rolls is to be looked at when."""
+
+    def __init__(self, rolls: Mapping[TopicPartition, Roll]) -> None:
+        self._rolls = rolls
+        self._due: list[tuple[int, int, TopicPartition]] = []  # perhaps out of date
+        self._armings = 0
+
+    def arm(self, roll: Roll) -> None:
+        """Look at a roll when it is due."""
+        if roll.due < NEVER:
+            self._armings += 1
+            heappush(self._due, (roll.due, self._armings, roll.name))
+
+    def due(self, now: int) -> Iterator[Roll]:
+        """Those that are due; whoever goes through them arms them anew."""
+        while self._due and self._due[0][0] <= now:
+            due, _, name = heappop(self._due)
+            roll = self._rolls.get(name)
+            if roll is not None and roll.due == due:
+                yield roll
+
+    @property
+    def deadline(self) -> int:
+        """When one is due, at the earliest."""
+        while self._due:
+            due, _, name = self._due[0]
+            roll = self._rolls.get(name)
+            if roll is not None and roll.due == due:
+                return due
+            heappop(self._due)
+        return NEVER

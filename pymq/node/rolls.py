@@ -16,7 +16,6 @@ takes over finishes what was begun, once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Result, Seal, Sealed
@@ -37,7 +36,7 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.placement import has_storage, is_better, is_manned
-from pymq.node.roll import NEVER, SEAL_RETRY_MS, Caller, Roll
+from pymq.node.roll import NEVER, SEAL_RETRY_MS, Agenda, Caller, Roll
 
 
 class Rolls:
@@ -63,8 +62,7 @@ class Rolls:
         self._replace_ms = replace_ms
         self._wall_ms = wall_ms
         self._rolls: dict[TopicPartition, Roll] = {}
-        self._due: list[tuple[int, int, TopicPartition]] = []  # perhaps out of date
-        self._armings = 0
+        self._agenda = Agenda(self._rolls)
 
     @property
     def is_busy(self) -> bool:
@@ -77,9 +75,9 @@ class Rolls:
 
     def end_all(self, error: NotController) -> None:
         """This zkserver rolls nothing any more."""
-        rolls, self._rolls = self._rolls, {}
-        self._due.clear()
-        for roll in rolls.values():
+        rolls = list(self._rolls.values())
+        self._rolls.clear()
+        for roll in rolls:
             for caller in (*([roll.caller] if roll.caller else ()), *roll.behind):
                 self._send(caller.source, Answer(caller.request, error=error))
 
@@ -200,7 +198,7 @@ class Rolls:
             if broker not in roll.answers:
                 self._send(broker, seal)
         roll.asked(now, anybody=bool(targets))
-        self._arm(roll)
+        self._agenda.arm(roll)
         self._decide(roll, now)
 
     def _targets(self, roll: Roll, block: BlockNode) -> tuple[str, ...]:
@@ -287,7 +285,7 @@ class Rolls:
             if roll.decide_at == NEVER:
                 mark("rolls.decides_later")
                 roll.decide_at = max(now + self._takeover_ms, self._members.settles_at)
-                self._arm(roll)
+                self._agenda.arm(roll)
             return
         roll.is_unclean = not is_clean
         if not answers:
@@ -330,7 +328,7 @@ class Rolls:
         self._answer(roll, None, error)
         roll.is_committing = False
         roll.retry_at = now + roll.wait_ms
-        self._arm(roll)
+        self._agenda.arm(roll)
 
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         if self._rolls.get(roll.name) is roll:
@@ -378,18 +376,9 @@ class Rolls:
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _arm(self, roll: Roll) -> None:
-        if roll.due < NEVER:
-            self._armings += 1
-            heappush(self._due, (roll.due, self._armings, roll.name))
-
     def tick(self, now: int) -> None:
         """Do what is due."""
-        while self._due and self._due[0][0] <= now:
-            due, _, name = heappop(self._due)
-            roll = self._rolls.get(name)
-            if roll is None or roll.due != due:
-                continue
+        for roll in self._agenda.due(now):
             if roll.decide_at <= now:
                 mark("rolls.decides_late")
                 roll.decide_at, roll.is_late = NEVER, True
@@ -397,15 +386,9 @@ class Rolls:
             if roll.retry_at <= now:
                 self._ask(roll, now)
             else:
-                self._arm(roll)
+                self._agenda.arm(roll)
 
     @property
     def deadline(self) -> int:
         """When :meth:`tick` has something to do, at the earliest."""
-        while self._due:
-            due, _, name = self._due[0]
-            roll = self._rolls.get(name)
-            if roll is not None and roll.due == due:
-                return due
-            heappop(self._due)
-        return NEVER
+        return self._agenda.deadline

@@ -10,6 +10,7 @@ import pymq
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
 from pymq.embedded import _assemble
 from pymq.store.file import FileStore
+from pymq.testing import Cluster
 from pymq.testing.disk import SimDisk
 from tests.client.helpers import polled, produce, values
 
@@ -65,3 +66,20 @@ def test_a_group_that_was_reset_is_so_after_a_power_cut(seed: int) -> None:
     with machine.mq.consumer("t", group="g") as consumer:
         assert values(polled(consumer, 4)) == [6, 7, 8, 9]
     machine.mq.close()
+
+
+@pytest.mark.parametrize("boundary", range(4, 24))
+def test_what_is_known_of_producers_outlives_the_blocks_that_it_came_from(boundary: int) -> None:
+    """A crash takes a block that is just begun, and retention the one before."""
+    with Cluster(brokers=1, seed=0, restart_ms=50) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="raft", block_bytes=4096, retention_ms=2_000)
+        with mq.producer(producer_id="p", linger_ms=0) as producer:
+            cluster.crash("broker-0", "none", at_boundary=boundary)
+            producer.send_many("t", [bytes(900)] * 8).result()
+            cluster.run(7.0)
+            cluster.crash("broker-0", "none")
+            cluster.run(1.0)
+            assert len(mq.describe_topic("t").partitions[0].blocks) == 1
+            assert producer.next_sequence("t", 0) == 8
+            assert producer.send("t", b"x").result().offset == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,9 @@ from pymq.core.message import (
     SetPartitionState,
 )
 from pymq.core.metadata import TopicMetadata
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, UnknownTopic
+from pymq.node.image import Image
 from tests.node.cluster import T0, Cluster
 
 MODES = list(AckMode)
@@ -196,3 +198,24 @@ def test_ten_thousand_partitions_are_one_commit_and_two_messages_a_broker() -> N
     assert len(commits) == 1
     assert [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)] == [0, 10_000]
     assert cluster.active.machine.deadline > cluster.now
+
+
+def test_ten_thousand_idle_partitions_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute passes, with heartbeats, retries, and the look for what is short of replicas."""
+    cluster = Cluster()
+    names = tuple(str(index) for index in range(10_000))
+    cluster.ask(lambda i: CreateTopic(i, "t", names, 3, AckMode.RAFT, {}))
+    cluster.pass_ms(2_000)
+    looked: list[object] = []
+    for method in ("partition", "find"):
+        look = getattr(Image, method)
+
+        def counted(image: Image, *name: object, look: Any = look) -> Any:
+            looked.append(name)
+            return look(image, *name)
+
+        monkeypatch.setattr(Image, method, counted)
+    cluster.pass_ms(60_000)
+    assert not looked
+    assert cluster.active.machine.image.find(TopicPartition("t", "7")) is not None
+    assert len(looked) == 1
