@@ -8,7 +8,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import endpoints, parse, serve
+from pymq.deployed.service import endpoints, parse, secure, serve
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     )
     parser.add_argument("--data", required=True, help="its folder, or memory:")
     parser.add_argument("--rack", help="brokers of one rack fail together")
+    secure(parser)
     args = parse(parser)
     try:
         node = pymq.Broker(
@@ -31,6 +32,10 @@ def main() -> int:
             zkservers=args.zkserver,
             data=args.data,
             rack=args.rack,
+            curve_dir=args.curve_dir,
+            policy=args.policy,
+            audit=args.audit,
+            insecure=args.insecure,
         )
     except pymq.errors.PymqError as error:
         print(f"broker: {error}", file=sys.stderr)

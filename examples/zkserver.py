@@ -7,7 +7,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import parse, serve
+from pymq.deployed.service import parse, secure, serve
 
 
 def main() -> int:
@@ -26,6 +26,7 @@ def main() -> int:
         default=2_000,
         help="a broker that is silent for longer is dead (%(default)s)",
     )
+    secure(parser)
     args = parse(parser)
     try:
         node = pymq.ZkServer(
@@ -33,6 +34,10 @@ def main() -> int:
             advertise=args.advertise,
             coordinator=args.coordinator,
             session_ms=args.session_ms,
+            curve_dir=args.curve_dir,
+            policy=args.policy,
+            audit=args.audit,
+            insecure=args.insecure,
         )
     except pymq.errors.PymqError as error:
         print(f"zkserver: {error}", file=sys.stderr)

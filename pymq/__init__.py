@@ -68,15 +68,23 @@ __all__ = [
 ]
 
 
-def open(url: str | os.PathLike[str]) -> Client:
+def open(
+    url: str | os.PathLike[str],
+    *,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> Client:
     """Open pymq: a folder, ``"memory:"``, or a cluster by its zkservers.
 
     Args:
         url: a path (the folder is made when absent), ``"memory:"`` for a queue that keeps nothing,
             or ``"zmq+tcp://host:port,host:port"``.
+        curve_dir: the folder of keys for a cluster that asks for them (docs/security.md); it may
+            also stand in the URL, as ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
+        principal: whose secret key of that folder is ours; the only one there is, by default.
 
     Raises:
-        ConfigError: the URL is none of these.
+        ConfigError: the URL is none of these, or the key is not there.
         StoreLocked: another process has the folder open.
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
         MissingExtra: pyzmq is not installed.
@@ -84,6 +92,8 @@ def open(url: str | os.PathLike[str]) -> Client:
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
+    if (curve_dir or principal) and not text.startswith("zmq+"):
+        raise errors.ConfigError(f"{url!r} is in this process, where nobody asks for keys")
     if text in ("memory:", ":memory:"):
         return open_memory()
     if "://" in text:
@@ -93,7 +103,7 @@ def open(url: str | os.PathLike[str]) -> Client:
         if scheme in ("zmq+tcp", "zmq+ipc"):
             from pymq.deployed.remote import open_cluster  # only now: most need no network
 
-            return open_cluster(text)
+            return open_cluster(text, curve_dir=curve_dir, principal=principal)
         raise errors.ConfigError(
             f"{scheme}:// is not known; use a folder, 'memory:' or zmq+tcp://HOST:PORT"
         )

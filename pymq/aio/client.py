@@ -26,17 +26,22 @@ from pymq.core.types import AckMode
 from pymq.errors import ConfigError
 
 
-def open(url: str | os.PathLike[str]) -> Opening[AsyncClient]:
+def open(
+    url: str | os.PathLike[str],
+    *,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> Opening[AsyncClient]:
     """Open pymq as :func:`pymq.open` does; ``async with`` or ``await`` what is returned.
 
     Raises, when awaited, what :func:`pymq.open` raises.
     """
-    return Opening(lambda: _open(url))
+    return Opening(lambda: _open(partial(pymq.open, url, curve_dir=curve_dir, principal=principal)))
 
 
-async def _open(url: str | os.PathLike[str]) -> AsyncClient:
+async def _open(open: Callable[[], Client]) -> AsyncClient:
     def make() -> Client:
-        client = pymq.open(url)
+        client = open()
         client.driver.soon(_nothing)  # starts its thread, which waits for a lock
         return client
 

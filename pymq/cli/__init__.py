@@ -20,7 +20,7 @@ import pymq
 from pymq.cli.show import FAILED, INTERRUPTED, USAGE, Show
 from pymq.errors import ConfigError, InvalidName, PymqError
 
-COMMANDS = ("demo", "verify")
+COMMANDS = ("demo", "keys", "verify")
 
 
 class Command(Protocol):

@@ -18,6 +18,7 @@ from pymq.core.types import check_name
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.deployed.directory import Directory
 from pymq.deployed.identity import fresh_identity, next_identity
+from pymq.deployed.security import Access, Door, open_transport
 from pymq.errors import PymqError
 from pymq.hash.assign import assignor
 from pymq.node import broker as machine
@@ -34,6 +35,7 @@ from pymq.transport.base import Arrival, Gate, Transport
 LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
 HEARTBEAT_MS = 300  # of brokers
 SESSION_MS = 2_000  # a broker that is silent for longer is dead
+ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endpoint
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
 
 
@@ -44,7 +46,7 @@ class Node:
     ``close`` ends it in either case, and so does leaving the ``with`` block.
     """
 
-    def __init__(self, transport: Transport, loop: Loop) -> None:
+    def __init__(self, transport: Transport, loop: Loop, door: Door | None = None) -> None:
         self.transport = transport
         self.loop = loop
         self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's own thread
@@ -53,6 +55,7 @@ class Node:
         self._is_ready = threading.Event()
         self._problem: BaseException | None = None
         self._is_closed = False
+        self._door = door
 
     @property
     def name(self) -> str:
@@ -114,6 +117,8 @@ class Node:
                 self._let_go()
             finally:
                 self.transport.close()
+                if self._door is not None:
+                    self._door.close()
 
     def __enter__(self) -> Self:
         return self
@@ -159,11 +164,16 @@ class Broker(Node):
         advertise: how they reach it, where that is something else.
         rack: brokers of one rack fail together; replicas go to different ones.
         weight: how much of the load it takes, compared with others.
-        gate: asked for every message that arrives, with the principal of its connection; a
-            :class:`pymq.node.access.Guard` is one.
+        gate: asked for every message that arrives, with the principal of its connection, instead of
+            the policy; a :class:`pymq.node.access.Guard` is one.
         transport, store: parts of one's own, instead of ``listen`` and ``data``; the gate is then
             the transport's affair.
         heartbeat_ms: how often it says that it is alive.
+        curve_dir: a folder of keys, as ``pymq keys`` makes it; then all is encrypted, and nobody
+            may do anything but what a policy allows. The broker's own key bears its name.
+        policy: that policy; ``policy.toml`` in the folder of keys by default.
+        audit: a file for what was refused; without one it is logged.
+        insecure: listen to the network without keys; anybody may then do anything.
 
     Raises:
         ConfigError, StoreError, StoreLocked: as they say.
@@ -184,15 +194,22 @@ class Broker(Node):
         store: BlockStore | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
         replication: ReplicationConfig | None = None,
+        curve_dir: str | os.PathLike[str] | None = None,
+        policy: str | os.PathLike[str] | None = None,
+        audit: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
         check_name(name, "broker name")
         is_kept = store is None and os.fspath(data) != "memory:"
         self.store = store or (FileStore(os.fspath(data)) if is_kept else MemoryStore())
-        made: Transport | None = None
+        made: Transport | None = transport
+        door: Door | None = None
         try:
             folder = Path(data)
             identity = next_identity(folder, name) if is_kept else fresh_identity(name)
-            made = transport or _zmq(name, listen, advertise, gate)
+            if made is None:
+                access = Access(curve_dir, policy, audit, insecure)
+                made, door = open_transport(name, listen, advertise, name, access, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
             now = monotonic_ms()
             self.machine = machine.Broker(
@@ -218,12 +235,14 @@ class Broker(Node):
             self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
             made.on_stranger = self._directory.stranger
-            super().__init__(made, loop)
+            super().__init__(made, loop, door)
             loop.add_broker(name, self.machine, self.store)
             loop.add(self._directory.name, self._directory)
         except BaseException:
             if made is not None:
                 made.close()
+            if door is not None:
+                door.close()
             self.store.close()
             raise
 
@@ -265,6 +284,8 @@ class ZkServer(Node):
         name: its endpoint, if nothing else is said; then clients find the active one at once.
         gate: as of a :class:`Broker`.
         session_ms: a broker that is silent for longer is dead.
+        curve_dir, policy, audit, insecure: as for a broker. Its key is the one whose file names its
+            endpoint, or else that of ``zkserver``.
 
     Raises:
         ConfigError, StoreError, Disconnected: as they say.
@@ -282,11 +303,18 @@ class ZkServer(Node):
         session_ms: int = SESSION_MS,
         offsets_partitions: int = 8,
         offsets_replicas: int = 3,
+        curve_dir: str | os.PathLike[str] | None = None,
+        policy: str | os.PathLike[str] | None = None,
+        audit: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
-        made = transport or _zmq(name, listen, advertise, gate)
+        made, door = transport, None
+        if made is None:
+            access = Access(curve_dir, policy, audit, insecure)
+            made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
         try:
             loop = Loop(monotonic_ms, made.send, made.flush)
-            super().__init__(made, loop)
+            super().__init__(made, loop, door)
             now = monotonic_ms()
             config = ControllerConfig(
                 made.node,
@@ -305,6 +333,8 @@ class ZkServer(Node):
             loop.add_zkserver(made.node, self.machine, self._backend)
         except BaseException:
             made.close()
+            if door is not None:
+                door.close()
             raise
 
     def run(self) -> None:
@@ -318,9 +348,3 @@ class ZkServer(Node):
             self._backend.close()
         except PymqError:
             pass  # The session is gone already, or goes when its time is up.
-
-
-def _zmq(name: str | None, listen: str, advertise: str | None, gate: Gate | None) -> Transport:
-    from pymq.transport.zeromq import ZmqTransport  # only now: it loads zmq
-
-    return ZmqTransport(name, listen=listen, advertise=advertise, gate=gate)

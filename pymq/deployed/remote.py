@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from urllib.parse import parse_qs
 
 from pymq.client.client import Client
 from pymq.deployed.clocks import monotonic_ms, wall_ms
@@ -15,22 +16,38 @@ from pymq.node.netdriver import NetDriver
 from pymq.transport.base import Transport
 
 SCHEME = "zmq+"
+OPTIONS = ("curve_dir", "principal")  # of a URL
 
 
-def open_cluster(url: str) -> Client:
+def open_cluster(
+    url: str,
+    *,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> Client:
     """Open a cluster by its zkservers: ``zmq+tcp://host:port,host:port`` or ``zmq+ipc://path``.
+
+    With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, it is talked with as the
+    *principal* whose secret key is in that folder.
 
     Nobody is waited for: that none of them answers is the error of the first call that needs one.
 
     Raises:
-        ConfigError: the URL is not one.
+        ConfigError: the URL is not one, or there is no such key.
         MissingExtra: pyzmq is not installed.
     """
-    from pymq.transport.zeromq import ZmqTransport  # only now: it loads zmq
+    from pymq.transport.curve import KeyRing  # only now: they load zmq
+    from pymq.transport.zeromq import ZmqTransport
 
-    controllers = endpoints(url.removeprefix(SCHEME))
+    where, options = _options(url.removeprefix(SCHEME))
+    controllers = endpoints(where)
+    curve_dir = curve_dir or options.get("curve_dir")
+    principal = principal or options.get("principal")
+    if curve_dir is None and principal is not None:
+        raise ConfigError("a principal needs keys: give curve_dir, too")
+    keys = None if curve_dir is None else KeyRing(curve_dir, principal)
     node = f"client-{os.urandom(8).hex()}"
-    transport = ZmqTransport(node)
+    transport = ZmqTransport(node, keys=keys)
     try:
         return connect(node, transport, controllers)
     except BaseException:
@@ -56,6 +73,19 @@ def connect(node: str, transport: Transport, controllers: Sequence[str]) -> Clie
     client = Client(driver, node, list(controllers), wall_ms, close)
     keep(client)
     return client
+
+
+def _options(url: str) -> tuple[str, dict[str, str]]:
+    """A URL without what is behind its question mark, and that."""
+    where, _, query = url.partition("?")
+    try:
+        found = parse_qs(query, strict_parsing=bool(query), errors="strict")
+    except ValueError:
+        raise ConfigError(f"{query!r} is not NAME=VALUE&NAME=VALUE") from None
+    for name, values in found.items():
+        if name not in OPTIONS or len(values) != 1:
+            raise ConfigError(f"{name!r} in {query!r}: there are {', '.join(OPTIONS)}, once each")
+    return where, {name: values[0] for name, values in found.items()}
 
 
 def endpoints(text: str) -> list[str]:

@@ -72,6 +72,20 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
     return args
 
 
+def secure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a node that say who may connect and do what."""
+    parser.add_argument(
+        "--curve-dir", metavar="DIR", help="keys, as 'pymq keys' makes them: encrypt, let in by key"
+    )
+    parser.add_argument(
+        "--policy", metavar="FILE.toml", help="who may do what (policy.toml in --curve-dir)"
+    )
+    parser.add_argument("--audit", metavar="FILE", help="for what was refused (the log)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen to the network without keys, knowingly"
+    )
+
+
 def serve(node: Node) -> int:
     """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import platform
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pymq.core.values import value
@@ -18,6 +20,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
     Context = zmq.Context[zmq.Socket[bytes]]
+    Secure = Callable[[Socket], object]  # is called with a socket before anybody can reach it
 
 SCHEMES = ("tcp://", "ipc://")
 SOCKETS_MAX = 65_535
@@ -46,8 +49,10 @@ def make_context() -> Context:
     return context
 
 
-def make_router(context: Context, endpoint: str, tuning: Tuning) -> tuple[Socket, str]:
-    """A bound ROUTER, and where it is bound: port 0 takes a free one.
+def make_router(
+    context: Context, endpoint: str, tuning: Tuning, secure: Secure | None = None
+) -> tuple[Socket, str]:
+    """A bound ROUTER, and where it is bound: port 0 takes a free one. *secure* it is before.
 
     Raises:
         ConfigError: nothing can be bound there.
@@ -61,6 +66,8 @@ def make_router(context: Context, endpoint: str, tuning: Tuning) -> tuple[Socket
     socket.set(zmq.ROUTER_MANDATORY, 1)
     socket.set(zmq.ROUTER_HANDOVER, 1)
     socket.set(zmq.BACKLOG, 1024)
+    if secure is not None:
+        secure(socket)
     if endpoint.endswith(":0"):
         endpoint = endpoint[:-1] + "*"
     until = time.monotonic() + BIND_S
@@ -77,14 +84,22 @@ def make_router(context: Context, endpoint: str, tuning: Tuning) -> tuple[Socket
             time.sleep(0.05)
 
 
-def make_dealer(context: Context, endpoint: str, identity: bytes, tuning: Tuning) -> Socket:
-    """A DEALER on its way to *endpoint*."""
+def make_dealer(
+    context: Context,
+    endpoint: str,
+    identity: bytes,
+    tuning: Tuning,
+    secure: Secure | None = None,
+) -> Socket:
+    """A DEALER on its way to *endpoint*. *secure* it is before."""
     socket = context.socket(zmq.DEALER)
     _set(socket, endpoint, tuning)
     socket.set(zmq.ROUTING_ID, identity)
     socket.set(zmq.IMMEDIATE, 1)  # so that what is not connected takes nothing
     socket.set(zmq.RECONNECT_IVL, tuning.reconnect_ms)
     socket.set(zmq.RECONNECT_IVL_MAX, tuning.reconnect_max_ms)
+    if secure is not None:
+        secure(socket)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -122,6 +137,17 @@ def check_endpoint(endpoint: str) -> str:
     if not endpoint.startswith(SCHEMES) or endpoint in SCHEMES:
         raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
     return endpoint
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only this machine reaches what is bound at *endpoint*."""
+    if not endpoint.startswith("tcp://"):
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def descriptor(socket: Socket) -> int:

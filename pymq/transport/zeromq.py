@@ -26,12 +26,23 @@ from pymq.core.values import Factory, define
 from pymq.errors import Closed, ConfigError, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
 from pymq.transport.base import ANONYMOUS, Arrival, Gate, node_of
+from pymq.transport.curve import KeyRing
+from pymq.transport.curvezap import (
+    Authenticator,
+    OnRefused,
+    Watch,
+    secure_client,
+    secure_server,
+    self_test,
+    user_id,
+)
 from pymq.transport.shapes import Buffer
 from pymq.transport.sockets import (
     SCHEMES,
     Tuning,
     check_endpoint,
     descriptor,
+    is_local,
     make_context,
     make_dealer,
     make_router,
@@ -47,6 +58,7 @@ SHARE_BYTES = 16 << 20
 NAMES_KEPT = 10_000  # names of machines that are not looked up anew each time
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
 FENCED_KEPT = 1_000
+REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
 
 Frames = list[Buffer]
@@ -64,6 +76,8 @@ class Peer:
     route: bytes | None = None  # a connection that it has made, by its routing id
     heard_at: float = 0.0
     principal: str = ANONYMOUS
+    key: str = ""  # with which it has connected
+    refused_until: float = 0.0  # it did not let us in; so long it is not asked again
 
 
 @define
@@ -73,6 +87,8 @@ class Link:
     endpoint: str
     socket: Socket
     peer: Peer
+    key: str = ""  # that the other side has to show
+    watch: Watch | None = None
 
 
 class ZmqTransport:
@@ -81,6 +97,10 @@ class ZmqTransport:
     It listens at *listen*, if that is given, and tells others to find it at *advertise*. *node* is
     then its endpoint, if it has no other name. *on_stranger* is told of nodes for which there is
     something to send and of which nobody knows where they are.
+
+    With *keys* nothing is said to, and nothing heard of, who has not proved with CurveZMQ to be who
+    is expected. *on_refused* is told of connections that were not let in, and *on_sent* of what is
+    sent to whom. Without, only this machine may be listened to, unless it is *insecure* knowingly.
     """
 
     def __init__(
@@ -92,6 +112,10 @@ class ZmqTransport:
         gate: Gate | None = None,
         on_stranger: Callable[[str], None] | None = None,
         tuning: Tuning | None = None,
+        keys: KeyRing | None = None,
+        insecure: bool = False,
+        on_refused: OnRefused | None = None,
+        on_sent: Callable[[str, Message], object] | None = None,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.endpoint = ""
@@ -99,20 +123,32 @@ class ZmqTransport:
         self.problem = ""  # what was wrong with the last packet that was refused, by us or of ours
         self._gate = gate
         self.on_stranger = on_stranger
+        self._keys = keys
+        self._keys_version = keys.version if keys is not None else 0
+        self._on_refused = on_refused
+        self._on_sent = on_sent
         self._pid = os.getpid()
         self._is_closed = False
         self._context = make_context()
         self._selector = selectors.DefaultSelector()
         self._router: Socket | None = None
+        self._doorman: Authenticator | None = None
         try:
             if listen is not None:
-                self._router, bound = make_router(self._context, listen, self.tuning)
+                if keys is None and not insecure and not is_local(listen):
+                    raise ConfigError(
+                        f"{listen} is open to the network, and there are no keys: give a folder of "
+                        "keys (curve_dir), or say insecure to let anybody do anything"
+                    )
+                self._router, bound = self._bind(listen)
                 self._selector.register(descriptor(self._router), selectors.EVENT_READ, None)
                 self.endpoint = check_endpoint(advertise or reachable(bound))
             self.node = node or self.endpoint
             self._identity = f"{self.node}/{os.urandom(8).hex()}".encode()
             if not _IDENTITY.fullmatch(self._identity):
                 raise ConfigError(f"{self.node!r} cannot be the name of a node")
+            if keys is not None and listen is not None:
+                keys.check_own(self.node, self.endpoint)
         except BaseException:
             self._selector.close()
             self._context.destroy(linger=0)
@@ -126,6 +162,19 @@ class ZmqTransport:
         self._blocked: dict[Peer, None] = {}  # with packets that could not leave
         self._unread: dict[Link | None, None] = {}  # sockets to look at, whatever is readable
         self._swept_at = time.monotonic()
+
+    def _bind(self, listen: str) -> tuple[Socket, str]:
+        keys = self._keys
+        if keys is None:
+            return make_router(self._context, listen, self.tuning)
+        # Before there is a door.
+        doorman = self._doorman = Authenticator(self._context, keys, self._on_refused)
+        self._selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
+        router, bound = make_router(
+            self._context, listen, self.tuning, lambda socket: secure_server(socket, keys)
+        )
+        self_test(self._context, doorman, keys, bound)
+        return router, bound
 
     # --- who is where ---------------------------------------------------------------------------
 
@@ -177,14 +226,56 @@ class ZmqTransport:
             if self.on_stranger is not None:
                 self.on_stranger(peer.name)
             return None
-        socket = make_dealer(self._context, endpoint, self._identity, self.tuning)
-        link = peer.link = Link(endpoint, socket, peer)
+        link = self._make_link(peer, endpoint)
+        if link is None:
+            return None
+        peer.link, socket = link, link.socket
         self._selector.register(descriptor(socket), selectors.EVENT_READ, link)
         peer.waiting.appendleft((time.monotonic(), 0, wire.encode([("", "", _hello())])))
         return link
 
+    def _make_link(self, peer: Peer, endpoint: str) -> Link | None:
+        context, me, keys = self._context, self._identity, self._keys
+        if keys is None:
+            return Link(endpoint, make_dealer(context, endpoint, me, self.tuning), peer)
+        now = time.monotonic()
+        if now < peer.refused_until:
+            return None
+        expected = keys.at(peer.name, endpoint)
+        if expected is None:
+            peer.refused_until = now + REFUSED_S
+            self.problem = f"{keys.folder} has no key for {peer.name} at {endpoint}"
+            return None
+        own, key = keys.own, expected.key
+        watch: list[Watch] = []
+
+        def secure(socket: Socket) -> None:
+            secure_client(socket, own.public, own.secret, key)
+            watch.append(Watch(socket, endpoint))
+
+        socket = make_dealer(context, endpoint, me, self.tuning, secure)
+        link = Link(endpoint, socket, peer, key, watch[0])
+        peer.principal = expected.name
+        self._selector.register(
+            descriptor(watch[0].socket), selectors.EVENT_READ, lambda: self._watched(link)
+        )
+        return link
+
+    def _watched(self, link: Link) -> None:
+        """Something has become of a connection that we make."""
+        assert link.watch is not None
+        problem = link.watch.problem()
+        if problem:
+            self.problem = problem
+            if link.watch.is_over and link.peer.link is link:
+                self._unlink(link.peer)  # Our key may be known when it is tried again.
+                link.peer.refused_until = time.monotonic() + REFUSED_S
+
     def _unlink(self, peer: Peer) -> None:
         if peer.link is not None:
+            if peer.link.watch is not None:
+                self._selector.unregister(descriptor(peer.link.watch.socket))
+                peer.link.watch.close()
             self._selector.unregister(descriptor(peer.link.socket))
             peer.link.socket.close(0)
             self._unread.pop(peer.link, None)
@@ -200,6 +291,8 @@ class ZmqTransport:
             self.dropped += 1
             return
         self._add(found, to, source[len(self.node) + 1 :], message)
+        if self._on_sent is not None:
+            self._on_sent(found.principal, message)
 
     def _add(self, peer: Peer, to: str, source: str, message: Message | wire.Link) -> None:
         packet = peer.packet
@@ -281,9 +374,17 @@ class ZmqTransport:
     def poll(self) -> list[Arrival]:
         """Take in what has arrived, and let more leave of what was waiting."""
         self._check()
+        if self._keys is not None:
+            self._look_at_keys(self._keys)
         unread = self._unread
+        news: list[Callable[[], None]] = []
         for key, _ in self._selector.select(0):
-            unread[key.data] = None
+            if key.data is None or type(key.data) is Link:
+                unread[key.data] = None
+            else:
+                news.append(key.data)
+        for tell in news:
+            tell()  # It may close a link, and then takes it out of those that are unread.
         arrivals: list[Arrival] = []
         if unread:
             self._unread = {}
@@ -327,8 +428,11 @@ class ZmqTransport:
                 continue
             peer = self._routes.get(identity)
             is_new = peer is None
-            if peer is None:
-                peer = self._admit(identity)
+            # Who it is is asked of each packet: a key may have been revoked since it connected, and
+            # a routing id can be anybody's.
+            shown = "" if self._keys is None else user_id(part)
+            if peer is None or shown != peer.key:
+                peer = self._admit(identity, shown)
             if peer is not None:
                 self._take(peer, header, frames, arrivals, is_new=is_new)
         self._unread[link] = None
@@ -373,22 +477,47 @@ class ZmqTransport:
         if says_hello:
             self._add(peer, "", "", _hello())
 
-    def _admit(self, identity: bytes) -> Peer | None:
-        """The peer that has connected to us under a routing id; None if it is not to be heard."""
-        problem = ""
-        if not _IDENTITY.fullmatch(identity):
+    def _look_at_keys(self, keys: KeyRing) -> None:
+        """Let go of connections whose key was revoked, or that would now need another one."""
+        keys.refresh(time.monotonic())
+        if keys.version == self._keys_version:
+            return
+        self._keys_version = keys.version
+        for peer in list(self._peers.values()):
+            if peer.link is not None:
+                expected = keys.at(peer.name, peer.link.endpoint)
+                if expected is None or expected.key != peer.link.key:
+                    self._unlink(peer)
+            if peer.route is not None and keys.principal(peer.key) != peer.principal:
+                self._forget_route(peer)  # Not fenced: keys that are copied are gone for a moment.
+
+    def _admit(self, identity: bytes, key: str) -> Peer | None:
+        """The peer that has connected to us under a routing id; None if it is not to be heard.
+
+        *key* is what the connection has proved to have, when there are keys.
+        """
+        keys, principal, problem = self._keys, ANONYMOUS, ""
+        if keys is not None:
+            principal = keys.principal(key) or ANONYMOUS
+        if keys is not None and not principal:
+            problem = "the key of this connection was revoked"
+        elif not _IDENTITY.fullmatch(identity):
             problem = "a routing id is NODE/ and 16 hex digits"
         elif identity in self._fenced:
             problem = "another process has connected under the name of this node"
         elif (node := identity[:-17].decode()) == self.node:
             problem = f"{node} is here"
+        elif keys is not None and not self._may_be(keys, principal, node):
+            problem = f"{principal} may not go by the name of {node}"
         else:
             peer = self._peer(node)
-            if peer.route is not None:
+            if peer.route is not None and peer.route != identity:
                 self._fence(peer.route)
-            peer.route = identity
+            peer.route, peer.key, peer.principal = identity, key, principal
             self._routes[identity] = peer
             return peer
+        if self._on_refused is not None:
+            self._on_refused(principal, repr(identity)[2:-1])
         self._lose(1, f"{identity!r:.100}: {problem}")
         assert self._router is not None
         try:
@@ -397,6 +526,11 @@ class ZmqTransport:
         except zmq.ZMQError:
             pass  # It has gone, or does not listen: so it stays without an explanation.
         return None
+
+    def _may_be(self, keys: KeyRing, principal: str, node: str) -> bool:
+        there = self._peers.get(node)
+        is_taken = there is not None and there.route is not None and there.principal != principal
+        return not is_taken and keys.may_be(principal, node)
 
     def _fence(self, identity: bytes) -> None:
         self._routes.pop(identity, None)

@@ -1,0 +1,175 @@
+"""The door of a node: who may connect, what each may do, and where it is written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pymq.core.message import Message
+from pymq.core.values import value
+from pymq.deployed.clocks import monotonic_ms, wall_ms
+from pymq.errors import ConfigError
+from pymq.node.access import Audit, Guard, Policy, Refusal, load_policy
+from pymq.transport.base import Gate, Transport
+
+log = logging.getLogger("pymq.security")
+
+POLICY = "policy.toml"  # in the folder of keys, unless it is said to be elsewhere
+RELOAD_MS = 1_000  # between two looks at the policy
+
+
+@value
+class Access:
+    """How a node is secured: by the keys of a folder and a policy, or knowingly not at all."""
+
+    curve_dir: str | os.PathLike[str] | None = None
+    policy: str | os.PathLike[str] | None = None
+    audit: str | os.PathLike[str] | None = None
+    insecure: bool = False
+
+
+def open_transport(
+    name: str | None,
+    listen: str,
+    advertise: str | None,
+    default: str,
+    access: Access,
+    gate: Gate | None = None,
+) -> tuple[Transport, Door | None]:
+    """The transport of a node that listens, and its door if it has one.
+
+    *default* is whose key the node has, if no key file names its endpoint. A *gate* of one's own
+    takes the place of the door, and of the policy.
+
+    Raises:
+        ConfigError: as it says.
+        MissingExtra: pyzmq is not installed.
+    """
+    from pymq.transport.curve import KeyRing  # only now: they load zmq
+    from pymq.transport.zeromq import ZmqTransport
+
+    if access.curve_dir is None:
+        if access.policy is not None or access.audit is not None:
+            raise ConfigError("a policy needs keys: without curve_dir nobody knows who is who")
+        if access.insecure:
+            log.warning("insecure: anybody who can connect may do anything")
+        insecure = access.insecure
+        made = ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, insecure=insecure)
+        return made, None
+    if access.insecure:
+        raise ConfigError("curve_dir and insecure exclude each other")
+    keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
+    if gate is not None:
+        return ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, keys=keys), None
+    door = Door(access.policy or Path(access.curve_dir) / POLICY, access.audit)
+    try:
+        made = ZmqTransport(
+            name,
+            listen=listen,
+            advertise=advertise,
+            gate=door,
+            keys=keys,
+            on_refused=door.refuse,
+            on_sent=door.sent,
+        )
+    except BaseException:
+        door.close()
+        raise
+    return made, door
+
+
+class Door:
+    """A guard whose policy is that of a file, also after that has changed; it is a gate.
+
+    What is refused is written to the file *audit*, a line of JSON each, or else to the log
+    ``pymq.security``.
+
+    Raises:
+        ConfigError: the policy cannot be read, or the audit log not be written.
+    """
+
+    def __init__(
+        self,
+        policy: str | os.PathLike[str],
+        audit: str | os.PathLike[str] | None = None,
+        clock: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._path = Path(policy)
+        self._clock = clock
+        self._looked_at = clock()
+        if not self._path.exists():
+            raise ConfigError(
+                f"there is no policy {self._path}, and without one nobody may do anything; "
+                "'pymq keys policy' writes one to begin with"
+            )
+        self._stamp = self._look()
+        first = load_policy(self._path)
+        self._file = -1 if audit is None else _open_audit(audit)
+        self._audit = Audit(self._write, wall_ms)
+        self._guard = Guard(first, self._audit, clock)
+        self.sent = self._guard.sent  # what is sent is counted, too
+
+    def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """Answers instead of *message*, or None to let it in."""
+        now = self._clock()
+        if now - self._looked_at >= RELOAD_MS:
+            self._looked_at = now
+            self._reload()
+        return self._guard(principal, source, message)
+
+    @property
+    def refused(self) -> int:
+        """How much was refused, since the node started."""
+        return self._audit.refused
+
+    def refuse(self, principal: str, source: str) -> None:
+        """Note a connection that was not let in."""
+        self._audit.refuse(Refusal(principal, source, "connect", "authenticate", ""), self._clock())
+
+    def close(self) -> None:
+        """Close the audit log."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _reload(self) -> None:
+        try:
+            stamp = self._look()
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp  # What is wrong now is not complained of each second.
+            found: Policy = load_policy(self._path)
+        except ConfigError as error:
+            log.error("the policy is that of before: %s", error)
+            return
+        self._guard.replace(found)
+        log.info("the policy was read again: %d rules", len(found.rules))
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+    def _write(self, line: str) -> None:
+        if self._file < 0:
+            fields = json.loads(line)
+            log.warning(fields.pop("event"), extra={"fields": fields})
+            return
+        try:
+            # One write a line, to a file that is appended to: lines of several nodes do not mix.
+            os.write(self._file, line.encode() + b"\n")
+        except OSError as error:
+            log.error("the audit log cannot be written: %s", error)
+
+
+def _open_audit(path: str | os.PathLike[str]) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the audit log {path} cannot be opened: {error.strerror}") from error
