@@ -197,8 +197,11 @@ def roll(
     )
     epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
     acks = node.acks if wanted.acks is None else wanted.acks
-    # Whoever holds the block before knows by it what the next one needs to know of producers.
-    past = sealed.past if len(replicas) > 1 or not set(replicas) <= set(holding) else b""
+    is_empty = sealed.end == block.start
+    # Who has sealed the block knows by it what the next one needs to know of producers. Nobody else
+    # may rely on that: an empty block goes, and a copy that was fetched may not be synced yet.
+    is_known = replicas == (sealed.broker,) and sealed.broker in holding and not is_empty
+    past = b"" if is_known else sealed.past
     opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
     left = [other for other in image.blocks.values() if other.number != block.number]
     losses = node.losses
@@ -208,7 +211,6 @@ def roll(
         start = left[0].start if left else block.start if holding else sealed.end
         loss = Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
         losses = (*losses, loss)[-LOSSES_MAX:]
-    is_empty = sealed.end == block.start
     if not is_empty:
         left.append(block)
     left.append(attrs.evolve(opened, replicas=replicas))

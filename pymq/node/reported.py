@@ -18,7 +18,11 @@ from pymq.node.placement import has_storage
 
 
 def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
-    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed."""
+    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed.
+
+    Who may not join is left out, and that is a new version in any case: what was asked for before
+    can not be granted any more, so the leader need not count on it.
+    """
     name = TopicPartition(m.topic, m.partition)
     topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
     block = image.open_block
@@ -30,12 +34,13 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
         or m.version not in (0, state_version)
         or m.broker not in m.in_sync
         or not set(m.in_sync) <= set(block.replicas)
-        # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
-        or not all(_may_join(draft, block, members, broker) for broker in joining)
     ):
         return
-    in_sync = tuple(broker for broker in block.replicas if broker in m.in_sync)
-    if in_sync != block.in_sync:
+    # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
+    refused = [broker for broker in joining if not _may_join(draft, block, members, broker)]
+    wanted = [broker for broker in m.in_sync if broker not in refused]
+    in_sync = tuple(broker for broker in block.replicas if broker in wanted)
+    if in_sync != block.in_sync or refused:
         change(draft, name)
         interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
         node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)

@@ -6,8 +6,9 @@ from their own end; where they pull from tells the leader how far they are. What
 replicas have is committed.
 
 The in-sync set is the zkserver's: the leader asks for another one with AlterIsr, and until it hears
-of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497). A leader that was started
-anew has perhaps lost what was not synced, so it does not lead that block again.
+of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497). What is asked for is for
+one version of the partition, so with the next version it is granted or void. A leader that was
+started anew has perhaps lost what was not synced, so it does not lead that block again.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Fetch:
         self._version = replica.state.version
         self._wanted: tuple[str, ...] | None = None  # the in-sync set that was asked for
         self._asked_at = NEVER
+        self._join_at = 0  # nobody is to join before, after what was asked for was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
         self._request = 0
@@ -88,6 +90,7 @@ class Fetch:
     def adopt(self, state: PartitionState, now: int) -> None:
         """The in-sync set may be another one."""
         block = state.blocks[-1]
+        is_new = state.version > self._version
         self._committed, self._version = block.in_sync, state.version
         if block.epoch != self.epoch:
             # The leader has been started anew: this block has had its only one, and is rolled.
@@ -96,6 +99,11 @@ class Fetch:
             self.is_dirty, self._retry_at = False, NEVER
         if self._wanted == self._committed:
             self._wanted, self._asked_at = None, NEVER
+        elif self._wanted is not None and is_new:
+            # It was asked for an earlier version, and can not be granted any more.
+            mark("fetch.isr_refused")
+            self._wanted, self._asked_at = None, NEVER
+            self._join_at = now + 5 * self._host.replication.retry_ms
         if self._leads:
             self._advance()
             self._judge(now)
@@ -230,7 +238,7 @@ class Fetch:
                 else:
                     mark("fetch.isr_shrink")
             elif follower.end >= self.high_watermark and (
-                name == heard or name in (self._wanted or ())
+                (name == heard and now >= self._join_at) or name in (self._wanted or ())
             ):
                 mark("fetch.isr_expand")
                 keeps.append(name)

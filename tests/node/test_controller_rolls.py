@@ -342,6 +342,34 @@ def test_a_dead_broker_is_not_taken_in() -> None:
     assert set(cluster.open().in_sync) == {leader, two}
 
 
+def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
+    """A leader counts on whom it asks for, so it must learn that nobody will grant it any more.
+
+    Simulated: --profile wipe --brokers 3 --zkservers 2 --seconds 6 --seeds 20000.
+    """
+    cluster = led()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
+    cluster.kill(one)
+    told = cluster.brokers[leader]
+    version = told.states[T0].version
+    wish = AlterIsr(*T0, 0, 1, leader, (leader, two, one), version=version)
+    cluster.to_active(leader, wish)
+    assert told.states[T0].version > version
+    cluster.restart(one)
+    cluster.to_active(leader, wish)  # It was on its way twice.
+    assert set(cluster.open().in_sync) == {leader, two}
+
+
+def test_who_may_join_does_so_though_another_may_not() -> None:
+    cluster = led()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader,)))
+    cluster.kill(one)
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two, one)))
+    assert set(cluster.open().in_sync) == {leader, two}
+
+
 def test_an_elected_leader_is_committed_and_everybody_told() -> None:
     cluster = led(AckMode.RAFT)
     one, two = cluster.followers()

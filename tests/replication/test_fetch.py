@@ -36,12 +36,18 @@ class Host:
         return True
 
 
-def leader(host: Host, log: FakeLog) -> Fetch:
+def state(*, version: int = 0) -> PartitionState:
     """A leads at epoch 1 and is alone in the in-sync set; B and C are to follow."""
     names = ("A", "B", "C")
     block = BlockNode(0, 0, None, 1, AckMode.LEADER, "A", names, ("A",))
-    state = PartitionState("t", "topic", "0", 0, AckMode.LEADER, 1, "A", TopicConfig(), (block,))
-    fetch = Fetch(Replica(BLOCK, log, host, state, None, True), 0)
+    return PartitionState(
+        *("t", "topic", "0", 0, AckMode.LEADER, 1, "A", TopicConfig(), (block,)), version=version
+    )
+
+
+def leader(host: Host, log: FakeLog) -> Fetch:
+    """The leader of :func:`state`."""
+    fetch = Fetch(Replica(BLOCK, log, host, state(), None, True), 0)
     fetch.flush(Ready(), 0)
     fetch.stable(log.stable_end, 0)
     return fetch
@@ -61,3 +67,24 @@ def test_who_is_only_wanted_cannot_fall_back() -> None:
     for now in (1_000, 2_000, 100_000):
         fetch.tick(now)
         assert fetch.deadline > now
+
+
+def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
+    """Another version of the partition voids what was asked for, and it is asked again later."""
+    host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
+    fetch = leader(host, log)
+    fetch.step("B", ReplicaFetch(1, BLOCK, 0, 0, 1, 1 << 20, 500), 10)
+    log.push(1, "x")
+    fetch.stable(log.stable_end, 20)
+    assert fetch.high_watermark == 0  # B may be in sync by now.
+    fetch.adopt(state(version=0), 30)
+    assert fetch.high_watermark == 0  # That is what was known before.
+    fetch.adopt(state(version=1), 40)
+    assert fetch.high_watermark == log.stable_end
+    host.said.clear()
+    fetch.step("B", ReplicaFetch(2, BLOCK, log.end, 1, 1, 1 << 20, 500), 50)
+    assert not any(isinstance(m, AlterIsr) for m in host.said)
+    later = 50 + 5 * host.replication.retry_ms
+    fetch.step("B", ReplicaFetch(3, BLOCK, log.end, 1, 1, 1 << 20, 500), later)
+    assert [m.in_sync for m in host.said if isinstance(m, AlterIsr)] == [("A", "B")]
+    assert [m.version for m in host.said if isinstance(m, AlterIsr)] == [1]
