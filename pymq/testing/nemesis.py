@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from pymq.coord import paths
-from pymq.core.metadata import BlockNode, decode_node
+from pymq.core.metadata import BlockNode, BrokerNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.testing import probe
 from pymq.testing.checkers import Watch
@@ -112,10 +112,18 @@ class Nemesis:
             del self._down[name]
 
     def _is_spare(self, name: str) -> bool:
-        """Whether each block lives on without *name*: of Raft on a majority, else on another."""
+        """Whether each block lives on without *name*: of Raft on a majority, else on another.
+
+        A disk that was replaced without the zkservers' knowing is given new blocks as if it were
+        there. One such disk is enough: with two of three, nobody can lead what was just made.
+        """
         watch = self.cluster.watch
         for entry in self.cluster.ensemble.entries():
             match paths.parse(entry.path):
+                case paths.BrokerPath(broker=other) if other != name:
+                    known = decode_node(BrokerNode, entry.data).storage_id
+                    if known != self.cluster.brokers[other].storage_id:
+                        return False
                 case paths.BlockPath(topic=topic, partition=partition):
                     block = decode_node(BlockNode, entry.data)
                     key = watch.indexes.get((topic, partition)) if watch is not None else None

@@ -105,3 +105,25 @@ def written_alone(cluster: Cluster) -> dict[int, bytes]:
     mq.create_topic("t", acks="raft")
     with mq.producer() as producer:
         return {producer.send("t", b"it").result().offset: b"it"}
+
+
+def test_one_disk_is_replaced_at_a_time() -> None:
+    """As long as the zkservers take a disk that is gone to be there, no other one goes.
+
+    Simulated: --profile swarm --brokers 5 --zkservers 2 --seconds 4 --seeds 20006.
+    """
+    steps: list[list[object]] = [
+        [1_000, "wipe", "broker-0", 3_000_000],
+        [1_000_000, "wipe", "broker-1", 100_000],
+        [9_000_000, "wipe", "broker-1", 100_000],
+    ]
+    plan = Plan(seed=1, brokers=5, faults=steps)
+    with Cluster(brokers=5, seed=1, session_ms=6_000) as cluster:
+        disks = {name: host.disks for name, host in cluster.brokers.items()}
+        Nemesis(cluster, plan, cluster.world.now)
+        cluster.run(seconds=2)
+        cluster.client().create_topic("t", acks="raft", replicas=5)
+        assert cluster.brokers["broker-0"].disks > disks["broker-0"]
+        assert cluster.brokers["broker-1"].disks == disks["broker-1"]
+        cluster.run(seconds=10)
+        assert cluster.brokers["broker-1"].disks > disks["broker-1"]
