@@ -138,9 +138,8 @@ class Consumer(Handle):
             with self._driver as loop:
                 self._check()
                 self._intake.want(max_records, loop.clock())
-                loop.touch(self._intake.name)
-            with self._driver:
                 arrival = self._intake.arrival()
+                loop.touch(self._intake.name)
             left = None if until is None else until - self._driver.monotonic()
             if not arrival.is_done and (left is not None and left <= 0):
                 self._tell_changes()
@@ -177,6 +176,7 @@ class Consumer(Handle):
         return views
 
     def _check(self) -> None:
+        self._driver.check_process()  # What a child has of records is its parent's to hand out.
         if self._is_closed:
             raise Closed("the consumer was closed")
 
@@ -194,6 +194,7 @@ class Consumer(Handle):
         return self._is_closed  # by another thread, perhaps
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
+        self._check()
         if not self._buffer:
             self._fill(CHUNK, timeout)
         while self._buffer and not self._has_lapsed():

@@ -145,10 +145,10 @@ class Producer(Handle):
         size += RECORD_BYTES
         queue.bytes += size
         sender.buffered += size
-        if not queue.is_armed:
-            self._arm(queue)
         if queue.bytes >= self._batch_bytes:
             self._fill(found, queue)
+        elif not queue.is_armed:
+            self._arm(queue)
         return delivery
 
     def _full(
@@ -176,10 +176,13 @@ class Producer(Handle):
 
     def _arm(self, queue: Queue) -> None:
         """The first record of a batch: from now on it lingers."""
+        now = self._clock()
+        if queue.held_at == now:
+            return  # Its answers are waited for; whoever takes them in looks at it.
         queue.is_armed = True
-        due = self._clock() + self._linger_ms
+        due = now + self._linger_ms
         self._sender.armed.append((due, queue))
-        self._driver.arm(due)
+        self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: Topic, queue: Queue) -> None:
         """The batch is full: send it."""

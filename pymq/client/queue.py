@@ -39,6 +39,7 @@ class Queue:
         "has_extras",
         "has_keys",
         "has_parts",
+        "held_at",
         "in_flight",
         "is_armed",
         "is_asking",
@@ -73,6 +74,7 @@ class Queue:
         self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
         self.is_armed = False
         self.is_due = False  # somebody waits, and has seen to it that it is sealed
+        self.held_at = -1  # when it was due and not sealed, since nothing more could leave
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
         self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
         # Below is the machine's alone.
@@ -97,7 +99,9 @@ class Queue:
 
     def seal(self, now: int, wall_ms: int) -> None:
         """Make batches of everything that was sent so far."""
-        self.is_armed = self.is_due = False  # First this, then empty it: see the module's top.
+        # First this, then empty it: see the module's top.
+        self.is_armed = self.is_due = False
+        self.held_at = -1
         popleft = self.items.popleft
         taken = [popleft() for _ in range(len(self.items))]
         self.bytes = 0

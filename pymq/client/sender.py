@@ -44,6 +44,7 @@ PROBE_MS = 500  # what is not answered in this time makes us ask who leads, ...
 PROBE_AGAIN_MS = 150  # ... again and again; after ...
 REQUEST_MS = 2_000  # ... it is sent again, and then after twice as long each time, up to ...
 REQUEST_MAX_MS = 16_000
+SHARE = 16  # of the requests under way: so few new ones more are left to gather into a packet
 DOUBTS = 2  # times that a partition must say that it has lost something
 
 
@@ -144,8 +145,9 @@ class Sender(Outbox):
             loop.touch(self.name)
 
     def push(self) -> None:
-        """Have sealed and sent what is full."""
-        self._driver.push(self.name)
+        """Have sealed and sent what is full: now, or with the answers to some of many requests."""
+        if len(self.full) * SHARE >= len(self._sent):
+            self._driver.push(self.name)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
         """Call *callback* once a delivery is done; never waits, so that a callback may do it."""
@@ -225,8 +227,21 @@ class Sender(Outbox):
             self._seal(self.full.popleft(), now)
         while self.armed and (everything or self.armed[0][0] <= now):
             queue = self.armed.popleft()[1]
-            if queue.is_armed:
+            if not queue.is_armed:
+                continue
+            if everything or not self._is_stuck(queue, now):
                 self._seal(queue, now)
+            else:
+                queue.held_at = now  # First this: who sees it unarmed finds it held.
+                queue.is_armed = False
+
+    def _is_stuck(self, queue: Queue, now: int) -> bool:
+        """Whether nothing more can leave before an answer comes: better one batch then than many.
+
+        If none comes for long, it is sealed all the same, so that its time runs.
+        """
+        in_flight = queue.in_flight
+        return len(in_flight) >= self.config.max_in_flight and now - in_flight[0].sent_at < PROBE_MS
 
     def _seal(self, queue: Queue, now: int) -> None:
         queue.seal(now, self._wall_ms())
@@ -250,6 +265,8 @@ class Sender(Outbox):
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for queue in dirty:
+                if queue.held_at >= 0 and not self._is_stuck(queue, now):
+                    self._seal(queue, now)
                 if queue.sealed:
                     self._send(queue, now)
                 elif queue.next_sequence < 0:

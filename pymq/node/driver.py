@@ -191,8 +191,8 @@ class Driver:
         if not self.turn(name):
             self.poke(name)
 
-    def arm(self, due: int) -> None:
-        """Something is due at *due*: the background thread must not sleep longer."""
+    def arm(self, due: int, name: str | None = None) -> None:
+        """Something is due at *due*, of machine *name*: nobody must sleep longer."""
         if self._thread is None:
             self._start()
         if due < self._asleep_until:

@@ -64,9 +64,12 @@ class SimDriver:
         if not self.turn(name):
             self.poke(name)
 
-    def arm(self, due: int) -> None:
+    def arm(self, due: int, name: str | None = None) -> None:
         """Something is due at *due*, in the loop's milliseconds."""
         self._host.rearm()
+
+    def check_process(self) -> None:
+        """A simulated client is not forked."""
 
     def soon(self, errand: Callable[[Loop], None]) -> None:
         """Have *errand* done, soon."""

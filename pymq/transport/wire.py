@@ -33,7 +33,8 @@ FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)  # of any frame; libzmq cuts who s
 HEADER_BYTES_MAX = 16 << 20
 FRAMES_MAX = 64  # payload frames of a packet ...
 PACKET_BYTES = 1 << 20  # ... which is full when it has this much payload
-MESSAGES_MAX = 4096  # of a packet
+MESSAGES_MAX = 4096  # of a packet that is taken; ...
+MESSAGES = 128  # ... with so many it leaves, for its receiver to begin while the next is made
 NAME_MAX = 255
 
 
@@ -183,9 +184,7 @@ class Packet:
     def is_full(self) -> bool:
         """Whether what comes next should have a packet of its own."""
         return (
-            self.size >= PACKET_BYTES
-            or len(self.rows) > MESSAGES_MAX
-            or len(self.frames) >= FRAMES_MAX
+            self.size >= PACKET_BYTES or len(self.rows) > MESSAGES or len(self.frames) >= FRAMES_MAX
         )
 
     def seal(self) -> list[Buffer]:

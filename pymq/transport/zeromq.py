@@ -161,6 +161,8 @@ class ZmqTransport:
         self._dirty: dict[Peer, None] = {}  # with a packet that is being put together
         self._blocked: dict[Peer, None] = {}  # with packets that could not leave
         self._unread: dict[Link | None, None] = {}  # sockets to look at, whatever is readable
+        self._has_taken = False  # the last poll has found something; ...
+        self._is_burst = False  # ... and so has the one before, or it has found a lot
         self._swept_at = time.monotonic()
 
     def _bind(self, listen: str) -> tuple[Socket, str]:
@@ -304,7 +306,9 @@ class ZmqTransport:
         except RecordTooLarge as error:
             self._lose(1, str(error))
         if packet.is_full:
-            self._seal(peer, packet, time.monotonic())
+            now = time.monotonic()
+            self._seal(peer, packet, now)
+            self._pump(peer, now)
 
     def _seal(self, peer: Peer, packet: wire.Packet, now: float) -> None:
         peer.packet = None
@@ -386,11 +390,9 @@ class ZmqTransport:
         for tell in news:
             tell()  # It may close a link, and then takes it out of those that are unread.
         arrivals: list[Arrival] = []
-        if unread:
-            self._unread = {}
-            left = [SHARE_PACKETS, SHARE_BYTES]
-            for link in unread:
-                self._drain(link, arrivals, left)
+        # Who gets nothing waits at the descriptor, which tells of nothing that it has told before.
+        while self._unread and self._take_in(arrivals) and not arrivals:
+            pass
         now = time.monotonic()
         if self._blocked:
             for peer in list(self._blocked):
@@ -400,6 +402,21 @@ class ZmqTransport:
         if self._dirty:
             self.flush()
         return arrivals
+
+    def _take_in(self, arrivals: list[Arrival]) -> bool:
+        """Take in packets of the sockets that may have some; returns whether there were any."""
+        # To be told that there is no more costs as much as a packet, and as a rule an answer is
+        # sent next, after which it must be asked once more: so one packet will do, for once.
+        packets = SHARE_PACKETS if self._is_burst else 1
+        left = [packets, SHARE_BYTES]
+        unread, self._unread = self._unread, {}
+        for link in unread:
+            if link is None or link.peer.link is link:  # else another packet has ended it
+                self._drain(link, arrivals, left)
+        taken = packets - left[0]
+        self._is_burst = taken > 1 or (taken > 0 and self._has_taken)
+        self._has_taken = taken > 0
+        return self._has_taken
 
     def _drain(self, link: Link | None, arrivals: list[Arrival], left: list[int]) -> None:
         """Take in the packets of one socket, until it has no more or *left* is used up."""

@@ -818,6 +818,10 @@ producer.send("t", b"before").result()
 producer.send("t", b"lingering")
 consumer = mq.consumer("t", mode="psb")
 group = mq.consumer("t", group="g")
+mq.create_topic("u")
+producer.send_many("u", [b"1", b"2", b"3"]).wait()
+shown = mq.consumer("u", mode="psb")
+next(iter(shown))
 sys.stdout.flush()
 if not (child := os.fork()):
     for use in (
@@ -829,13 +833,16 @@ if not (child := os.fork()):
         lambda: producer.send_many("t", [b"child"]).result(timeout=5),
         lambda: group.poll(timeout=5),
         lambda: list(consumer.until_end()),
+        lambda: shown.poll(timeout=5),
+        lambda: shown.poll_batches(timeout=5),
+        lambda: next(iter(shown)),
     ):
         try:
             use()
             print("no error", use)
         except ForkedError as error:
             assert error.code == "FORKED"
-    for handle in (producer, consumer, group, mq):
+    for handle in (producer, consumer, group, shown, mq):
         try:
             handle.close()
         except ForkedError:
@@ -848,6 +855,7 @@ producer.send("t", b"after")
 producer.flush()
 mq.create_topic("later")
 print([record.value for record in consumer.until_end()])
+print([record.value for record in shown.poll()])
 mq.close()
 with pymq.open(sys.argv[1]) as mq:
     print(mq.topics())
@@ -862,7 +870,8 @@ def test_a_forked_child(tmp_path: Path, leave: str) -> None:
     assert done.stdout.splitlines() == [
         "0",
         "[b'before', b'lingering', b'after']",
-        "['later', 't']",
+        "[b'2', b'3']",
+        "['later', 't', 'u']",
     ], done
     assert verify(str(tmp_path)).is_ok
 
