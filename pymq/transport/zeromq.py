@@ -15,17 +15,15 @@ import os
 import re
 import selectors
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import zmq
 
 from pymq.core.message import Message
-from pymq.core.values import Factory, define
 from pymq.errors import Closed, ConfigError, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, Arrival, Gate, node_of
+from pymq.transport.base import ANONYMOUS, Arrival, Gate
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import (
     Authenticator,
@@ -36,6 +34,7 @@ from pymq.transport.curvezap import (
     self_test,
     user_id,
 )
+from pymq.transport.peers import Frames, Link, Peer, Peers
 from pymq.transport.shapes import Buffer
 from pymq.transport.sockets import (
     SCHEMES,
@@ -55,40 +54,9 @@ if TYPE_CHECKING:
 COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than sharing
 SHARE_PACKETS = 512  # that one poll takes in, or ...
 SHARE_BYTES = 16 << 20
-NAMES_KEPT = 10_000  # names of machines that are not looked up anew each time
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
-FENCED_KEPT = 1_000
 REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
-
-Frames = list[Buffer]
-
-
-@define
-class Peer:
-    """Another node: how it can be reached, and what waits for it."""
-
-    name: str
-    packet: wire.Packet | None = None  # that is being put together
-    waiting: deque[tuple[float, int, Frames]] = Factory(deque)  # (since when, bytes, a packet)
-    waiting_bytes: int = 0
-    link: Link | None = None  # a connection that we have made
-    route: bytes | None = None  # a connection that it has made, by its routing id
-    heard_at: float = 0.0
-    principal: str = ANONYMOUS
-    key: str = ""  # with which it has connected
-    refused_until: float = 0.0  # it did not let us in; so long it is not asked again
-
-
-@define
-class Link:
-    """A connection that we have made."""
-
-    endpoint: str
-    socket: Socket
-    peer: Peer
-    key: str = ""  # that the other side has to show
-    watch: Watch | None = None
 
 
 class ZmqTransport:
@@ -153,11 +121,7 @@ class ZmqTransport:
             self._selector.close()
             self._context.destroy(linger=0)
             raise
-        self._peers: dict[str, Peer] = {}
-        self._routes: dict[bytes, Peer] = {}
-        self._fenced: dict[bytes, None] = {}  # routing ids whose nodes have been replaced
-        self._endpoints: dict[str, str] = {}
-        self._names: dict[str, tuple[Peer, str]] = {}  # of machines: the node's, and the rest
+        self._peers = Peers()
         self._dirty: dict[Peer, None] = {}  # with a packet that is being put together
         self._blocked: dict[Peer, None] = {}  # with packets that could not leave
         self._unread: dict[Link | None, None] = {}  # sockets to look at, whatever is readable
@@ -187,43 +151,19 @@ class ZmqTransport:
     def learn(self, node: str, endpoint: str) -> None:
         """From now on *node* is to be found at *endpoint*."""
         self._check()
-        if node == self.node or self._endpoints.get(node) == endpoint:
+        if node == self.node or not endpoint.startswith(SCHEMES):
+            return  # It is here; or it does not listen, or not in a way that we know.
+        if not self._peers.learn(node, endpoint):
             return
-        if not endpoint.startswith(SCHEMES):
-            return  # It does not listen, or not in a way that we know.
-        self._endpoints[node] = endpoint
-        self._names.clear()
-        peer = self._peers.get(node)
+        peer = self._peers.by_name.get(node)
         if peer is not None:
             if peer.link is not None and peer.link.endpoint != endpoint:
                 self._unlink(peer)
             if peer.waiting:
                 self._pump(peer, time.monotonic())
 
-    def _find(self, machine: str) -> tuple[Peer, str]:
-        """The peer of a machine, and the machine's name there."""
-        known = self._names.get(machine)
-        if known is not None:
-            return known
-        if "://" in machine or machine in self._endpoints or machine in self._peers:
-            found = self._peer(machine), ""
-        else:
-            node = node_of(machine)
-            found = self._peer(node), machine[len(node) + 1 :]
-        if len(self._names) >= NAMES_KEPT:
-            self._names.clear()
-        self._names[machine] = found
-        return found
-
-    def _peer(self, node: str) -> Peer:
-        peer = self._peers.get(node)
-        if peer is None:
-            peer = self._peers[node] = Peer(node)
-            self._names.clear()  # It may be the node of machines that were taken for another's.
-        return peer
-
     def _connect(self, peer: Peer) -> Link | None:
-        endpoint = peer.name if "://" in peer.name else self._endpoints.get(peer.name)
+        endpoint = self._peers.endpoint(peer)
         if endpoint is None:
             if self.on_stranger is not None:
                 self.on_stranger(peer.name)
@@ -288,7 +228,7 @@ class ZmqTransport:
     def send(self, peer: str, source: str, message: Message) -> None:
         """Put a message into the packet for its peer."""
         self._check()
-        found, to = self._find(peer)
+        found, to = self._peers.find(peer)
         if found.waiting_bytes > self.tuning.waiting_bytes:
             self.dropped += 1
             return
@@ -354,7 +294,7 @@ class ZmqTransport:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                self._forget_route(peer)
+                self.dropped += self._peers.forget_route(peer)
                 continue
             peer.waiting_bytes -= waiting.popleft()[1]
             # Sending may have used up the sign that there is something to be read.
@@ -443,7 +383,7 @@ class ZmqTransport:
             if link is not None:
                 self._take(link.peer, header, frames, arrivals, is_new=False)
                 continue
-            peer = self._routes.get(identity)
+            peer = self._peers.by_route.get(identity)
             is_new = peer is None
             # Who it is is asked of each packet: a key may have been revoked since it connected, and
             # a routing id can be anybody's.
@@ -500,13 +440,14 @@ class ZmqTransport:
         if keys.version == self._keys_version:
             return
         self._keys_version = keys.version
-        for peer in list(self._peers.values()):
+        for peer in list(self._peers.by_name.values()):
             if peer.link is not None:
                 expected = keys.at(peer.name, peer.link.endpoint)
                 if expected is None or expected.key != peer.link.key:
                     self._unlink(peer)
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
-                self._forget_route(peer)  # Not fenced: keys that are copied are gone for a moment.
+                # Not fenced: keys that are copied are gone for a moment.
+                self.dropped += self._peers.forget_route(peer)
 
     def _admit(self, identity: bytes, key: str) -> Peer | None:
         """The peer that has connected to us under a routing id; None if it is not to be heard.
@@ -520,18 +461,16 @@ class ZmqTransport:
             problem = "the key of this connection was revoked"
         elif not _IDENTITY.fullmatch(identity):
             problem = "a routing id is NODE/ and 16 hex digits"
-        elif identity in self._fenced:
+        elif identity in self._peers.fenced:
             problem = "another process has connected under the name of this node"
         elif (node := identity[:-17].decode()) == self.node:
             problem = f"{node} is here"
         elif keys is not None and not self._may_be(keys, principal, node):
             problem = f"{principal} may not go by the name of {node}"
         else:
-            peer = self._peer(node)
-            if peer.route is not None and peer.route != identity:
-                self._fence(peer.route)
-            peer.route, peer.key, peer.principal = identity, key, principal
-            self._routes[identity] = peer
+            peer = self._peers.get(node)
+            self._peers.admit(peer, identity)
+            peer.key, peer.principal = key, principal
             return peer
         if self._on_refused is not None:
             self._on_refused(principal, repr(identity)[2:-1])
@@ -545,33 +484,14 @@ class ZmqTransport:
         return None
 
     def _may_be(self, keys: KeyRing, principal: str, node: str) -> bool:
-        there = self._peers.get(node)
+        there = self._peers.by_name.get(node)
         is_taken = there is not None and there.route is not None and there.principal != principal
         return not is_taken and keys.may_be(principal, node)
-
-    def _fence(self, identity: bytes) -> None:
-        self._routes.pop(identity, None)
-        self._fenced[identity] = None
-        if len(self._fenced) > FENCED_KEPT:
-            del self._fenced[next(iter(self._fenced))]
-
-    def _forget_route(self, peer: Peer) -> None:
-        """A connection that a peer has made is gone."""
-        if peer.route is not None:
-            self._routes.pop(peer.route, None)
-            peer.route = None
-        if peer.link is None and peer.name not in self._endpoints and "://" not in peer.name:
-            # It comes back by itself, or never; what was for it is lost with the connection.
-            self.dropped += len(peer.waiting)
-            peer.waiting.clear()
-            peer.waiting_bytes = 0
-            self._peers.pop(peer.name, None)
-            self._names.clear()
 
     def _sweep(self, now: float) -> None:
         """Find out which connections to us are gone: only sending something tells."""
         self._swept_at = now
-        for peer in list(self._routes.values()):
+        for peer in list(self._peers.by_route.values()):
             if now - peer.heard_at > SILENT_S:
                 self._add(peer, "", "", wire.Alive())
 

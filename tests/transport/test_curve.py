@@ -164,7 +164,7 @@ def test_a_revoked_key_is_not_heard_any_more_and_is_told_nothing(tmp_path: Path)
         until_heard(bob, there, seen)
         began = time.monotonic()
         revoke(tmp_path, "alice")
-        turn(there, until=lambda: "client-1" not in there._peers)
+        turn(there, until=lambda: "client-1" not in there._peers.by_name)
         assert time.monotonic() - began < 5
         dropped, heard = there.dropped, len(seen.messages)
         there.send("client-1", "server", Produced(2))  # It is not to be found any more.
@@ -191,7 +191,7 @@ def test_keys_that_are_gone_for_a_moment_do_no_lasting_harm(tmp_path: Path) -> N
     with server(tmp_path, seen) as there, client(tmp_path, "alice", there) as alice:
         until_heard(alice, there, seen)
         (tmp_path / "alice.pub").rename(tmp_path / "elsewhere")
-        turn(there, until=lambda: "client-1" not in there._peers)
+        turn(there, until=lambda: "client-1" not in there._peers.by_name)
         (tmp_path / "elsewhere").rename(tmp_path / "alice.pub")
         until_heard(alice, there, seen)
 
@@ -238,7 +238,7 @@ def test_a_server_without_keys_is_told_nothing(tmp_path: Path) -> None:
         with client(tmp_path, "alice", there) as alice:
             say(alice)
             turn(alice, there, until=lambda: "does not speak CURVE" in alice.problem)
-            assert not there._routes
+            assert not there._peers.by_route
     finally:
         there.close()
 
