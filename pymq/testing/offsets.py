@@ -81,7 +81,8 @@ class Offsets(Checker):
         shares = {partition: (m.group, topic, partition) for partition, _ in m.acks}
         for partition, span in m.acks:
             self._cover(shares[partition], span)
-        if m.id and host.broker is not None:
+        # One that is sent again may be answered for the first time: that says no more than it did.
+        if m.id and host.broker is not None and (source, m.id) not in self._settles:
             self._settles[source, m.id] = {
                 shared: attrs.evolve(found, offset=self._reached(found.offset, m, partition))
                 for partition, shared in shares.items()

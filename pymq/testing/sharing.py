@@ -107,7 +107,7 @@ class Leases(Checker):
                 for partition, start, _ in known:
                     self._overtaken(process, group, member, partition, start)
             case Settle(id=id):
-                if id:
+                if id and (source, id) not in self._settles:
                     self._settles[source, id] = message, self._offsets(process, message)
                 self._count_others(process, source, message)
                 self._settled(process, message)

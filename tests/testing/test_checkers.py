@@ -769,3 +769,26 @@ def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> N
     log = ledger.log("broker-0", BLOCK)
     assert log is not None
     assert (log.start, log.end, log.synced_end) == (7, 7, 7)
+
+
+def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
+    """What the coordinator has come to meanwhile may not be written yet.
+
+    Simulated: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
+    """
+    s = Scene()
+    group = Group(s)
+    group.begin(4)
+    s.look(0, 0)
+    settle = Settle(2, "g", "m1", (("0", (4, 5)),))
+    group.gets(settle, "m1")
+    group.leases.committed = 5
+    s.look(0, 0)
+    group.gets(Settle(3, "g", "m1", (("0", (5, 9)),)), "m1")
+    group.leases.committed = 9
+    s.look(0, 0)
+    group.gets(settle, "m1")
+    group.says(Settled(2), "m1")
+    group.begin(5)
+    s.look(0, 0)
+    s.cluster.check()
