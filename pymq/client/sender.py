@@ -323,10 +323,12 @@ class Sender(Outbox):
 
         An answer does not put it off, which would cost more than a tick in vain now and then.
         """
-        try:
-            return min(self._timers.due, self.armed[0][0])
-        except IndexError:
-            return self._timers.due
+        if self.armed:
+            try:
+                return min(self._timers.due, self.armed[0][0])
+            except IndexError:
+                pass  # The thread that turns the loop has sealed it just now.
+        return self._timers.due
 
     # --- sending --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pymq.core.message import Produced
 
@@ -31,8 +31,13 @@ class Answers:
                 self._committed = deque()
             self._committed.append((end, source, answer))
 
-    def due(self, local: int, committed: int) -> Iterator[tuple[str, Produced]]:
+    def due(self, local: int, committed: int) -> Iterable[tuple[str, Produced]]:
         """Take out those that have waited long enough."""
+        if not self._committed and not self._local:
+            return ()  # as in every follower, with every message
+        return self._due(local, committed)
+
+    def _due(self, local: int, committed: int) -> Iterator[tuple[str, Produced]]:
         for answers, end in ((self._local, local), (self._committed, committed)):
             while answers and answers[0][0] <= end:
                 _, source, answer = answers.popleft()

@@ -398,7 +398,9 @@ class Partition:
     def _acting(self) -> Replicator | None:
         """The replicator, if it may act now."""
         log = self.log
-        if self.problem is not None or self._sealing.is_fenced or log is None or log.is_recovering:
+        if log is None or log.is_recovering or self.problem is not None:
+            return None
+        if self._sealing.fenced is not None:
             return None
         return self.replicator
 
@@ -545,9 +547,12 @@ class Partition:
         if log is not None and not log.is_writing and not log.is_recovering:
             if log.has_unwritten:
                 return True
-            if replicator is not None and self.problem is None:
-                must_write = self._sealing.must_write(log, replicator)
-                return replicator.is_dirty or must_write or self._repairs.is_dirty
+            if (
+                replicator is not None
+                and self.problem is None
+                and (replicator.is_dirty or self._sealing.must_write(log, replicator))
+            ):
+                return True
         return self._repairs.is_dirty
 
     def flush(self, ready: Ready, now: int) -> None:
@@ -730,12 +735,17 @@ class Partition:
 
     def _rearm(self) -> None:
         due = min(self._tell_at, self._restart_at, self._repairs.deadline)
-        if self.is_settled:  # Else what is due waits for the store to say where the log ends.
+        replicator, problem = self.replicator, self.problem
+        if replicator is not None and problem is None:
+            upkeep = self._upkeep
+            due = min(
+                due, self._serving.deadline, self._sync_at, upkeep.roll_at, upkeep.retention_at
+            )
+            if self._acting is not None:
+                due = min(due, replicator.deadline)
+        elif self.is_settled:
             due = min(due, self._serving.deadline)
-            if self.replicator is not None and self.problem is None:
-                due = min(due, self._sync_at, self._upkeep.roll_at, self._upkeep.retention_at)
-            if (acting := self._acting) is not None:
-                due = min(due, acting.deadline)
+        # Else what is due waits for the store to say where the log ends.
         self.deadline = due
 
     def compacted(self, m: Compacted, now: int) -> None:

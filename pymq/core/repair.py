@@ -237,6 +237,8 @@ class Repairs:
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write."""
+        if not self._repairs:
+            return False  # as nearly always, and this is asked all the time
         return any(repair.is_dirty for repair in self._repairs.values())
 
     def flush(self, ready: Ready) -> None:
@@ -265,4 +267,5 @@ class Repairs:
         return True
 
     def _rearm(self) -> None:
-        self.deadline = min((repair.deadline for repair in self._repairs.values()), default=NEVER)
+        repairs = self._repairs.values()
+        self.deadline = min([repair.deadline for repair in repairs]) if repairs else NEVER

@@ -113,7 +113,7 @@ class Broker:
         self._make_replicator = make_replicator
         self._registration = Registration(config)
         self._departure = Departure(config.name, config.incarnation)
-        self._partitions: dict[TopicPartition, Partition] = {}
+        self._partitions: dict[tuple[str, str], Partition] = {}  # by topic and partition
         self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
         self._coordinators = Coordinators(self.me, self, assignors)
         self._schedule = Schedule()
@@ -183,7 +183,7 @@ class Broker:
         if holder is not None:
             self.send(holder, message)
             return
-        partition = self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))]
+        partition = self._partitions[OFFSETS_TOPIC, str(index)]
         if isinstance(message, Produce):
             partition.produce(f"#{index}", message, now)
         else:
@@ -192,11 +192,11 @@ class Broker:
 
     def offsets_end(self, index: int) -> int:
         """Where the log of a coordinator's partition ends."""
-        return self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))].end
+        return self._partitions[OFFSETS_TOPIC, str(index)].end
 
     def offsets_since(self, index: int, offset: int) -> None:
         """All that counts of a coordinator's partition is at *offset* and behind it."""
-        state = self._partitions[TopicPartition(OFFSETS_TOPIC, str(index))].state
+        state = self._partitions[OFFSETS_TOPIC, str(index)].state
         kept = max(block.number for block in state.blocks if block.start <= offset)
         if kept > state.blocks[0].number:
             self.tell_controller(RetireBlocks(state.topic, state.partition, state.epoch, kept))
@@ -205,28 +205,28 @@ class Broker:
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in one message."""
-        match message:
+        match message:  # in the order of how many there are: each case is looked at in turn
             case Produce() | Fetch() | GetSequence() | FindOffset():
                 self._on_partition(source, message, now)
+            case Ping():
+                self._pinged(source, message, now)
+            case (
+                RaftAppend()
+                | RaftAppended()
+                | ReplicaFetch()
+                | ReplicaFetched()
+                | RaftVote()
+                | RaftVoted()
+                | RaftTimeout()
+                | RaftSnapshot()
+            ):
+                self._replicate(source, message, now)
             case (
                 Acquire() | Settle() | Heartbeat() | Join() | Leave() | CommitOffset() | GetGroup()
             ):
                 self._coordinators.step(source, message, now)
             case Fetched():  # asked for by a coordinator of this broker
                 self._coordinators.answered(int(message.partition), message, now)
-            case (
-                RaftAppend()
-                | RaftAppended()
-                | RaftVote()
-                | RaftVoted()
-                | RaftTimeout()
-                | RaftSnapshot()
-                | ReplicaFetch()
-                | ReplicaFetched()
-            ):
-                self._replicate(source, message, now)
-            case Ping():
-                self._pinged(source, message, now)
             case LeaderAndIsr():
                 self._leader_and_isr(source, message, now)
             case Seal():
@@ -256,7 +256,7 @@ class Broker:
             if partition is not None:
                 partition.found(event, now)
         elif isinstance(event, Compacted):
-            partition = self._partitions.get(TopicPartition(event.topic, event.partition))
+            partition = self._partitions.get((event.topic, event.partition))
             if partition is not None:
                 partition.compacted(event, now)
         else:
@@ -299,7 +299,7 @@ class Broker:
         """Hand over the pending work, merged; only one Ready is out at a time."""
         if self._is_busy:
             return None
-        if self._coordinators:
+        if self._coordinators.by_index:
             self._coordinators.flush(now)
         if dirty := self._schedule.dirty:
             for partition in dirty:
@@ -323,16 +323,22 @@ class Broker:
         self._rearm()
 
     def _rearm(self) -> None:
-        due = min(self._schedule.deadline, self._registration.deadline, self._peers.deadline)
-        due = min(due, self._departure.deadline)
-        self.deadline = min(due, self._coordinators.deadline) if self._coordinators else due
+        due = min(
+            self._schedule.deadline,
+            self._registration.deadline,
+            self._peers.deadline,
+            self._departure.deadline,
+        )
+        if self._coordinators.by_index:
+            due = min(due, self._coordinators.deadline)
+        self.deadline = due
 
     # --- clients --------------------------------------------------------------------------------
 
     def _on_partition(
         self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
     ) -> None:
-        partition = self._partitions.get(TopicPartition(m.topic, m.partition))
+        partition = self._partitions.get((m.topic, m.partition))
         if partition is None:
             self._unknown(source, m, now)
             return
@@ -429,7 +435,7 @@ class Broker:
         return None
 
     def _seal(self, m: Seal, now: int) -> None:
-        partition = self._partitions.get(TopicPartition(m.topic, m.partition))
+        partition = self._partitions.get((m.topic, m.partition))
         if partition is not None and m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)

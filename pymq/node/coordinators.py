@@ -33,46 +33,43 @@ class Coordinators:
         self._me = me
         self._host = host
         self._assignors = assignors
-        self._by_index: dict[int, GroupCoordinator] = {}
+        self.by_index: dict[int, GroupCoordinator] = {}
         self._offsets_partitions = 1
         self._begun = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._by_index)
-
     def values(self) -> ValuesView[GroupCoordinator]:
         """All of them."""
-        return self._by_index.values()
+        return self.by_index.values()
 
     @property
     def deadline(self) -> int:
         """When :meth:`tick` has something to do."""
-        return min((c.deadline for c in self._by_index.values()), default=NEVER)
+        return min((c.deadline for c in self.by_index.values()), default=NEVER)
 
     def names(self) -> tuple[str, ...]:
         """The groups that are coordinated here."""
-        return tuple(sorted(name for c in self._by_index.values() for name in c.groups))
+        return tuple(sorted(name for c in self.by_index.values() for name in c.groups))
 
     def leadership_changed(self, partition: Partition, now: int) -> None:
         """Take over or hand over the groups of an offsets partition (immigration, emigration)."""
         state, leads = partition.state, partition.leads
         self._offsets_partitions = state.siblings
-        coordinator = self._by_index.get(state.index)
+        coordinator = self.by_index.get(state.index)
         if leads and coordinator is None:
             self._begun += 1
             coordinator = GroupCoordinator(
                 state.index, self._host, self._assignors, now, self._begun << 32
             )
-            self._by_index[state.index] = coordinator
+            self.by_index[state.index] = coordinator
             coordinator.begin(now)
         elif not leads and coordinator is not None:
-            del self._by_index[state.index]
+            del self.by_index[state.index]
             coordinator.resign(NotLeader("the coordinator has moved", leader=partition.leader), now)
 
     def step(self, source: str, m: OneGroup, now: int) -> None:
         """Hand a request to the coordinator of its group."""
         index = key_partition(m.group.encode(), self._offsets_partitions)
-        coordinator = self._by_index.get(index)
+        coordinator = self.by_index.get(index)
         if coordinator is None:
             error = NotLeader(f"{self._me} does not coordinate group {m.group!r}", leader=None)
             self._host.reply(source, refusal(m, error), now)
@@ -81,23 +78,23 @@ class Coordinators:
 
     def answered(self, index: int, message: Message, now: int) -> None:
         """An offsets partition has answered its coordinator."""
-        coordinator = self._by_index.get(index)
+        coordinator = self.by_index.get(index)
         if coordinator is not None and isinstance(message, (Fetched, Produced)):
             coordinator.step("", message, now)
 
     def forget_topic(self, topic: str, now: int) -> None:
         """The topic was deleted."""
-        for coordinator in self._by_index.values():
+        for coordinator in self.by_index.values():
             coordinator.forget_topic(topic, now)
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        for coordinator in self._by_index.values():
+        for coordinator in self.by_index.values():
             if coordinator.deadline <= now:
                 coordinator.tick(now)
 
     def flush(self, now: int) -> None:
         """Write what has changed."""
-        for coordinator in self._by_index.values():
+        for coordinator in self.by_index.values():
             if coordinator.is_dirty:
                 coordinator.flush(now)

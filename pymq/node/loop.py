@@ -160,7 +160,9 @@ class Loop:
         due = NEVER
         # Any thread may ask, while the one that turns adds or removes machines.
         for machine in list(self.machines.values()):
-            due = min(due, machine.deadline)
+            at = machine.deadline
+            if at < due:
+                due = at
         return due
 
     def run(self, is_enough: Callable[[], bool] | None = None) -> None:

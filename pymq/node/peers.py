@@ -103,5 +103,8 @@ class Peers:
         return pings, gone
 
     def _rearm(self) -> None:
-        due = min((peer.until for peer in self._peers.values()), default=NEVER)
-        self.deadline = min(due, self._ping_at)
+        due = self._ping_at
+        for peer in self._peers.values():
+            if peer.until < due:
+                due = peer.until
+        self.deadline = due

@@ -19,18 +19,13 @@ class Schedule:
         self._due: list[tuple[int, int, Partition]] = []  # deadlines, perhaps out of date
         self._armed: dict[Partition, int] = {}  # the earliest of each in the heap
         self._armings = 0
-
-    @property
-    def deadline(self) -> int:
-        """When :meth:`due` has something; perhaps too early."""
-        return self._due[0][0] if self._due else NEVER
+        self.deadline = NEVER  # when there is something in due(); perhaps too early
 
     def touch(self, partition: Partition) -> None:
         """Something about *partition* may have changed."""
         if partition.is_dirty:
             self.dirty[partition] = None
-        if partition.deadline < self._armed.get(partition, NEVER):
-            self.arm(partition)
+        self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
         """The deadline of *partition* may be earlier than it was."""
@@ -39,6 +34,7 @@ class Schedule:
             self._armed[partition] = due
             self._armings += 1
             heappush(self._due, (due, self._armings, partition))
+            self.deadline = self._due[0][0]
 
     def due(self, now: int) -> list[Partition]:
         """Take out those whose deadline has come, each once; each is to be touched again.
@@ -52,6 +48,7 @@ class Schedule:
                 continue  # An earlier deadline took its place.
             del self._armed[partition]
             found.append(partition)
+        self.deadline = self._due[0][0] if self._due else NEVER
         return found
 
     def drop(self, partition: Partition) -> None:

@@ -131,7 +131,7 @@ class Raft:
 
     def step(self, source: str, message: Replication, now: int) -> None:
         """Take in what another member says."""
-        if isinstance(message, ReplicaFetch | ReplicaFetched):
+        if isinstance(message, (ReplicaFetch, ReplicaFetched)):
             return  # of another discipline
         if source not in self._group.members or source == self._host.me:
             mark("raft.stranger")
@@ -332,13 +332,14 @@ class Raft:
             self.deadline = self._election_at
         # What is not durable here as well might have to be taken back after a crash.
         high_watermark = min(copy.committed, copy.durable)
-        invariant(
-            self._log.end >= high_watermark >= self.high_watermark,
-            "the high watermark never goes back",
-            was=self.high_watermark,
-            new=high_watermark,
-            end=self._log.end,
-        )
+        if not self._log.end >= high_watermark >= self.high_watermark:
+            invariant(
+                False,
+                "the high watermark never goes back",
+                was=self.high_watermark,
+                new=high_watermark,
+                end=self._log.end,
+            )
         self.high_watermark = high_watermark
         self.is_dirty = not self._is_saved or bool(self._after) or copy.owes_answer
 

@@ -115,10 +115,12 @@ class Network:
         if faults.tail and bits >> 24 & 0xFFFF < faults.tail * _ONE:
             delay *= 1 << (bits >> 40 & 7) + 3  # 8 to 1024 times
         at = world.now + lag + delay * link.slow * slow
-        at = max(at, link.clogged_until)
+        if at < link.clogged_until:
+            at = link.clogged_until
         if not faults.reorder or bits >> 43 & 0xFFFF >= faults.reorder * _ONE:
             # In order: a message that is late holds up those behind it.
-            at = max(at, link.last_at)
+            if at < link.last_at:
+                at = link.last_at
             link.last_at = at
         packet = (link.generation, peer, source, message)
         world.at(at, self._arrive, link, packet)

@@ -38,14 +38,17 @@ def partitions(broker: Broker) -> Iterable[Partition]:
 
 def sign(partition: Partition) -> tuple[object, ...]:
     """What a :func:`look` follows from; as long as it is equal, so is the look, at less cost."""
-    replicator = partition.replicator
+    replicator, log = partition.replicator, partition.log
     if replicator is None:
         return ()
     return (
         replicator,
         partition.state,
-        partition.end,
-        partition.high_watermark,
+        log,
+        log.end if log is not None else -1,
+        log.seal_end if log is not None else None,
+        replicator.high_watermark,
+        partition._visible,
         replicator.epoch,
         replicator.is_leader,
     )

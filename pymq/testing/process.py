@@ -223,8 +223,9 @@ class Process(ABC):
             callback(self)
         if loop.jobs:
             self.world.at(self._busy_until + 1_000, self._do_job, self.incarnation)
-        if self._wake_at < 0 or loop.deadline < self._wake_for:
-            self.rearm()  # Else the wake-up that there is comes early enough.
+        deadline = loop.deadline
+        if self._wake_at < 0 or deadline < self._wake_for:
+            self._arm(deadline)  # Else the wake-up that there is comes early enough.
 
     def _do_job(self, incarnation: int, _: object) -> None:
         loop = self.loop
@@ -235,10 +236,10 @@ class Process(ABC):
 
     def rearm(self) -> None:
         """Something about deadlines has changed from outside."""
-        loop = self.loop
-        if loop is None:
-            return
-        deadline = loop.deadline
+        if self.loop is not None:
+            self._arm(self.loop.deadline)
+
+    def _arm(self, deadline: int) -> None:
         if deadline < NEVER:
             # A loop looks at its deadlines once a millisecond, even at those that are overdue.
             due = max(deadline, self.clock() + 1)
@@ -258,11 +259,11 @@ class Process(ABC):
             return
         if self.world.now < self._busy_until:
             self._wake_by(self._busy_until)
-        elif loop.has_work or loop.deadline <= self.clock():
+        elif (deadline := loop.deadline) <= self.clock() or loop.has_work:
             self.world.note(self._code(3), "wake", self.name)
             self._guarded(self._turn)
         else:
-            self.rearm()
+            self._arm(deadline)
 
     def _send(self, peer: str, source: str, message: Message) -> None:
         link = self._links.get(peer)

@@ -68,7 +68,9 @@ class World:
     def at(self, time: int, action: Action, a: Any = None, b: Any = None) -> None:
         """Have ``action(a, b)`` happen at *time*, in microseconds; not before now."""
         self._sequence += 1
-        heappush(self._heap, (max(time, self.now), self._sequence, action, a, b))
+        if time < self.now:
+            time = self.now
+        heappush(self._heap, (time, self._sequence, action, a, b))
 
     def after(self, delay: int, action: Action, a: Any = None, b: Any = None) -> None:
         """Have ``action(a, b)`` happen *delay* microseconds from now."""
@@ -103,9 +105,9 @@ class World:
 
     def run(self, until: int) -> None:
         """Run until *until*."""
-        heap = self._heap
+        heap, pop = self._heap, heappop
         while heap and heap[0][0] <= until:
-            self.now, _, action, a, b = heappop(heap)
+            self.now, _, action, a, b = pop(heap)
             action(a, b)
         self.now = max(self.now, until)
 
