@@ -80,9 +80,16 @@ def running() -> set[str]:
         f"thread {thread.name} ({thread.ident})"
         for thread in threading.enumerate()
         # pyzmq keeps one for the process, which frees what was sent without being copied.
-        if type(thread).__module__ != "zmq.utils.garbage"
+        if type(thread).__module__ != "zmq.utils.garbage" and not is_of_spark(thread)
     }
     return threads | {f"process {pid}" for pid in children()}
+
+
+def is_of_spark(thread: threading.Thread) -> bool:
+    """Tell whether the JVM speaks with us through *thread*; such a line stays for the next call."""
+    target = getattr(thread, "_target", None)  # the only thing that tells them from others
+    owner = getattr(target, "__self__", None)
+    return type(owner).__module__.startswith("py4j.")
 
 
 def children() -> set[int]:

@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from pymq.core import codec
 from pymq.errors import CorruptBatch, PymqError
@@ -122,9 +122,22 @@ def _byte_string(view: memoryview, position: int) -> tuple[int, int]:
     return 1 + width, int.from_bytes(view[position + 1 : position + 1 + width], "big")
 
 
-def _decode_equal(view: memoryview, count: int) -> list[bytes] | None:
-    """Read the array with struct if its byte strings are all of one length; else None."""
-    head = _head(4, count)
+class Run(NamedTuple):
+    """An array of byte strings of one length: item *i* is at ``i * stride + prefix``."""
+
+    data: memoryview
+    prefix: int  # bytes of CBOR before each value
+    size: int  # of each value
+
+    @property
+    def stride(self) -> int:
+        """From the beginning of a value to that of the next."""
+        return self.prefix + self.size
+
+
+def find_run(column: Buffer, count: int) -> Run | None:
+    """The array as a run, if its *count* byte strings are all of one length; else None."""
+    view, head = memoryview(column), _head(4, count)
     start = len(head)
     prefix, size = _byte_string(view, start)
     stride = prefix + size
@@ -134,8 +147,16 @@ def _decode_equal(view: memoryview, count: int) -> list[bytes] | None:
     for at in range(start, start + prefix):
         if view[at::stride].tobytes().count(view[at]) != count:
             return None
-    data = view[start:]
-    middle = (count - count % _RUN) * stride
+    return Run(view[start:], prefix, size)
+
+
+def _decode_equal(view: memoryview, count: int) -> list[bytes] | None:
+    """Read the array with struct if its byte strings are all of one length; else None."""
+    run = find_run(view, count)
+    if run is None:
+        return None
+    data, prefix, size = run
+    middle = (count - count % _RUN) * run.stride
     values = list(chain.from_iterable(_run(prefix, size, _RUN).iter_unpack(data[:middle])))
     if count % _RUN:
         values.extend(_run(prefix, size, count % _RUN).unpack(data[middle:]))

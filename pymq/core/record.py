@@ -212,6 +212,12 @@ class RecordBatch:
         header = tuple.__new__(Header, stamp + self.header[5:])  # half of what ``_make`` costs
         return RecordBatch(head, self.body, header, self.topic, self.partition)
 
+    def renamed(self, producer_id: int, producer_epoch: int, base_sequence: int) -> RecordBatch:
+        """Return this batch as another producer's, who copies it without a look at its records."""
+        header = self.header._replace(producer_id=producer_id)
+        renamed = RecordBatch(self.head, self.body, header)
+        return renamed.numbered(producer_epoch, base_sequence)
+
     def numbered(self, producer_epoch: int, base_sequence: int) -> RecordBatch:
         """Return this batch under other numbers of its producer; only the producer calls this."""
         header = self.header._replace(
@@ -325,7 +331,8 @@ class RecordBatch:
         """The producer's CRC."""
         return self.header.batch_crc
 
-    def _column(self, bit: int) -> memoryview | None:
+    def column(self, bit: int) -> memoryview | None:
+        """One column as it is encoded (:mod:`pymq.core.columns`); None when it is left out."""
         if self._columns is None:
             header, body = self.header, self.body
             if header.body_format != COLUMNS_FORMAT:
@@ -341,7 +348,7 @@ class RecordBatch:
     @property
     def values(self) -> list[bytes]:
         """Each record's value."""
-        column = self._column(columns.VALUES)
+        column = self.column(columns.VALUES)
         if column is None:
             raise CorruptBatch("the batch has no values")
         return columns.decode_bytes(column, self.header.count)
@@ -349,7 +356,7 @@ class RecordBatch:
     @property
     def keys(self) -> list[bytes | None]:
         """Each record's key, or None."""
-        column = self._column(columns.KEYS)
+        column = self.column(columns.KEYS)
         if column is None:
             return [None] * self.header.count
         return columns.decode_optional_bytes(column, self.header.count)
@@ -357,7 +364,7 @@ class RecordBatch:
     @property
     def timestamps(self) -> list[int]:
         """Each record's time in milliseconds since 1970."""
-        column = self._column(columns.TIMESTAMPS)
+        column = self.column(columns.TIMESTAMPS)
         first = self.header.first_timestamp
         if column is None:
             return [first] * self.header.count
@@ -366,7 +373,7 @@ class RecordBatch:
     @property
     def headers(self) -> list[Headers]:
         """Each record's headers, a tuple of (name, value)."""
-        column = self._column(columns.HEADERS)
+        column = self.column(columns.HEADERS)
         if column is None:
             return [()] * self.header.count
         return columns.decode_headers(column, self.header.count)
@@ -375,7 +382,7 @@ class RecordBatch:
     def offsets(self) -> Sequence[int]:
         """Each record's offset; a ``range`` as long as compaction has taken nothing out."""
         base = self.header.base_offset
-        column = self._column(columns.OFFSETS)
+        column = self.column(columns.OFFSETS)
         if column is None:
             return range(base, base + self.header.count)
         deltas = columns.decode_numbers(column, self.header.count)

@@ -1,0 +1,41 @@
+"""What Spark finds under ``format("pymq")``."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from pymq.spark import columns
+from pymq.spark.options import sink_options, source_options
+from pymq.spark.sink import StreamWriter, Writer
+from pymq.spark.source import Reader, StreamReader
+
+
+class PymqDataSource(DataSource):
+    """Tables and streams of a pymq cluster, or of an embedded queue's folder."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is called with."""
+        return "pymq"
+
+    def schema(self) -> StructType:
+        """The source's columns, when nobody asks for some of them."""
+        has_headers = (self.options.get("includeheaders") or "").lower() == "true"
+        return columns.schema(has_headers=has_headers)
+
+    def reader(self, schema: StructType) -> Reader:
+        """For ``spark.read``."""
+        return Reader(source_options(self.options, is_stream=False), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """For ``spark.readStream``."""
+        return StreamReader(source_options(self.options, is_stream=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        """For ``df.write``."""
+        return Writer(sink_options(self.options), schema, is_overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """For ``df.writeStream``."""
+        return StreamWriter(sink_options(self.options), schema, is_overwrite=overwrite)

@@ -1,0 +1,231 @@
+"""An embedded queue's folder, read from its files: no broker, no lock, no process but one's own.
+
+What is sealed never changes. The open block may grow while it is read, and may be sealed: whoever
+writes goes on as if nobody was there. A batch that is not whole yet is not there yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from pymq.coord.sqlite import read_entries
+from pymq.core.header import Header
+from pymq.core.index import Index
+from pymq.core.metadata import BlockNode
+from pymq.core.record import RecordBatch
+from pymq.core.types import INTERNAL_PREFIX, BlockId
+from pymq.embedded import METADATA
+from pymq.errors import (
+    CorruptBatch,
+    CorruptMetadata,
+    OffsetOutOfRange,
+    StoreError,
+    UnknownPartition,
+)
+from pymq.node.image import Image
+from pymq.spark.logs import Topic
+from pymq.spark.planning import Range
+from pymq.store.blockfile import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, data_end, walk
+from pymq.store.files import OsFiles
+from pymq.store.folder import INDEX, Folder
+
+CKPT = ".ckpt"
+TRIES = 5  # a copy of the metadata that was taken in the middle of a change does not add up
+
+
+class FolderLog:
+    """The log in an embedded folder, as its files have it."""
+
+    def __init__(self, path: str) -> None:
+        self._files = OsFiles(sync_threads=1)
+        self._folder = Folder(path, self._files)
+        self._image: Image | None = None
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics but the internal ones, as of now."""
+        self._image = None
+        return sorted(name for name in self._tree().topics if not name.startswith(INTERNAL_PREFIX))
+
+    def topic(self, name: str) -> Topic:
+        """A topic, as of now.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        self._image = None
+        found = self._tree().topic(name)
+        return Topic(found.node.id, tuple(found.partitions))
+
+    def bounds(self, topic: str, partitions: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+        """Where the partitions start and end."""
+        found = {}
+        for partition in partitions:
+            blocks = self._blocks(topic, partition)
+            last_id, last = blocks[-1]
+            end = last.end if last.end is not None else self._end(last_id, last)
+            found[partition] = (blocks[0][1].start, end)
+        return found
+
+    def at_time(
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int
+    ) -> Mapping[str, int]:
+        """The first offset that is not older than a time; the end when all are."""
+        return {each: self._at_time(topic, each, timestamp_ms) for each in partitions}
+
+    def _at_time(self, topic: str, partition: str, timestamp_ms: int) -> int:
+        end = 0
+        for id, block in self._blocks(topic, partition):
+            if block.end is not None and block.max_timestamp < timestamp_ms:
+                end = block.end
+                continue
+            end = block.end if block.end is not None else self._end(id, block)
+            for batch in self._read(id, block.start, end, 1 << 20):
+                if batch.header.max_timestamp >= timestamp_ms and not batch.is_control:
+                    for offset, time in zip(batch.offsets, batch.timestamps, strict=True):
+                        if time >= timestamp_ms:
+                            return offset
+        return end
+
+    def _tree(self) -> Image:
+        if self._image is None:
+            path = os.path.join(self._folder.path, METADATA)
+            if not os.path.exists(path):
+                raise StoreError(f"{self._folder.path} is no pymq folder: it has no {METADATA}")
+            for left in reversed(range(TRIES)):
+                try:
+                    self._image = Image.load(read_entries(path))
+                except CorruptMetadata:
+                    if not left:
+                        raise
+                else:
+                    break
+        assert self._image is not None
+        return self._image
+
+    def _blocks(self, topic: str, partition: str) -> list[tuple[BlockId, BlockNode]]:
+        found = self._tree().topic(topic)
+        image = found.partitions.get(partition)
+        if image is None:
+            raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}")
+        name = partial(BlockId, found.node.id, image.node.index)
+        return [(name(block.number), block) for block in image.blocks.values()]
+
+    # --- what is in it --------------------------------------------------------------------------
+
+    def read(self, wanted: Range, fetch_bytes: int) -> Iterator[RecordBatch]:
+        """All batches that have something of a range, checked, in order.
+
+        Raises:
+            OffsetOutOfRange: what the range begins with is not there any more.
+            CorruptBlock: a file is damaged.
+        """
+        position = wanted.start
+        for id, block in self._blocks_from(wanted, position):
+            end = wanted.end if block.end is None else min(wanted.end, block.end)
+            if position >= end:
+                continue
+            for batch in self._read(id, position, end, fetch_bytes):
+                yield batch.at(wanted.topic, wanted.partition)
+                position = batch.end_offset
+            if position < end:
+                self._image = None
+                self._blocks_from(wanted, position)  # Retention may have taken the file meanwhile.
+                path = self._folder.file(id)
+                raise corrupt(path, 0, position, f"it ends before offset {end}")
+
+    def _blocks_from(self, wanted: Range, position: int) -> list[tuple[BlockId, BlockNode]]:
+        blocks = self._blocks(wanted.topic, wanted.partition)
+        start = blocks[0][1].start
+        if start > position:
+            raise OffsetOutOfRange(
+                f"{wanted.topic}/{wanted.partition} begins at offset {start}, after {position}",
+                start=start,
+            )
+        return blocks
+
+    def _read(self, id: BlockId, start: int, end: int, size: int) -> Iterator[RecordBatch]:
+        """The batches of one block that reach beyond *start* and begin before *end*."""
+        with self._open(id) as handle:
+            if handle < 0:
+                return
+            window = Window(partial(self._pread, handle), self._files.size(handle))
+            window.chunk = size
+            at, path = self._seek(id, handle, start), self._folder.file(id)
+            while at < window.size:
+                try:
+                    header = window.header(at)
+                    if header.base_offset >= end:
+                        return
+                    if header.end_offset > start:
+                        body = window.piece(at, header.length, header.length)
+                        yield RecordBatch.parse(bytes(body)).verify()
+                except CorruptBatch as error:
+                    raise corrupt(path, at, start, error.message) from None
+                at += header.length
+                if header.end_offset >= end:
+                    return
+
+    def _seek(self, id: BlockId, handle: int, offset: int) -> int:
+        """Where in the file to look for *offset*: a batch that begins at or before it."""
+        first = self._head_size(id, handle)
+        for suffix in (INDEX, CKPT):
+            known = self._known(id, suffix)
+            if known is not None and (found := known.index.find(offset)) is not None:
+                return max(first, found)
+        return first
+
+    def _end(self, id: BlockId, block: BlockNode) -> int:
+        """Where the open block ends now: after its last whole batch."""
+        with self._open(id) as handle:
+            if handle < 0:
+                return block.start  # Nothing was appended yet.
+            first = self._head_size(id, handle)
+            pread = partial(self._pread, handle)
+            known = self._known(id, CKPT)
+            found = Walk(first, block.start, 0)
+            if known is not None and known.position >= first:
+                found = Walk(known.position, known.end, known.epoch)
+            size = data_end(pread, found.position, self._files.size(handle))
+            headers: list[Header] = walk(
+                Window(pread, size), found, Index(), found.position
+            ).headers
+            return headers[-1].end_offset if headers else found.end
+
+    @contextmanager
+    def _open(self, id: BlockId) -> Iterator[int]:
+        """The file of a block, open for reading; -1 when there is none."""
+        path = self._folder.file(id)
+        try:
+            handle = self._files.open_readonly(path)
+        except FileNotFoundError:
+            yield -1
+            return
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}", file=path) from error
+        try:
+            yield handle
+        finally:
+            self._files.close(handle)
+
+    def _pread(self, handle: int, size: int, position: int) -> bytes:
+        return self._files.pread(handle, size, position)
+
+    def _head_size(self, id: BlockId, handle: int) -> int:
+        data = self._files.pread(handle, HEAD_MAX, 0)
+        try:
+            return FileHead.from_bytes(data)[1]
+        except CorruptMetadata as error:
+            raise corrupt(self._folder.file(id), 0, 0, f"file header: {error.message}") from None
+
+    def _known(self, id: BlockId, suffix: str) -> Known | None:
+        """What a small file beside the block says; None when there is none that is sound."""
+        try:
+            with open(self._folder.file(id, suffix), "rb") as file:
+                return Known.from_bytes(file.read())
+        except (FileNotFoundError, CorruptMetadata):
+            return None

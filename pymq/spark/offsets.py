@@ -1,0 +1,64 @@
+"""How far a query has read, as JSON that is the same text whenever it means the same.
+
+Spark compares the text, not what it means. It is Kafka's shape, and under the key ``@`` the id of
+each topic: one that was deleted and made again is another topic, whatever its offsets are::
+
+    {"@": {"orders": "3f2a9c10..."}, "orders": {"0": 123, "1": 456}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pymq.core.values import value
+from pymq.errors import InvalidRequest
+
+IDS = "@"  # no topic has this name
+
+
+def order(partition: str) -> tuple[int, int | str]:
+    """The key by which partitions are sorted: numbers as numbers, before names."""
+    return (0, int(partition)) if partition.isdecimal() else (1, partition)
+
+
+@value
+class Position:
+    """How far each partition of each topic has been read."""
+
+    ids: Mapping[str, str]  # by topic
+    offsets: Mapping[tuple[str, str], int]  # by (topic, partition)
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark is to keep; always in the same order."""
+        found: dict[str, Any] = {IDS: {topic: self.ids[topic] for topic in sorted(self.ids)}}
+        for topic in sorted({topic for topic, _ in self.offsets}):
+            partitions = sorted((p for t, p in self.offsets if t == topic), key=order)
+            found[topic] = {p: self.offsets[topic, p] for p in partitions}
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Position:
+        """Read what Spark kept.
+
+        Raises:
+            InvalidRequest: it is not what this source wrote.
+        """
+        try:
+            ids = {str(topic): str(id) for topic, id in found[IDS].items()}
+            offsets = {
+                (str(topic), str(partition)): int(offset)
+                for topic, partitions in found.items()
+                if topic != IDS
+                for partition, offset in partitions.items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"the checkpoint holds {found!r}, which is no position of a pymq source ({error}); "
+                "was it made by another source?"
+            ) from error
+        return cls(ids, offsets)
+
+    def sorted(self) -> Iterable[tuple[tuple[str, str], int]]:
+        """The partitions with their offsets, always in the same order."""
+        return sorted(self.offsets.items(), key=lambda item: (item[0][0], order(item[0][1])))

@@ -1,0 +1,324 @@
+"""The options of the data source: names, types, and what is wrong with them.
+
+Spark hands over options as text, with names in lower case. Where Spark's Kafka source has an option
+of the same meaning, it has the same name here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pymq.core.values import value
+from pymq.errors import ConfigError
+
+EARLIEST, LATEST = -2, -1  # instead of offsets, as in Kafka's source
+_WORDS = {"earliest": EARLIEST, "latest": LATEST}
+
+# Those that both sides take, those of the source, those of the sink.
+_COMMON = ("url", "path", "includeHeaders", "requestTimeoutMs")
+_SOURCE = (
+    *("subscribe", "subscribePattern", "assign"),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "failOnDataLoss"),
+    *("maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "maxTasks"),
+    "fetchMaxBytes",
+)
+_SINK = (
+    *("topic", "delivery", "sinkId", "txnAppId", "txnVersion"),
+    *("ignoreExtraColumns", "onOverwrite"),
+)
+_SPARKS_OWN = (
+    "checkpointlocation",
+    "querytype",
+    "queryname",
+    "paths",
+)  # Spark adds these by itself
+
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class Point(NamedTuple):
+    """Where to begin or end in one partition: an offset, EARLIEST, LATEST, or a time."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+
+
+Points = Mapping[tuple[str, str], Point]  # by (topic, partition)
+
+
+@value
+class Where:
+    """Where to begin or end: for single partitions, and for all others."""
+
+    default: Point
+    points: Points
+
+    def of(self, topic: str, partition: str) -> Point:
+        """The point of one partition."""
+        return self.points.get((topic, partition), self.default)
+
+
+@value
+class SourceOptions:
+    """What a source was asked for, checked."""
+
+    url: str
+    topics: tuple[str, ...]  # as subscribed; none when a pattern or an assignment says which
+    pattern: str | None
+    assigned: Mapping[str, tuple[str, ...]] | None
+    starting: Where
+    ending: Where
+    is_strict_in_time: bool  # a time after the last record is an error
+    fail_on_data_loss: bool
+    max_offsets: int | None  # of a trigger
+    min_partitions: int | None
+    max_records: int | None  # of a task
+    max_tasks: int | None
+    fetch_bytes: int
+    include_headers: bool
+    timeout_s: float
+
+
+@value
+class SinkOptions:
+    """What a sink was asked for, checked."""
+
+    url: str
+    topic: str | None  # None: each row says which
+    is_exactly_once: bool
+    sink: str | None  # the id under which batches are known; None: the query's
+    version: int | None  # of a batch query that may be run again
+    ignores_columns: bool
+    appends_on_overwrite: bool
+    timeout_s: float
+
+
+class Options:
+    """Reads options by name; complains about each with its name."""
+
+    def __init__(self, found: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._found = {name.lower(): text for name, text in found.items()}
+        lower = {name.lower(): name for name in known}
+        for name in self._found:
+            if name not in lower and name not in _SPARKS_OWN:
+                near = difflib.get_close_matches(name, lower, 1)
+                hint = f"did you mean {lower[near[0]]!r}?" if near else f"known are {sorted(known)}"
+                raise ConfigError(f"option {name!r} is not known; {hint}")
+
+    def text(self, name: str) -> str | None:
+        """The option as it was given."""
+        return self._found.get(name.lower())
+
+    def number(self, name: str, low: int = 1) -> int | None:
+        """A whole number of at least *low*."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if number < low:
+            raise ConfigError(f"option {name!r} is a whole number from {low} on, not {text!r}")
+        return number
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.lower() not in {"true", "false"}:
+            raise ConfigError(f"option {name!r} is 'true' or 'false', not {text!r}")
+        return text.lower() == "true"
+
+    def tree(self, name: str) -> dict[str, Any] | None:
+        """A JSON object."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigError(f"option {name!r} is a JSON object, not {text!r}")
+        return found
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of some words; the first is the default."""
+        text = self.text(name)
+        if text is None:
+            return allowed[0]
+        if text not in allowed:
+            raise ConfigError(f"option {name!r} is one of {', '.join(allowed)}, not {text!r}")
+        return text
+
+    def url(self) -> str:
+        """Where the queue is: a cluster, or a folder."""
+        found = [text for name in ("url", "path") if (text := self.text(name))]
+        if len(found) != 1:
+            raise ConfigError(
+                "option 'url' is missing: .option('url', 'zmq+tcp://host:port'), or a folder"
+                if not found
+                else "options 'url' and 'path' say both where the queue is; give one of them"
+            )
+        return found[0]
+
+
+def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
+    """Check what a source was asked for.
+
+    Raises:
+        ConfigError: something is missing, unknown or out of range; the message names the option.
+    """
+    options = Options(found, _COMMON + _SOURCE)
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name)]
+    if len(ways) != 1:
+        raise ConfigError(
+            "give exactly one of the options 'subscribe', 'subscribePattern' and 'assign'"
+            + (f", not {' and '.join(ways)}" if ways else "")
+        )
+    if is_stream:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if options.text(name) is not None:
+                raise ConfigError(f"option {name!r} is for batch queries; a stream has no end")
+    elif options.text("maxOffsetsPerTrigger") is not None:
+        raise ConfigError("option 'maxOffsetsPerTrigger' is for streams; a table has no triggers")
+    return SourceOptions(
+        url=options.url(),
+        topics=_topics(options.text("subscribe")),
+        pattern=_pattern(options.text("subscribePattern")),
+        assigned=_assigned(options.tree("assign")),
+        starting=_where(options, "starting", LATEST if is_stream else EARLIEST),
+        ending=_where(options, "ending", LATEST),
+        is_strict_in_time=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
+        == "error",
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        max_offsets=options.number("maxOffsetsPerTrigger"),
+        min_partitions=options.number("minPartitions"),
+        max_records=options.number("maxRecordsPerPartition"),
+        max_tasks=options.number("maxTasks"),
+        fetch_bytes=options.number("fetchMaxBytes", 1024) or 4 << 20,
+        include_headers=options.flag("includeHeaders", default=False),
+        timeout_s=_timeout_s(options),
+    )
+
+
+def sink_options(found: Mapping[str, str]) -> SinkOptions:
+    """Check what a sink was asked for.
+
+    Raises:
+        ConfigError: as for a source; the message names the option.
+    """
+    options = Options(found, _COMMON + _SINK)
+    url = options.url()
+    if not url.startswith("zmq+"):
+        raise ConfigError(
+            f"option 'url' is {url!r}: Spark writes from several processes, and to a queue in a "
+            "folder or in memory only one can write; start a cluster, and give its url as "
+            "'zmq+tcp://host:port'"
+        )
+    app, version = options.text("txnAppId"), options.number("txnVersion", 0)
+    if (app is None) != (version is None):
+        raise ConfigError("give both of the options 'txnAppId' and 'txnVersion', or neither")
+    sink = options.text("sinkId")
+    if app is not None and sink is not None:
+        raise ConfigError("options 'sinkId' and 'txnAppId' say both who writes; give one of them")
+    for name, id in (("sinkId", sink), ("txnAppId", app)):
+        if id is not None and not _ID.fullmatch(id):
+            raise ConfigError(f"option {name!r} is 1 to 100 of [A-Za-z0-9._-], not {id!r}")
+    return SinkOptions(
+        url=url,
+        topic=options.text("topic"),
+        is_exactly_once=options.choice("delivery", ("exactly-once", "at-least-once"))
+        == "exactly-once",
+        sink=sink or app,
+        version=version,
+        ignores_columns=options.flag("ignoreExtraColumns", default=False),
+        appends_on_overwrite=options.choice("onOverwrite", ("error", "append")) == "append",
+        timeout_s=_timeout_s(options),
+    )
+
+
+def _timeout_s(options: Options) -> float:
+    return (options.number("requestTimeoutMs") or 30_000) / 1000
+
+
+def _topics(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"option 'subscribe' is a list of topics, 'a,b', not {text!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def _pattern(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(
+                f"option 'subscribePattern' is no regular expression: {error}"
+            ) from None
+    return text
+
+
+def _assigned(tree: dict[str, Any] | None) -> dict[str, tuple[str, ...]] | None:
+    if tree is None:
+        return None
+    for topic, partitions in tree.items():
+        if not isinstance(partitions, list) or not partitions:
+            raise ConfigError(
+                "option 'assign' is JSON as {\"topic\": [0, 1]}; "
+                f"of topic {topic!r} it says {partitions!r}"
+            )
+    if not tree:
+        raise ConfigError("option 'assign' names no topic")
+    return {topic: tuple(map(str, partitions)) for topic, partitions in tree.items()}
+
+
+def _where(options: Options, prefix: str, default: int) -> Where:
+    """The point for all partitions, and those for some; times win over offsets, as in Kafka's."""
+    offsets, moment = f"{prefix}Offsets", f"{prefix}Timestamp"
+    times = f"{prefix}OffsetsByTimestamp"
+    millis = options.number(moment, 0)
+    if millis is not None:
+        return Where(Point(timestamp_ms=millis), {})
+    by_time = options.tree(times)
+    if by_time is not None:
+        points = {place: Point(timestamp_ms=number) for place, number in _leaves(by_time, times, 0)}
+        return Where(Point(default), points)
+    text = options.text(offsets)
+    if text is None:
+        return Where(Point(default), {})
+    if text.lower() in _WORDS:
+        word = _WORDS[text.lower()]
+        if prefix == "ending" and word == EARLIEST:
+            raise ConfigError("option 'endingOffsets' cannot be 'earliest'")
+        return Where(Point(word), {})
+    tree = options.tree(offsets) or {}
+    leaves = list(_leaves(tree, offsets, LATEST if prefix == "ending" else EARLIEST))
+    return Where(Point(default), {place: Point(number) for place, number in leaves})
+
+
+def _leaves(tree: dict[str, Any], name: str, low: int) -> list[tuple[tuple[str, str], int]]:
+    found = []
+    for topic, partitions in tree.items():
+        if not isinstance(partitions, dict):
+            raise ConfigError(f"option {name!r}: of topic {topic!r} it says {partitions!r}, no map")
+        for partition, number in partitions.items():
+            if type(number) is not int or number < low:
+                raise ConfigError(
+                    f"option {name!r}: of partition {topic}/{partition} it says {number!r}; "
+                    f"a whole number from {low} on is needed"
+                )
+            found.append(((topic, partition), number))
+    return found

@@ -1,0 +1,218 @@
+"""Rows of a data frame as record batches, each for one partition.
+
+Rows are told apart by column and not one by one: where they go is an array of numbers, and what
+goes to one partition is taken out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pymq.core.columns import Headers
+from pymq.core.compression import NONE
+from pymq.core.metadata import TopicMetadata
+from pymq.core.record import RecordBatch
+from pymq.errors import InvalidRequest, RecordTooLarge, UnknownPartition
+from pymq.hash.partitioner import key_partitions
+from pymq.spark.planning import Place
+
+BATCH_BYTES = 512 << 10
+HELD_BYTES = 32 << 20  # of rows that wait for others of their partition
+BATCH_ROWS = 50_000
+NAMES = ("value", "key", "topic", "partition", "headers", "timestamp")
+
+Metadata = Callable[[str], TopicMetadata]
+
+
+class Held:
+    """Rows of one partition that are not encoded yet."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[pa.Table] = []
+        self.size = 0
+
+
+class Rows:
+    """Takes in Arrow batches, gives out record batches."""
+
+    def __init__(
+        self, metadata: Metadata, now_ms: Callable[[], int], topic: str | None, turn: int = 0
+    ) -> None:
+        self._metadata = metadata
+        self._now_ms = now_ms
+        self._topic = topic
+        self._topics: dict[str, TopicMetadata] = {}
+        self._turns: dict[str, int] = {}  # where rows without a key go, for about a batch
+        self._turn = turn
+        self._held: dict[Place, Held] = {}
+        self._size = 0
+
+    def add(self, rows: pa.RecordBatch) -> Iterator[tuple[Place, RecordBatch]]:
+        """Take rows; gives the batches that are full by them.
+
+        Raises:
+            InvalidRequest: a row has no value or no topic, or a column is of a wrong type.
+            UnknownTopic, UnknownPartition, RecordTooLarge: as they say.
+        """
+        table = pa.table({name: rows.column(name) for name in NAMES if name in rows.schema.names})
+        for name in ("value", "key"):
+            if name in table.column_names:
+                at = table.column_names.index(name)
+                table = table.set_column(at, name, table[name].cast(pa.binary()))
+        if table["value"].null_count:
+            raise InvalidRequest("a row has no value: the column 'value' must not be null")
+        for topic, part in self._by_topic(table):
+            self._check_sizes(topic, part)
+            for place, mine in self._by_partition(topic, part):
+                yield from self._hold(place, mine)
+
+    def finish(self) -> Iterator[tuple[Place, RecordBatch]]:
+        """What is left."""
+        for place in list(self._held):
+            yield from self._give(place)
+
+    # --- where rows go --------------------------------------------------------------------------
+
+    def _by_topic(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        if self._topic is not None:
+            yield self._topic, table
+            return
+        if "topic" not in table.column_names:
+            raise InvalidRequest("no topic: set the option 'topic', or give a column 'topic'")
+        column = table["topic"]
+        if column.null_count:
+            raise InvalidRequest("a row has no topic, and the option 'topic' is not set")
+        for name in pc.unique(column).to_pylist():
+            yield name, table.filter(pc.equal(column, name))
+
+    def _known(self, topic: str, *, at_least: int = 0) -> TopicMetadata:
+        found = self._topics.get(topic)
+        if found is None or len(found.partitions) < at_least:
+            found = self._topics[topic] = self._metadata(topic)
+        return found
+
+    def _check_sizes(self, topic: str, rows: pa.Table) -> None:
+        limit = self._known(topic).config.max_record_bytes
+        sizes = pc.binary_length(rows["value"])
+        if "key" in rows.column_names:
+            sizes = pc.add(sizes, pc.coalesce(pc.binary_length(rows["key"]), 0))
+        largest = pc.max(sizes).as_py() or 0
+        if largest > limit:
+            raise RecordTooLarge(
+                f"a record of {largest} bytes is larger than max_record_bytes={limit} of topic "
+                f"{topic!r}; send it in parts or alter the topic"
+            )
+
+    def _by_partition(self, topic: str, rows: pa.Table) -> Iterator[tuple[Place, pa.Table]]:
+        known = self._known(topic)
+        count = len(known.partitions)
+        turn = self._turns.setdefault(topic, self._turn % count)
+        if count == 1 and "partition" not in rows.column_names:
+            yield (topic, known.partitions[0].partition), rows
+            return
+        chosen = np.full(len(rows), turn, np.int64)
+        if "key" in rows.column_names:
+            keys = rows["key"].to_numpy().tolist()
+            has_key = ~np.asarray(rows["key"].is_null())
+            hashed = key_partitions([key or b"" for key in keys], count)
+            chosen = np.where(has_key, hashed, chosen)
+        if "partition" in rows.column_names:
+            named = self._named(topic, rows["partition"])
+            chosen = np.where(named >= 0, named, chosen)
+        known = self._known(topic)
+        order = np.argsort(chosen, kind="stable")
+        ordered = chosen[order]
+        edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
+        for low, high in pairwise(edges):
+            if high > low:
+                name = known.partitions[int(ordered[low])].partition
+                is_all = high - low == len(rows)
+                yield (topic, name), rows if is_all else rows.take(pa.array(order[low:high]))
+
+    def _named(self, topic: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+        """The index of the partition that each row asks for; -1 where it asks for none."""
+        asked = pc.unique(column).to_pylist()
+        places = {None: -1} | {each: self._index(topic, each) for each in asked if each is not None}
+        coded = pc.index_in(column, pa.array(asked, column.type))
+        found: np.ndarray[Any, Any] = np.array([places[each] for each in asked])[np.asarray(coded)]
+        return found
+
+    def _index(self, topic: str, asked: str | int) -> int:
+        for again in (False, True):
+            known = self._known(topic, at_least=len(self._topics[topic].partitions) + again)
+            names = [each.partition for each in known.partitions]
+            if isinstance(asked, str) and asked in names:
+                return names.index(asked)
+            if isinstance(asked, int) and 0 <= asked < len(names):
+                return asked
+        raise UnknownPartition(f"topic {topic!r} has no partition {asked!r}")
+
+    # --- when they go ---------------------------------------------------------------------------
+
+    def _hold(self, place: Place, rows: pa.Table) -> Iterator[tuple[Place, RecordBatch]]:
+        held = self._held.setdefault(place, Held())
+        held.parts.append(rows)
+        size = rows.nbytes
+        held.size += size
+        self._size += size
+        if held.size >= BATCH_BYTES:
+            yield from self._give(place)
+            topic, partition = place
+            known = self._topics[topic].partitions
+            if known[self._turns[topic]].partition == partition:
+                self._turns[topic] = (self._turns[topic] + 1) % len(known)
+        while self._size > HELD_BYTES:
+            yield from self._give(max(self._held, key=lambda each: self._held[each].size))
+
+    def _give(self, place: Place) -> Iterator[tuple[Place, RecordBatch]]:
+        held = self._held.pop(place)
+        self._size -= held.size
+        rows = pa.concat_tables(held.parts).combine_chunks()
+        sizes = np.asarray(pc.add(pc.binary_length(rows["value"]), 16), np.int64).cumsum()
+        start = 0
+        while start < len(rows):
+            before = sizes[start - 1] if start else 0
+            end = int(np.searchsorted(sizes, before + 2 * BATCH_BYTES))
+            end = max(start + 1, min(end, start + BATCH_ROWS, len(rows)))
+            yield place, encode(rows.slice(start, end - start), self._now_ms())
+            start = end
+
+
+def encode(rows: pa.Table, now_ms: int) -> RecordBatch:
+    """One record batch; what has no time of its own has *now_ms*."""
+    names = rows.column_names
+    return RecordBatch.encode(
+        _list(rows["value"]),
+        timestamp_ms=now_ms,
+        keys=_list(rows["key"]) if "key" in names else None,
+        headers=_headers(rows["headers"]) if "headers" in names else None,
+        timestamps=_times(rows["timestamp"], now_ms) if "timestamp" in names else None,
+        codec=NONE,
+    )
+
+
+def _list(column: pa.ChunkedArray) -> list[Any]:
+    return column.to_numpy().tolist()  # type: ignore[no-any-return] # a third of ``to_pylist``
+
+
+def _times(column: pa.ChunkedArray, now_ms: int) -> list[int]:
+    micros = pc.fill_null(column.cast(pa.int64()), now_ms * 1000)
+    times = np.floor_divide(np.asarray(micros), 1000)
+    if len(times) and times.min() < 0:
+        raise InvalidRequest("a timestamp is before 1970")
+    return times.tolist()  # type: ignore[no-any-return] # numpy has no types for it
+
+
+def _headers(column: pa.ChunkedArray) -> Sequence[Headers]:
+    return [
+        tuple((pair["key"], pair["value"] or b"") for pair in pairs) if pairs else ()
+        for pairs in column.to_pylist()
+    ]

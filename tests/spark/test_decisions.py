@@ -1,0 +1,184 @@
+"""The decisions of a sink, simulated: whoever dies, and wherever, a row is there once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+
+import pymq
+from pymq.client.questions import Questions
+from pymq.core.message import Message
+from pymq.core.record import RecordBatch
+from pymq.errors import InvalidRequest, ProducerFenced
+from pymq.spark.decisions import Ledger
+from pymq.spark.staging import PREFIX, Piece, Stage
+from pymq.testing import Cluster
+
+TIMEOUT_S = 10.0
+Rows = list[tuple[str, list[bytes]]]
+
+
+class Died(BaseException):
+    """The driver was killed."""
+
+
+class Mortal(Questions):
+    """Asks, until its time has come; what it asked last may have been heard or not."""
+
+    def __init__(self, like: Questions, lives: int, *, is_heard: bool) -> None:
+        super().__init__(like._name, like._router, like._driver)
+        self.left = lives
+        self._is_heard = is_heard
+
+    def ask_leaders(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        make: Callable[[int, str], Message],
+        timeout: float = TIMEOUT_S,
+    ) -> dict[str, Message]:
+        """One question nearer to the end."""
+        self.left -= 1
+        if self.left == 0 and not self._is_heard:
+            raise Died
+        answers = super().ask_leaders(topic, partitions, make, timeout)
+        if self.left == 0:
+            raise Died
+        return answers
+
+
+def stage(mq: pymq.Client, name: str, rows: Rows) -> tuple[Piece, ...]:
+    """Stage rows for partitions of topic ``t``, one batch each."""
+    staged = Stage(mq, name, TIMEOUT_S)
+    for partition, values in rows:
+        staged.put(("t", partition), RecordBatch.encode(values, timestamp_ms=5))
+    staged.flush()
+    return tuple(staged.pieces)
+
+
+def rows(count: int, tag: str) -> Rows:
+    """Six batches for two partitions; each row is unlike all others."""
+    return [
+        (str(number % 2), [b"%s-%d-%d" % (tag.encode(), number, row) for row in range(count)])
+        for number in range(6)
+    ]
+
+
+def expected(*batches: Rows) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {"0": [], "1": []}
+    for batch in batches:
+        for partition, values in batch:
+            found[partition] += values
+    return found
+
+
+def written(mq: pymq.Client) -> dict[str, list[bytes]]:
+    with mq.consumer("t", mode="psb") as consumer:
+        found: dict[str, list[bytes]] = {"0": [], "1": []}
+        for record in consumer.until_end():
+            found[record.partition].append(record.value)
+    return found
+
+
+def stages(mq: pymq.Client) -> list[str]:
+    return [name for name in mq.topics() if name.startswith(PREFIX) and "decisions" not in name]
+
+
+def test_batches_are_written_once_and_in_order() -> None:
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        ledger = Ledger(mq, "s", TIMEOUT_S)
+        first, second = rows(3, "a"), rows(2, "b")
+        assert ledger.commit(0, "pymq-spark.s.0", stage(mq, "pymq-spark.s.0", first))
+        assert not ledger.commit(0, "pymq-spark.s.0", stage(mq, "pymq-spark.s.0", first))
+        assert ledger.commit(4, "pymq-spark.s.4", stage(mq, "pymq-spark.s.4", second))
+        with pytest.raises(InvalidRequest, match="checkpoint was copied or set back"):
+            ledger.commit(3, "pymq-spark.s.3", stage(mq, "pymq-spark.s.3", first))
+        assert written(mq) == expected(first, second)
+        assert stages(mq) == []
+
+
+def test_what_is_staged_is_not_to_be_seen() -> None:
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2)
+        stage(mq, "pymq-spark.s.0", rows(3, "a"))
+        assert written(mq) == {"0": [], "1": []}
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_driver_may_die_at_any_question(is_heard: bool) -> None:
+    """Its successor gets the same batch, staged anew in another order, and then another one."""
+    lives, has_died = 0, True
+    while has_died:
+        lives += 1
+        has_died = False
+        with Cluster(brokers=1, seed=lives) as cluster:
+            mq = cluster.client()
+            mq.create_topic("t", partitions=2)
+            first, again, second = rows(3, "a"), rows(3, "a")[::-1], rows(2, "b")
+            pieces = stage(mq, "pymq-spark.s.7", first)
+            mq.questions = Mortal(mq.questions, lives, is_heard=is_heard)
+            try:
+                Ledger(mq, "s", TIMEOUT_S).commit(7, "pymq-spark.s.7", pieces)
+            except Died:
+                has_died = True
+            heir = cluster.client()
+            ledger = Ledger(heir, "s", TIMEOUT_S)
+            ledger.commit(7, "pymq-spark.s.7", stage(heir, "pymq-spark.s.7", again))
+            ledger.commit(8, "pymq-spark.s.8", stage(heir, "pymq-spark.s.8", second))
+            assert written(heir) in (expected(first, second), expected(again, second)), lives
+            assert stages(heir) == []
+    assert lives > 10
+
+
+def test_of_two_drivers_one_writes() -> None:
+    """The former driver decides nothing any more; what it has decided is finished by the other."""
+    with Cluster(brokers=3, seed=3) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        old = Ledger(mq, "s", TIMEOUT_S)
+        pieces = stage(mq, "pymq-spark.s.0", rows(3, "a"))
+        old.refresh()
+        decision = old.decide(0, "pymq-spark.s.0", pieces)
+        new = Ledger(other, "s", TIMEOUT_S)
+        replayed = stage(other, "pymq-spark.s.0", rows(3, "a"))
+        assert not new.commit(0, "pymq-spark.s.0", replayed)
+        with pytest.raises(ProducerFenced):
+            old.finish(decision)
+        more = stage(mq, "pymq-spark.s.1", rows(3, "b"))
+        with pytest.raises(ProducerFenced):
+            old.commit(1, "pymq-spark.s.1", more)
+        assert written(other) == expected(rows(3, "a"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_leaders_may_die_meanwhile(seed: int) -> None:
+    """Staging, deciding and copying go on when the brokers that lead are killed under them."""
+    rng = random.Random(seed)
+    with Cluster(brokers=4, seed=seed) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        ledger, done = Ledger(mq, "s", 60.0), []
+        broker = f"broker-{rng.randrange(4)}"
+        for number in range(4):
+            cluster.crash(broker, disk="none", at_boundary=rng.randrange(200))
+            done.append(rows(2, f"n{number}"))
+            name = f"pymq-spark.s.{number}"
+            staged = Stage(mq, name, 60.0)
+            for partition, values in done[-1]:
+                staged.put(("t", partition), RecordBatch.encode(values, timestamp_ms=5))
+            staged.flush()
+            ledger.commit(number, name, tuple(staged.pieces))
+            cluster.run(seconds=2)
+            _restart(cluster, broker)
+        cluster.run(seconds=10)
+        assert written(mq) == expected(*done)
+
+
+def _restart(cluster: Cluster, broker: str) -> None:
+    if not cluster.brokers[broker].is_up:
+        cluster.restart(broker)
