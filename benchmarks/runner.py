@@ -17,6 +17,7 @@ from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Measures, Part, Side
 from benchmarks.network.servers import find_program
 
+STOP_S = 30  # a worker ends its servers one after the other
 TIMEOUT_S = {"tiny": 60, "quick": 120, "default": 300, "full": 1800}
 
 
@@ -163,18 +164,23 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
         "result": str(mine.parent / "result.json"),
     }
     command = [sys.executable, "-m", "benchmarks.worker", json.dumps(order)]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S[scale],
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{phase} took more than {TIMEOUT_S[scale]} s") from None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            _, stderr = process.communicate(timeout=TIMEOUT_S[scale])
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            raise RunFailed(f"{phase} took more than {TIMEOUT_S[scale]} s") from None
     wanted = -signal.SIGKILL if phase == "prepare" and side.is_killed else 0
-    if done.returncode != wanted:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
+    if process.returncode != wanted:
+        said = stderr.strip() or f"exit code {process.returncode}"
         raise RunFailed(f"{phase} failed: {said.splitlines()[-1]}", said)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Have the worker end, and the servers that it has started with it."""
+    process.terminate()
+    try:
+        process.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
