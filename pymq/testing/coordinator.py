@@ -3,7 +3,17 @@
 An :class:`Ensemble` is the backend; it does not fail, but what lies between does. Each zkserver has
 a :class:`Session`, which keeps to the order that :class:`pymq.coord.base.Coordinator` promises:
 requests and answers are each delivered in order, with a delay. When the connection breaks, a commit
-under way was done or was not, and its client is told that nobody knows.
+under way is done, at once or a little later, or never; its client is told that nobody knows.
+
+It is no kinder than a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py`` has met it:
+
+- A cut is noticed when nothing was heard for a while, and not before. Until then the client sends
+  requests that nobody gets.
+- Watches end with the connection. After :class:`Resumed` each loaded root is told as changed, once
+  its watch is back, and of what happened before that nothing else is told.
+- A session that has expired is first a connection that is lost.
+- Of the commits under way, the first so many are done: a connection keeps their order.
+- Some connections are slow, as those to a server that lags behind are.
 """
 
 from __future__ import annotations
@@ -33,6 +43,8 @@ from pymq.testing.world import World
 
 COORDINATOR = "coordinator"  # as a name in cuts
 LATENCY_US = 500
+SLOW = 40  # how many times slower some connections are than others
+LATE_US = 50_000  # how long after its connection a commit may still be done
 
 OnCommit = Callable[[str, Commit, Plan], None]  # (session, what was asked, what it did)
 
@@ -110,6 +122,10 @@ class Ensemble:
             for change in self._watches.match(name, changes):
                 session._answer(0, change)
 
+    def watched(self, name: str) -> tuple[str, ...]:
+        """The roots that a session hears of."""
+        return self._watches.roots(name)
+
     def announce(self, plan: Plan | None) -> None:
         """Tell all who watch."""
         if plan is not None:
@@ -127,12 +143,15 @@ class Session:
         self._rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
         self._events: deque[CoordEvent] = deque()
         self._held: deque[CoordRequest] = deque()  # asked while suspended
-        self._missed: list[CoordEvent] = []  # happened while suspended
         self._under_way: dict[int, CoordRequest] = {}  # not answered yet, by number
         self._done: set[int] = set()  # of those, the commits that were carried out
-        self._on_the_way: dict[int, CoordEvent] = {}  # changes on their way to the client
+        self._unsent: set[int] = set()  # of those, what was sent into a cut
         self._numbers = 0
         self._connection = 0
+        self._slowness = 1
+        self._cuts = 0
+        self._is_cut = False  # whether or not the client has noticed
+        self._has_watches = True  # in this connection
         self._up_at = self._down_at = 0  # in order, each way
         self._is_expired = self._is_closed = self._is_dead = False
         self._session = ensemble.join(self)
@@ -173,11 +192,17 @@ class Session:
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us
+        if self._slowness > 1:  # A client does not stay with a server that is slower than this.
+            bearable = self._ensemble.session_timeout_us // 8
+            latency = max(latency, min(latency * self._slowness, bearable))
         return latency + (self._rng.getrandbits(16) * latency >> 16)
 
     def _send(self, request: CoordRequest) -> None:
         self._numbers += 1
         self._under_way[self._numbers] = request
+        if self._is_cut:
+            self._unsent.add(self._numbers)
+            return
         self._up_at = max(self._up_at, self._world.now + self.process.lag + self._delay())
         self._world.at(self._up_at, self._arrive, self._connection, self._numbers)
 
@@ -196,17 +221,14 @@ class Session:
         self._ensemble.announce(plan)
 
     def _resume_later(self, connection: int, _: object) -> None:
-        if connection == self._connection:
+        if connection == self._connection and not self._is_cut:
             self.resume()
 
     def _answer(self, number: int, event: CoordEvent) -> None:
-        if self.is_suspended or self._is_expired:
-            self._missed.append(event)
+        if self.is_suspended or self._is_expired or self._is_cut:
             return
-        if not number:
-            self._numbers += 1
-            number = -self._numbers
-            self._on_the_way[number] = event
+        if isinstance(event, Changed) and not self._has_watches:
+            return
         self._down_at = max(self._down_at, self._world.now + self._delay())
         self._world.at(self._down_at, self._got, self._connection, (number, event))
 
@@ -215,7 +237,6 @@ class Session:
         if connection != self._connection or self._is_dead:
             return
         self._under_way.pop(number, None)
-        self._on_the_way.pop(number, None)
         self._done.discard(number)
         self._tell(event)
 
@@ -237,38 +258,59 @@ class Session:
         """Lose the connection: what became of commits that are not answered, nobody knows."""
         if self.is_suspended or self._is_closed or self._is_dead:
             return
-        self._missed += self._on_the_way.values()
-        self._on_the_way.clear()
         self.is_suspended = True
         events = self._break()
         self._tell(*events, Suspended())
 
     def _break(self) -> list[CoordEvent]:
-        """The connection is gone: decide what became of all that was under way."""
+        """The connection is gone: decide what becomes of all that was under way."""
         self._connection += 1
+        self._settle()
         events: list[CoordEvent] = []
-        for number, request in self._under_way.items():
+        for request in self._under_way.values():
             if isinstance(request, Load):
                 self._held.append(request)
-                continue
-            if number not in self._done:
-                self._perhaps(request)
-            events.append(Uncertain(request.tag))
+            else:
+                events.append(Uncertain(request.tag))
         self._under_way.clear()
         self._done.clear()
+        self._unsent.clear()
         return events
+
+    def _settle(self) -> None:
+        """Some of the commits under way had arrived already, or are about to; the rest never do."""
+        late = 0
+        for commit in self.unanswered():
+            if self._rng.getrandbits(1):
+                return
+            late += self._rng.getrandbits(16) * LATE_US >> 17
+            self._world.after(late, self._arrive_late, self._connection, commit)
+
+    def _arrive_late(self, connection: int, commit: Commit) -> None:
+        if connection == self._connection:  # One that is made anew puts an end to the old one.
+            self._carry_out(commit)
 
     def resume(self) -> None:
         """Have the connection back, in the old session or, if that expired, in a new one."""
         if not self.is_suspended or self._is_closed or self._is_dead:
             return
         self.is_suspended = False
+        self._connection += 1
+        self._slowness = 1 if self._rng.getrandbits(3) else SLOW
         if self._is_expired:
             self._renew()
             return
-        self._tell(Resumed(), *self._missed)
-        self._missed.clear()
+        self._tell(Resumed())
+        self._has_watches = False
+        self._up_at = max(self._up_at, self._world.now + self._delay())
+        self._world.at(self._up_at, self._watch_again, self._connection)
         self._send_held()
+
+    def _watch_again(self, connection: int, _: object) -> None:
+        if connection == self._connection and not self._is_cut:
+            self._has_watches = True
+            for root in self._ensemble.watched(self._session):
+                self._answer(0, Changed(root))
 
     def _send_held(self) -> None:
         while self._held:
@@ -279,32 +321,22 @@ class Session:
         if self._is_dead or self._is_closed:
             return
         self._is_expired = True
-        if self.is_suspended:
+        if self.is_suspended or self._is_cut:
             return
-        self._on_the_way.clear()
         self._connection += 1
         self._world.after(self._delay(), self._hear_of_expiry, self._connection)
 
     def _hear_of_expiry(self, connection: int, _: object) -> None:
-        if connection == self._connection and self._is_expired and not self.is_suspended:
-            self._renew()
+        if connection == self._connection and self._is_expired:
+            self.suspend()
+            self._world.after(self._delay() * 20, self._resume_later, self._connection)
 
     def _renew(self) -> None:
         self._is_expired = False
-        events: list[CoordEvent] = [
-            Uncertain(request.tag)
-            for request in (*self._under_way.values(), *self._held)
-            if isinstance(request, Commit)
-        ]
-        loads = [
-            request
-            for request in (*self._under_way.values(), *self._held)
-            if isinstance(request, Load)
-        ]
-        self._under_way.clear()
-        self._done.clear()
-        self._held.clear()
-        self._missed.clear()
+        self._has_watches = True
+        held, self._held = self._held, deque()
+        events = [Uncertain(request.tag) for request in held if isinstance(request, Commit)]
+        loads = [request for request in held if isinstance(request, Load)]
         self._session = self._ensemble.join(self)
         self._tell(*events, SessionExpired(self._session))
         for load in loads:
@@ -317,15 +349,13 @@ class Session:
         self._is_dead = True
         process.on_death.remove(self._lost)
         self._ensemble.connections.remove(self)
-        word, _, number = process.keep.partition("-")
-        arriving = int(number) if word == "state" else None
-        for commit in self.unanswered():
-            if arriving is None:
-                self._perhaps(commit)
-            elif arriving > 0:
-                self._carry_out(commit)
-                arriving -= 1
         self._connection += 1
+        word, _, number = process.keep.partition("-")
+        if word == "state":
+            for commit in self.unanswered()[: int(number)]:
+                self._carry_out(commit)
+        else:
+            self._settle()
         self._world.after(self._ensemble.session_timeout_us, self._expire_dead)
 
     def unanswered(self) -> list[Commit]:
@@ -333,15 +363,13 @@ class Session:
         return [
             request
             for number, request in self._under_way.items()
-            if isinstance(request, Commit) and number not in self._done
+            if isinstance(request, Commit)
+            and number not in self._done
+            and number not in self._unsent
         ]
 
-    def _perhaps(self, commit: Commit) -> None:
-        """A commit whose connection has gone: it had arrived already, or never will."""
-        if self._rng.getrandbits(1):
-            self._carry_out(commit)
-
     def _carry_out(self, commit: Commit) -> None:
+        # The end of the session puts an end to all that was asked in it.
         if self._session in self._ensemble.sessions:
             _, plan = self._ensemble.carry_out(self._session, commit)
             self._ensemble.announce(plan)
@@ -351,15 +379,27 @@ class Session:
 
     def check_link(self, is_cut: bool) -> None:
         """The network between the zkserver and the backend was cut or healed."""
-        timeout = self._ensemble.session_timeout_us
-        if is_cut and not self.is_suspended:
-            self.suspend()
-            self._world.after(timeout, self._expire_silent, self._connection)
-        elif not is_cut:
+        if is_cut == self._is_cut:
+            if not is_cut:
+                self.resume()
+            return
+        self._is_cut = is_cut
+        if not is_cut:
+            self.suspend()  # A connection that was silent for so long is made anew.
             self.resume()
+            return
+        timeout = self._ensemble.session_timeout_us
+        self._cuts += 1
+        notice = (timeout + (self._rng.getrandbits(16) * timeout >> 16)) // 3
+        self._world.after(notice, self._notice, self._cuts)
+        self._world.after(timeout, self._expire_silent, self._cuts)
 
-    def _expire_silent(self, connection: int, _: object) -> None:
-        if connection == self._connection and self.is_suspended:
+    def _notice(self, cuts: int, _: object) -> None:
+        if cuts == self._cuts and self._is_cut:
+            self.suspend()
+
+    def _expire_silent(self, cuts: int, _: object) -> None:
+        if cuts == self._cuts and self._is_cut and not self._is_dead:
             self._ensemble.expire(self._session)
 
     def check_pause(self) -> None:

@@ -308,7 +308,7 @@ def test_an_expired_session_takes_its_nodes_along() -> None:
     b.events(two)
     ensemble.expire(one.session)
     assert b.events(two) == [Changed("/x")]
-    assert a.events(one) == [SessionExpired("session-3")]
+    assert a.events(one) == [Suspended(), SessionExpired("session-3")]
     assert ensemble.entries() == ()
 
 
@@ -323,3 +323,41 @@ def test_a_session_outlives_a_short_silence_only() -> None:
     assert one.session not in ensemble.sessions
     one.check_link(False)
     assert [type(event) for event in a.events(one)] == [Suspended, SessionExpired]
+
+
+def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
+    ensemble, a, one, _, two = sessions()
+    one.submit(Load(1, "/"))
+    assert a.events(one) == [Loaded(1, ())]
+    one.check_link(True)
+    one.submit(Commit(2, (Create("/x", b""),)))
+    two.submit(Commit(1, (Create("/y", b""),)))
+    a.world.run(a.world.now + 600_000)  # less than a third of the session
+    assert one.poll() == []
+    a.world.run(a.world.now + 800_000)
+    assert one.poll() == [Uncertain(2), Suspended()]
+    one.check_link(False)
+    assert a.events(one) == [Resumed(), Changed("/")]  # and not what has changed
+    assert [entry.path for entry in ensemble.entries()] == ["/y"]
+
+
+def test_of_commits_under_way_the_first_so_many_are_done() -> None:
+    """And not after the client is connected again, when it looks which those were."""
+    outcomes = set()
+    for number in range(120):
+        ensemble, a, one, _, _ = sessions()
+        for _ in range(number):
+            one._rng.getrandbits(1)
+        for tag in range(4):
+            one.submit(Commit(tag, (Create(f"/{tag}", b""),)))
+        one.suspend()
+        a.world.run(a.world.now + number * 1_000)
+        one.resume()
+        one.submit(Load(9, "/"))
+        found = [entry.path for entry in ensemble.entries()]
+        assert found == [f"/{tag}" for tag in range(len(found))]
+        assert a.events(one)[-1] == Loaded(9, ensemble.entries())
+        a.world.run(a.world.now + 1_000_000)
+        assert [entry.path for entry in ensemble.entries()] == found
+        outcomes.add(len(found))
+    assert outcomes == {0, 1, 2, 3, 4}
