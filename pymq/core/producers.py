@@ -65,10 +65,7 @@ class ProducerTable:
                 expected=0,
             )
         producer_epoch = header.producer_epoch
-        if producer_epoch < known.epoch:
-            mark("producers.fenced")
-            return ProducerFenced(f"producer epoch {producer_epoch} was replaced by {known.epoch}")
-        if header.base_sequence == known.next_sequence:
+        if header.base_sequence == known.next_sequence and producer_epoch >= known.epoch:
             return None
         # Under another epoch the same number is another batch: the producer gave up the first.
         wanted = (producer_epoch, header.base_sequence, header.count)
@@ -76,6 +73,9 @@ class ProducerTable:
             if (epoch, sequence, count) == wanted:
                 mark("producers.repeat")
                 return offset
+        if producer_epoch < known.epoch:
+            mark("producers.fenced")
+            return ProducerFenced(f"producer epoch {producer_epoch} was replaced by {known.epoch}")
         if producer_epoch > known.epoch:
             mark("producers.later_epoch")
             return OutOfOrderSequence(
