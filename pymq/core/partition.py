@@ -365,6 +365,11 @@ class Partition:
         return self._host.rng
 
     @property
+    def incarnation(self) -> int:
+        """The number of the broker's life."""
+        return self._host.incarnation
+
+    @property
     def replication(self) -> ReplicationConfig:
         """The broker's patience."""
         return self._host.replication

@@ -94,6 +94,11 @@ class ReplicaHost(Protocol):
         ...
 
     @property
+    def incarnation(self) -> int:
+        """The number of this broker's life; a later one may have another disk."""
+        ...
+
+    @property
     def rng(self) -> Rng:
         """The dice."""
         ...

@@ -33,6 +33,7 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
         or block.acks not in (AckMode.NONE, AckMode.LEADER)
         or m.version not in (0, state_version)
         or m.broker not in m.in_sync
+        or (m.incarnation and not members.is_of(m.broker, m.incarnation))
         or not set(m.in_sync) <= set(block.replicas)
     ):
         return

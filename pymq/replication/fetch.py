@@ -253,7 +253,13 @@ class Fetch:
             self._asked_at = now + 5 * self._host.replication.retry_ms
             self._host.tell_controller(
                 AlterIsr(
-                    *self._name, self._number, self.epoch, self._host.me, wanted, self._version
+                    *self._name,
+                    self._number,
+                    self.epoch,
+                    self._host.me,
+                    wanted,
+                    self._version,
+                    self._host.incarnation,
                 )
             )
 

@@ -23,6 +23,7 @@ class Host:
     """A broker that writes down what it is asked for."""
 
     me = "me"
+    incarnation = 1
     replication = ReplicationConfig()
 
     def __init__(self) -> None:

@@ -118,6 +118,18 @@ def test_a_restarted_follower_leaves_the_in_sync_set_and_comes_back() -> None:
     assert cluster.open().in_sync == cluster.open().replicas
 
 
+def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
+    """It comes late, and the disk that it speaks of may have been replaced."""
+    cluster = full_cluster()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    for incarnation in (2, 1 << 40):
+        cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, one), 0, incarnation))
+        assert set(cluster.open().in_sync) == {leader, one, two}
+    known = cluster.brokers[leader].incarnation
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, one), 0, known))
+    assert set(cluster.open().in_sync) == {leader, one}
+
+
 def test_a_restarted_leader_leads_no_more() -> None:
     """Its tail may be gone: it must not give these offsets a second time."""
     cluster = full_cluster()

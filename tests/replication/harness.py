@@ -273,6 +273,7 @@ class Node:
         self.me = name
         self.cluster = cluster
         self.rng: Rng = cluster.rng
+        self.incarnation = 1
         self.replication = cluster.config
         self.disk = Disk()
         self.writing: Write | None = None

@@ -20,6 +20,7 @@ class Host:
     """A leader's surroundings, which only take note."""
 
     me = "A"
+    incarnation = 1
     replication = ReplicationConfig(lag_max_ms=300)
     rng = Random(1)
 

@@ -169,7 +169,8 @@ class AlterIsr:
 
     The new :class:`~pymq.core.metadata.PartitionState` is the answer; until it comes, the leader
     counts on both sets. *version* is that of the state that the leader goes by: the wish is
-    refused, and the newer state sent again, when another change came before it (KIP-497, KIP-903).
+    refused, and the newer state sent again, when another change came before it (KIP-497, KIP-903),
+    and when the leader was started anew meanwhile: its disk may be another one.
     """
 
     topic: str
@@ -179,6 +180,7 @@ class AlterIsr:
     broker: str
     in_sync: tuple[str, ...]
     version: int = 0  # 0: not told
+    incarnation: int = 0  # of *broker*; 0: not told
 
 
 @value
