@@ -378,6 +378,12 @@ class QuotaExceeded(PymqError):
     code = "QUOTA_EXCEEDED"
     retriable = True
 
+    @property
+    def retry_ms(self) -> int:
+        """In how many milliseconds to try again, as whoever refused it has said; 60 s at most."""
+        found = self.details.get("retry_ms")
+        return max(0, min(found, 60_000)) if type(found) is int else 0
+
 
 class InternalError(PymqError):
     """A rule of pymq's own was broken; please report it with the message."""

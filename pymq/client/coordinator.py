@@ -5,7 +5,7 @@ from __future__ import annotations
 from pymq.client.route import ANSWER_MAX_MS, ANSWER_MS, RETRY_MAX_MS, RETRY_MS
 from pymq.client.router import Router
 from pymq.core.types import OFFSETS_TOPIC
-from pymq.errors import NotLeader, PymqError
+from pymq.errors import NotLeader, PymqError, QuotaExceeded
 
 
 class Coordinator:
@@ -51,6 +51,8 @@ class Coordinator:
             pause = min(RETRY_MS << min(self._tries - 1, 10), RETRY_MAX_MS)
         self._tries += 1
         self._trouble = f"{source}: {error}"
+        if isinstance(error, QuotaExceeded):
+            return max(pause, error.retry_ms)
         place = self._router.coordinator_of(self.group)
         if isinstance(error, NotLeader) and place is not None:
             if not self._router.refused(*place, source, error):

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from pymq.client.router import Router
 from pymq.core.values import Factory, define
-from pymq.errors import NotLeader, OffsetOutOfRange, PymqError, ReplicaNotAvailable
+from pymq.errors import (
+    NotLeader,
+    OffsetOutOfRange,
+    PymqError,
+    QuotaExceeded,
+    ReplicaNotAvailable,
+)
 
 RETRY_MS = 50  # before a broker is asked again, the first time; then twice as long, up to ...
 RETRY_MAX_MS = 250
@@ -78,6 +84,8 @@ class Route:
         pause = 0
         if self.tries > 1:
             pause = min(RETRY_MS << min(self.tries - 2, 10), RETRY_MAX_MS)
+        if isinstance(error, QuotaExceeded):
+            return max(pause, error.retry_ms)  # Nobody else is to be asked, nor is anything wrong.
         if self.others:
             self.others.pop(0)
             if self.others:

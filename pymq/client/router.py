@@ -22,7 +22,7 @@ from pymq.core.message import Answer, GetMetadata, Message
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
 from pymq.core.types import OFFSETS_TOPIC
-from pymq.errors import NotController, PymqError, RequestTimeout
+from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
 from pymq.hash.partitioner import key_partition
 
 TRY_MS = 500  # how long a zkserver has to answer: the first time, then twice as long, up to ...
@@ -302,24 +302,28 @@ class Router(Outbox):
 
     def _refreshed(self, topic: str, message: Message, now: int) -> None:
         result = message.result if isinstance(message, Answer) else None
+        error = message.error if isinstance(message, Answer) else None
         if isinstance(result, TopicMetadata):
             self._learn(result)
             if all(found.leader is not None for found in result.partitions):
                 self._tries.pop(topic, None)
                 return
-        elif isinstance(message, Answer) and message.error is not None:
+        elif error is not None and not isinstance(error, QuotaExceeded):
             gone = self.topics.pop(topic, None)
             for partition in gone.partitions if gone is not None else ():
                 self._leaders.pop((topic, partition.partition), None)
                 self._hinted.pop((topic, partition.partition), None)
-            if not message.error.retriable:
-                self.gone[topic] = message.error
+            if not error.retriable:
+                self.gone[topic] = error
                 self._tries.pop(topic, None)
                 self._announce()
                 return
         tries = self._tries[topic] = self._tries.get(topic, 0) + 1
         limit = REFRESH_MAX_MS if tries <= REFRESH_TRIES else REFRESH_IDLE_MS
-        self._timers.set(topic, now + min(REFRESH_MS << min(tries - 1, 10), limit))
+        pause = min(REFRESH_MS << min(tries - 1, 10), limit)
+        if isinstance(error, QuotaExceeded):
+            pause = max(pause, error.retry_ms)
+        self._timers.set(topic, now + pause)
 
     def _learn(self, found: TopicMetadata) -> None:
         self.gone.pop(found.topic, None)

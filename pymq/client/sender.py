@@ -33,6 +33,7 @@ from pymq.errors import (
     NotLeader,
     OutOfOrderSequence,
     PymqError,
+    QuotaExceeded,
     UnknownPartition,
 )
 
@@ -496,9 +497,12 @@ class Sender(Outbox):
             is_known = self._router.refused(queue.topic, queue.partition, source, error)
         else:
             is_known = False
-            self._router.refresh(queue.topic)
+            if not isinstance(error, QuotaExceeded):
+                self._router.refresh(queue.topic)
         # Two brokers may take each other for the leader, so even a hint is not followed for ever.
         pause = 0 if is_known and queue.tries == 0 else self._pause(queue)
+        if isinstance(error, QuotaExceeded):
+            pause = max(pause, error.retry_ms)
         queue.tries += 1
         if batch.sequence >= 0:
             self._send_again(queue, now, pause)

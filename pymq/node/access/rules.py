@@ -2,7 +2,8 @@
 
 The semantics are those of Kafka's authoriser: what nothing allows is denied, a denial wins over
 whatever allows, ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``, and a pattern is
-a whole name or a prefix (KIP-290). There is no setting that lets everybody in where no rule is.
+a whole name or a prefix (KIP-290). Here ``ClusterAction`` implies it, too: a broker asks where the
+others are. There is no setting that lets everybody in where no rule is.
 
 ::
 
@@ -68,9 +69,7 @@ class Kind(Enum):
     CLUSTER = "cluster"
 
 
-IMPLY_DESCRIBE = frozenset(
-    {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER, Operation.DESCRIBE}
-)
+IMPLY_DESCRIBE = frozenset(Operation) - {Operation.CREATE}
 
 
 @value

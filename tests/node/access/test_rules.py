@@ -42,7 +42,7 @@ def twin(policy: dict[str, Any], who: str, operation: Operation, kind: Kind, nam
         if each["effect"] == "deny":
             verdicts |= {"deny"} if operation.value in words else set()
         elif operation is Operation.DESCRIBE:
-            if words & {"Read", "Write", "Delete", "Alter", "Describe"}:
+            if words & {"Read", "Write", "Delete", "Alter", "Describe", "ClusterAction"}:
                 verdicts.add("allow")
         elif operation.value in words:
             verdicts.add("allow")
