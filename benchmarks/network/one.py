@@ -98,6 +98,14 @@ NEEDS: dict[str, Needs] = {
 }
 
 
+def _curve(work: Work, size: int, job: Job) -> Measures:
+    job.warm(4 * job.count(RATES[size]) * size)
+    folder = pymq_side.make_keys(job.folder)
+    with pymq_side.cluster(job.folder, curve=folder) as url:
+        pymq_side.make_topic(url, acks="leader", replicas=1, fsync="os")
+        return work(url, job, size)
+
+
 def _side(name: str, setting: str, work: Work, size: int = 100) -> Side:
     host = name.split(maxsplit=1)[0]
     return Side(name, setting, partial(HOSTS[host], work, size), NEEDS[host])
@@ -299,5 +307,19 @@ PARTS = (
             ),
         ),
         (Goal(At("pymq", "put"), (At("limit", "put"),), at_least=0.6),),
+    ),
+    Part(
+        "N7-curve",
+        "produce and consume 100 B at the same time, one broker, ack 1, encrypted or not",
+        (
+            _side("pymq", OURS, _ours_both(many=True)),
+            Side(
+                "pymq curve",
+                f"{OURS}; CURVE, a policy, quotas",
+                partial(_curve, _ours_both(many=True), 100),
+                NEEDS["pymq"],
+            ),
+        ),
+        (Goal(At("pymq curve", "both"), (At("pymq", "both"),), at_least=0.5),),
     ),
 )

@@ -36,7 +36,31 @@ def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Ite
             command += ["--zkserver", server, "--data", str(folder / f"broker-{number}"), *common]
             log = folder / f"broker-{number}.log"
             stack.enter_context(running(command, log, lambda port=port: listens(port)))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        yield f"zmq+{server}"
+        yield f"zmq+{server}" + (f"?curve_dir={curve}&principal=bench" if curve else "")
+
+
+def make_keys(folder: Path) -> Path:
+    """Keys of a zkserver, a broker and ``bench``, which may read and write the topic, and a quota.
+
+    The quota is never reached, but counted.
+    """
+    from pymq.transport.curvefiles import Public, make_pair, write_pair
+
+    keys = folder / "keys"
+    for name in ("zkserver", "broker-0", "bench"):
+        pair = make_pair(name)
+        write_pair(keys, pair, Public(name, pair.public, is_node=name != "bench"))
+    rules = [
+        (["zkserver", "broker-0"], ["ClusterAction"], ["cluster"]),
+        (["bench"], ["Describe"], ["cluster"]),
+        (["bench"], ["Read", "Write", "Create"], [f"topic:{TOPIC}"]),
+    ]
+    lines = ["[quota.bench]", f"produce_bytes_per_second = {1 << 40}"]
+    for principals, operations, resources in rules:
+        lines += ["[[rule]]", f"principal = {principals}", f"operations = {operations}"]
+        lines += [f"resources = {resources}"]
+    (keys / "policy.toml").write_text("\n".join(lines) + "\n")
+    return keys
 
 
 def make_topic(url: str, *, acks: str, replicas: int, fsync: str | None = None) -> None:
