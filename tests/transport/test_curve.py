@@ -394,3 +394,24 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
         finally:
             for each in silent:
                 each.close()
+
+
+def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
+    """libzmq bounds a frame and not the number of them: so nobody gets that far without a key."""
+    make_keys(tmp_path, "server")
+    seen = Seen()
+    with server(tmp_path, seen) as there, client(None, None, there) as plain:
+        say(plain)
+        link = plain._peers["server"].link
+        assert link is not None
+        deadline = time.monotonic() + 1.0
+        sent = 0
+        while time.monotonic() < deadline:
+            there.poll()
+            try:
+                link.socket.send(bytes(1 << 20), zmq.SNDMORE | zmq.NOBLOCK)
+                sent += 1
+            except zmq.Again:
+                pass
+        assert sent == 0  # It is not connected, so its own socket takes nothing.
+        assert there.poll() == []
