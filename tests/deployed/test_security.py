@@ -103,6 +103,9 @@ class Talker:
         self.transport.send(to, self.transport.node, message)
         self.transport.flush()
 
+    def answer(self, request: int) -> Message:
+        return self.hear(lambda found: getattr(found, "id", None) == request)
+
     def hear(self, is_it: Callable[[Message], object]) -> Message:
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
@@ -173,7 +176,7 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
             bob.tell(message)
             # What is not answered is followed by what is: it came to nothing, and in order.
             bob.tell(msg.DeleteTopic(1_000_000 + number, "orders"))
-            refused = bob.hear(lambda found: getattr(found, "id", -1) == 1_000_000 + number)  # noqa: B023  it is called before the next round
+            refused = bob.answer(1_000_000 + number)
             assert isinstance(refused, msg.Answer)
             assert isinstance(refused.error, AuthorizationFailed)
     assert state(secured) == before
@@ -208,7 +211,7 @@ def test_a_client_cannot_say_who_leads(secured: Secured) -> None:
         for seed in range(20):
             message = sample(msg.LeaderAndIsr, Random(seed))
             alice.tell(message)
-            answer = alice.hear(lambda found: found.id == message.id)  # type: ignore[union-attr]  # noqa: B023  it is called before the next round
+            answer = alice.answer(message.id)
             assert isinstance(answer, msg.LeaderAndIsrAnswer)
             assert [each[:2] for each in answer.errors] == [
                 (each.topic, each.partition) for each in message.partitions
@@ -301,7 +304,7 @@ def test_a_frame_that_is_too_large_ends_the_connection_and_nothing_else(secured:
     with Talker(node, KeyRing(secured.keys, "bob"), "client-2") as bob:
         bob.tell(msg.DeleteTopic(1, "orders"))
         bob.hear(lambda found: getattr(found, "id", 0) == 1)
-        link = bob.transport._peers[node.name].link
+        link = bob.transport._peers.by_name[node.name].link
         assert link is not None
         memory = resident()
         link.socket.send(bytes(FRAME_BYTES_MAX + 1), zmq.NOBLOCK)

@@ -402,7 +402,7 @@ def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
     seen = Seen()
     with server(tmp_path, seen) as there, client(None, None, there) as plain:
         say(plain)
-        link = plain._peers["server"].link
+        link = plain._peers.by_name["server"].link
         assert link is not None
         deadline = time.monotonic() + 1.0
         sent = 0
