@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from pymq.coord import paths
+from pymq.core.marks import mark
 from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
@@ -21,7 +22,8 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
     """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed.
 
     Who may not join is left out, and that is a new version in any case: what was asked for before
-    can not be granted any more, so the leader need not count on it.
+    can not be granted any more, so the leader need not count on it. It is a new version as well if
+    the set that there is was asked for, by which a leader takes back what it wished for before.
     """
     name = TopicPartition(m.topic, m.partition)
     topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
@@ -46,6 +48,9 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
         interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
         node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
         draft.put(paths.block(*name, block.number), node)
+    elif m.version:
+        mark("reported.wish_withdrawn")
+        change(draft, name)
 
 
 def _may_join(draft: Draft, block: BlockNode, members: Members, broker: str) -> bool:

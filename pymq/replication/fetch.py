@@ -6,9 +6,10 @@ from their own end; where they pull from tells the leader how far they are. What
 replicas have is committed.
 
 The in-sync set is the zkserver's: the leader asks for another one with AlterIsr, and until it hears
-of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497). What is asked for is for
-one version of the partition, so with the next version it is granted or void. A leader that was
-started anew has perhaps lost what was not synced, so it does not lead that block again.
+of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497); also after it has given a
+wish up, for that may be granted all the same. What is asked for is for one version of the
+partition, so with the next version it is granted or void. A leader that was started anew has
+perhaps lost what was not synced, so it does not lead that block again.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Fetch:
         self._committed = block.in_sync
         self._version = replica.state.version
         self._wanted: tuple[str, ...] | None = None  # the in-sync set that was asked for
+        self._may_join: tuple[str, ...] = ()  # who is in any set that may yet be granted
         self._asked_at = NEVER
         self._join_at = 0  # nobody is to join before, after what was asked for was refused
         self._leads = False
@@ -104,6 +106,8 @@ class Fetch:
             mark("fetch.isr_refused")
             self._wanted, self._asked_at = None, NEVER
             self._join_at = now + 5 * self._host.replication.retry_ms
+        if is_new:
+            self._may_join = ()
         if self._leads:
             self._advance()
             self._judge(now)
@@ -223,7 +227,7 @@ class Fetch:
         """Move the high watermark to what all have that may have to stand in for the leader."""
         end = self._log.stable_end
         for name, follower in self._followers.items():
-            if name in self._committed or name in (self._wanted or ()):
+            if name in self._committed or name in self._may_join:
                 end = min(end, follower.end)
         self.high_watermark = max(self.high_watermark, end)
 
@@ -250,6 +254,7 @@ class Fetch:
             wanted = self._committed  # It was asked for another one, which may still come.
         if wanted != self._wanted or now >= self._asked_at:
             self._wanted = wanted
+            self._may_join = tuple(dict.fromkeys((*self._may_join, *wanted)))
             self._asked_at = now + 5 * self._host.replication.retry_ms
             self._host.tell_controller(
                 AlterIsr(

@@ -17,7 +17,7 @@ from pymq.core.coordination import Commit
 from pymq.core.header import COMPACTED, Header
 from pymq.core.message import Message
 from pymq.core.metadata import BlockNode, TopicNode, decode_node
-from pymq.core.types import OFFSETS_TOPIC, BlockId
+from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId
 from pymq.core.values import Factory, define
 from pymq.testing import probe
 from pymq.testing.ledger import Ledger, ReplicaLog, WatchedStore
@@ -36,7 +36,8 @@ class History:
     """What consumers may have seen of one partition, for ever."""
 
     blocks: dict[int, ReplicaLog] = Factory(dict)  # by number: as far as it was visible
-    sequences: dict[int, tuple[int, int]] = Factory(dict)  # of producers: epoch, next sequence
+    # Of producers: epoch, next sequence, and the block of the last batch.
+    sequences: dict[int, tuple[int, int, int]] = Factory(dict)
     losses: int = 0  # how often something visible was lost, as weak settings allow
 
     def end(self) -> int:
@@ -130,6 +131,30 @@ class Watch:
         """The history of a partition by its names, as they are used now."""
         key = self.indexes.get((topic, partition))
         return self.histories.get(key) if key is not None else None
+
+    def keepers(self, block: BlockId, node: BlockNode, seen: ReplicaLog) -> list[str]:
+        """Who is in sync in a fetched block and has all that was visible in it.
+
+        Where there is one, nothing of that may be lost, however little was synced: it did not
+        crash, or what it had not synced is there all the same.
+        """
+        if node.acks is AckMode.RAFT or len(node.replicas) < 2 or not seen.ends:
+            return []
+        found = []
+        for name in node.in_sync:
+            log, host = self.ledger.log(name, block), self.cluster.brokers[name]
+            is_there = log is not None and log.chain_at(seen.end) == seen.chains[-1]
+            if is_there and log is not None and (host.is_up or log.synced_end >= seen.end):
+                found.append(name)
+        return [name for name in found if name not in self.ledger.damaged]
+
+    def node(self, block: BlockId) -> BlockNode | None:
+        """What the tree says of a block now."""
+        name = self.names.get((block.topic_id, block.partition))
+        if name is None or self.indexes.get(name) != (block.topic_id, block.partition):
+            return None
+        entry = self.cluster.ensemble.tree.get(paths.block(*name, block.number))
+        return decode_node(BlockNode, entry.data) if entry is not None else None
 
     def fail(self, name: str, message: str) -> None:
         """A rule was broken."""
@@ -284,7 +309,9 @@ class OneLeader(Checker):
         log = self.watch.ledger.log(host.name, found.block)
         if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
             return
-        if found.is_strict or not self.watch.ledger.has_lost(found.block):
+        node = self.watch.node(found.block)
+        keepers = self.watch.keepers(found.block, node, seen) if node is not None else []
+        if found.is_strict or keepers or not self.watch.ledger.has_lost(found.block):
             self.fail(
                 "leader-completeness",
                 f"{host.name} leads {found.block} at epoch {found.epoch} without all that was "
@@ -378,10 +405,13 @@ class Immutable(Checker):
         config = decode_node(TopicNode, entry.data).config if entry is not None else None
         if seen is not None and seen.end > end:
             is_strict = config is None or config.sync_policy(node.acks) == "always"
-            if is_strict or not (node.is_unclean or self.watch.ledger.has_lost(block)):
+            keepers = self.watch.keepers(block, decode_node(BlockNode, before), seen)
+            is_told = node.is_unclean or (self.watch.ledger.has_lost(block) and not keepers)
+            if is_strict or not is_told:
                 self.fail(
                     "seal-keeps-what-is-visible",
-                    f"{block} is sealed at {end}, and was visible up to {seen.end}",
+                    f"{block} is sealed at {end}, and was visible up to {seen.end}"
+                    + (f": {keepers} have all of that" if keepers else ""),
                 )
             # Nobody was promised that it survives a crash of the disks' caches.
             seen.cut(end)
@@ -405,14 +435,22 @@ class Immutable(Checker):
         producer, sequence = header.producer_id, header.base_sequence
         known = history.sequences.get(producer)
         # A later epoch of a producer goes on where the one before has stopped.
-        if known is not None and (sequence != known[1] or header.producer_epoch < known[0]):
+        is_on = known is None or (sequence == known[1] and header.producer_epoch >= known[0])
+        if known is not None and not is_on and not self._is_new(block, header, known):
             is_repeat = sequence < known[1] and header.producer_epoch >= known[0]
             self.fail(
                 "written-once" if is_repeat else "send-order",
                 f"producer {producer} at epoch {header.producer_epoch} has sequence {sequence} "
                 f"in {place}, after {known[1]} of epoch {known[0]}",
             )
-        history.sequences[producer] = (header.producer_epoch, sequence + header.count)
+        following = sequence + header.count
+        history.sequences[producer] = (header.producer_epoch, following, block.number)
+
+    def _is_new(self, block: BlockId, header: Header, known: tuple[int, int, int]) -> bool:
+        """Whether a producer begins anew, which was forgotten with all that it had written."""
+        if header.base_sequence or header.producer_epoch <= known[0] or block.number <= known[2]:
+            return False
+        return self.watch.node(block._replace(number=known[2])) is None
 
     def on_truncate(self, log: ReplicaLog, end: int) -> None:
         history = self.watch.histories.get((log.block.topic_id, log.block.partition))

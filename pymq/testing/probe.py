@@ -29,6 +29,8 @@ class Look(NamedTuple):
     is_leader: bool  # and takes in records: behind a seal nobody does
     is_strict: bool  # everything is synced before it counts
     majority: int  # replicas that must hold what is visible
+    told: tuple[int, int]  # epoch and version of what the zkserver has told of it
+    made_on: str  # the disk that this replica of the open block was made on; "" if unknown
 
 
 def partitions(broker: Broker) -> Iterable[Partition]:
@@ -65,6 +67,7 @@ def look(partition: Partition) -> Look | None:
     state = partition.state
     block = state.blocks[-1]
     is_strict = state.config.sync_policy(state.acks) == "always"
+    is_placed = bool(block.storages) and partition.me in block.replicas
     return Look(
         state.block_id(block),
         block.start,
@@ -74,6 +77,8 @@ def look(partition: Partition) -> Look | None:
         replicator.is_leader and (partition.log is None or partition.log.seal_end is None),
         is_strict,
         len(block.replicas) // 2 + 1 if state.acks == -1 else 1,
+        (state.epoch, state.version),
+        block.storages[block.replicas.index(partition.me)] if is_placed else "",
     )
 
 

@@ -8,6 +8,7 @@ from pymq.testing.checkers import Immutable, LogMatching, OneLeader, Watch, Wate
 from pymq.testing.insync import InSync
 from pymq.testing.metadata import Metadata
 from pymq.testing.offsets import Offsets
+from pymq.testing.orders import Orders
 from pymq.testing.promises import Answers, Reads
 from pymq.testing.sharing import Leases
 
@@ -25,6 +26,7 @@ RULES = (
     *Answers.rules,
     *Reads.rules,
     *InSync.rules,
+    *Orders.rules,
     *Leases.rules,
     *Offsets.rules,
     *Metadata.rules,
@@ -43,6 +45,7 @@ def watch(cluster: Cluster) -> Watch:
         Answers(found, immutable),
         Reads(found),
         InSync(found),  # after what has made a sealed block's log known
+        Orders(found),
         Leases(found),
         Offsets(found),
         Metadata(found),

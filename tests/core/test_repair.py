@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import attrs
+
 from pymq.core.header import Header
 from pymq.core.log import BlockLog
 from pymq.core.message import Message, ReplicaFetch, ReplicaFetched
@@ -46,20 +48,23 @@ class Host:
 
 
 class Bench:
-    """A copy that has the first *end* records of a block of ten, one record a batch."""
+    """A copy that has the first *end* records of a block of ten, one record a batch.
 
-    def __init__(self, end: int) -> None:
-        self.batches = [
-            RecordBatch.encode([b"%d" % i], timestamp_ms=0).stamp(i, EPOCH, 0) for i in range(10)
-        ]
+    From 5 on they are of a later epoch; the copy has *others* more of the earlier one.
+    """
+
+    def __init__(self, end: int, others: int = 0) -> None:
+        records = [RecordBatch.encode([b"%d" % i], timestamp_ms=0) for i in range(10)]
+        self.batches = [r.stamp(i, EPOCH if i >= 5 else 1, 0) for i, r in enumerate(records)]
         self.host = Host()
         self.log = BlockLog(self.host, NAME, 0, is_shared=True)
-        block = BlockNode(
-            0, 0, 10, EPOCH, AckMode.RAFT, "a", ("a", "b", "me"), ("a", "b"), epochs=((EPOCH, 0),)
-        )
+        block = BlockNode(0, 0, 10, EPOCH, AckMode.RAFT, "a", ("a", "b", "me"), ("a", "b"))
+        block = attrs.evolve(block, epochs=((1, 0), (EPOCH, 5)))
         self.repair = Repair(self.host, block, self.log)
         self.log.recover()
-        headers: list[Header] = [batch.header for batch in self.batches[:end]]
+        mine = [r.stamp(end + i, 1, 0) for i, r in enumerate(records[:others])]
+        headers: list[Header] = [batch.header for batch in (*self.batches[:end], *mine)]
+        end += others
         size = sum(header.length for header in headers)
         self.repair.recovered(Recovered(NAME, 0, end, size, None, headers, 0), "t", "0", 0)
 
@@ -131,3 +136,11 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
     bench.write()
     assert bench.is_sealed
     assert repair.is_done
+
+
+def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None:
+    """A leader that nobody followed wrote it; the next one wrote other records (KIP-101)."""
+    for others in (1, 3, 5):
+        bench = Bench(end=5, others=others)
+        assert bench.log.end == 5
+        assert not bench.repair.is_done

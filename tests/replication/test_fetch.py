@@ -89,3 +89,31 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
     fetch.step("B", ReplicaFetch(3, BLOCK, log.end, 1, 1, 1 << 20, 500), later)
     assert [m.in_sync for m in host.said if isinstance(m, AlterIsr)] == [("A", "B")]
     assert [m.version for m in host.said if isinstance(m, AlterIsr)] == [1]
+
+
+def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
+    """KIP-497: between wish and answer, whoever may be in sync by then is counted on.
+
+    B joins, and has lost its tail in a crash before the answer comes: the leader gives the wish up,
+    but the zkserver may have granted it already.
+    """
+    host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
+    fetch = leader(host, log)
+
+    def write(value: str, now: int) -> None:
+        log.push(1, value)
+        log.node.disk.batches = list(log.batches)
+        fetch.appended(now)
+        fetch.stable(log.stable_end, now)
+
+    write("x", 10)
+    fetch.step("B", ReplicaFetch(1, BLOCK, 1, 1, 1, 1 << 20, 0), 20)
+    fetch.step("B", ReplicaFetch(2, BLOCK, 0, 0, 1, 1 << 20, 0), 30)
+    wishes = [m for m in host.said if isinstance(m, AlterIsr)]
+    assert [m.in_sync for m in wishes] == [("A", "B"), ("A",)]
+    write("y", 40)
+    assert fetch.high_watermark == 1  # not more than B has had
+    fetch.adopt(state(version=0), 50)  # what it knew already
+    assert fetch.high_watermark == 1
+    fetch.adopt(state(version=1), 60)
+    assert fetch.high_watermark == 2

@@ -51,7 +51,7 @@ from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode, BlockId, TopicPartition
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
-from pymq.testing.checkers import Watch
+from pymq.testing.checkers import Immutable, Watch
 from pymq.testing.ledger import WatchedStore
 from pymq.testing.nodes import BrokerHost, ClientHost
 from pymq.testing.probe import Look
@@ -114,10 +114,12 @@ class Scene:
         majority: int = 1,
         block: BlockId = BLOCK,
         start: int = 0,
+        told: tuple[int, int] = (1, 1),
+        made_on: str = "",
     ) -> None:
         host, log = self.host(index), self.watch.ledger.log(self.brokers[index], block)
         end = end if end is not None else (log.end if log is not None else 0)
-        found = Look(block, start, end, high, epoch, leads, strict, majority)
+        found = Look(block, start, end, high, epoch, leads, strict, majority, told, made_on)
         for checker in self.watch.checkers:
             checker.on_look(host, found, self.last.get(host.name))
         self.last[host.name] = found
@@ -579,6 +581,42 @@ def sealed_below_what_is_visible(s: Scene) -> None:
     s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 1), 0))
 
 
+def of_two(end: int | None, holders: tuple[str, ...] = ("broker-0", "broker-1")) -> bytes:
+    """A block of two replicas that is fetched."""
+    replicas = "broker-0", "broker-1"
+    return encode_node(BlockNode(0, 0, end, 1, AckMode.LEADER, "broker-0", replicas, holders))
+
+
+def one_of_two_has_lost(s: Scene) -> None:
+    """What was visible, and what the other one has."""
+    tree(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), of_two(None), 0))
+    for index in (0, 1):
+        s.append(index, batch(0, b"a"), sync=True)
+        s.append(index, batch(1, b"b"), sync=index == 1)
+    s.look(0, 2, strict=False)
+    s.restart(0, 1)
+
+
+def sealed_without_what_one_in_sync_has(s: Scene) -> None:
+    one_of_two_has_lost(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), of_two(1, ("broker-0",)), 1))
+
+
+def led_without_what_one_in_sync_has(s: Scene) -> None:
+    one_of_two_has_lost(s)
+    s.look(0, 1, strict=False)
+
+
+def older_state_counts(s: Scene) -> None:
+    s.look(0, 0, told=(2, 5))
+    s.look(0, 0, told=(2, 4))
+
+
+def another_disk_takes_part(s: Scene) -> None:
+    s.look(0, 0, made_on="the one before")
+
+
 def partition_epoch_falls(s: Scene) -> None:
     tree(s)
     partition = PartitionNode("0", 0, AckMode.RAFT, 1, 1, 4)
@@ -645,6 +683,10 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     written_again_under_another_epoch: "written-once",
     sealed_twice: "sealed-for-ever",
     sealed_below_what_is_visible: "seal-keeps-what-is-visible",
+    sealed_without_what_one_in_sync_has: "seal-keeps-what-is-visible",
+    led_without_what_one_in_sync_has: "leader-completeness",
+    older_state_counts: "newest-state-counts",
+    another_disk_takes_part: "own-disk-only",
     partition_epoch_falls: "partition-epoch-rises",
     controller_epoch_stands: "one-controller-per-epoch",
     somebody_else_commits: "only-the-controller-commits",
@@ -700,6 +742,23 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
     s.append(1, batch(0, b"a"))
     s.watch.ledger.forget("broker-1")
     s.look(0, 1, majority=2)
+    s.cluster.check()
+
+
+def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
+    """Its records are gone, and with a restart what was known of it."""
+    s = Scene()
+    tree(s)
+    s.append(0, batch(0, b"a", sequence=0))
+    s.look(0, 1)
+    sealed = Put(paths.block("t", "0", 0), node(0, 0, 1), 0)
+    s.commit("s1", sealed, Create(paths.block("t", "0", 1), node(1, 1, None)))
+    s.commit("s1", Delete(paths.block("t", "0", 0), 1))
+    history = s.watch.history(BLOCK)
+    later = batch(1, b"b", sequence=0, fence=1)
+    immutable = next(c for c in s.watch.checkers if isinstance(c, Immutable))
+    immutable.sent[later.header.batch_crc] = 1
+    immutable._check_batch(BLOCK._replace(number=1), history, later.header)
     s.cluster.check()
 
 

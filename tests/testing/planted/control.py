@@ -11,11 +11,13 @@ from pymq.core.intake import Intake
 from pymq.core.message import Produced
 from pymq.core.partition import Partition
 from pymq.core.sealing import Sealing
+from pymq.core.types import TopicPartition
 from pymq.errors import InvalidRequest
 from pymq.node import blocks, placement, reported, takeover
+from pymq.node.broker import Broker
 from pymq.node.commits import Commits
 from pymq.node.election import Election
-from pymq.node.membership import Members
+from pymq.node.orders import Orders
 from pymq.node.rolls import Rolls
 from tests.testing.planted.bug import bug, plant
 
@@ -28,7 +30,7 @@ bug(
     CONTROLLER,
     "a zkserver that has lost its session goes on, and its commits are not fenced",
     "CURATOR-220: LOST is not reported (B17); the fence alone would hide it",
-    "coordinator-3 swarm-3",
+    "coordinator-3",
 )
 
 
@@ -49,7 +51,7 @@ bug(
     CONTROLLER,
     "a take-over keeps the controller epoch of the one before",
     "K2; KAFKA-1239",
-    "coordinator-3 swarm-3",
+    "coordinator-3",
 )
 
 
@@ -86,8 +88,7 @@ bug(
     CONTROLLER,
     "a commit whose outcome nobody knows is taken for done",
     "commit_unknown_result of FoundationDB; Kafka's ZkClient",
-    "coordinator-3",
-    is_open=True,
+    test="tests/node/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
 )
 
 
@@ -97,6 +98,36 @@ def loaded_and_done(loaded: Any, self: Commits, image: Any, now: int) -> None:
     for task, _, result in flight.items if flight is not None else ():
         self._finish(task, result, now)
     loaded(self, image, now)
+
+
+bug(
+    "stale-controller",
+    CONTROLLER,
+    "a broker goes by what it is told last, whoever says so, and however old it is",
+    "K2; Kafka's controller epochs (KAFKA-1305), leader epochs of LeaderAndIsr",
+    test="tests/node/test_broker.py::test_a_late_state_does_not_bring_back_what_was_stopped",
+)
+
+
+@plant("stale-controller", Broker, "_leader_and_isr")
+def heed_anybody(heed: Any, self: Broker, source: str, m: Any, now: int) -> None:
+    self._registration.epoch = min(self._registration.epoch, m.controller_epoch)
+    heed(self, source, m, now)
+
+
+@plant("stale-controller", Orders, "is_late")
+def never_late(is_late: Any, self: Orders, request: int, *about: Any) -> bool:
+    return False
+
+
+@plant("stale-controller", Broker, "_adopt")
+def adopt_older(adopt: Any, self: Broker, request: int, state: Any, now: int) -> Any:
+    partition = self._partitions.get(TopicPartition(state.topic, state.partition))
+    if partition is None or partition.state.topic_id != state.topic_id:
+        return adopt(self, request, state, now)
+    partition.adopt(state, self._registration.epoch, now)
+    self._schedule.touch(partition)
+    return None
 
 
 # --- rolls --------------------------------------------------------------------------------------
@@ -121,8 +152,7 @@ bug(
     ROLLS,
     "a replica that has said where its copy ends goes on following the old leader",
     "BookKeeper #2614: ledgers closed without fencing",
-    "fetch-rolls fetch-network",
-    is_open=True,
+    test="tests/testing/test_takeovers.py",
 )
 
 
@@ -157,7 +187,7 @@ bug(
     ROLLS,
     "a take-over ends the block where the shortest copy ends, in sync or not",
     "Kafka before KIP-101: the wrong replica is asked",
-    "fetch-crash fetch-rolls fetch-network",
+    "fetch-network fetch-rolls fetch-crash",
 )
 
 
@@ -175,7 +205,7 @@ bug(
     ROLLS,
     "any replica may say where the block of a dead leader ends",
     "Kafka's unclean.leader.election.enable, once the default (Jepsen 2013)",
-    "fetch-crash fetch-network fetch-rolls",
+    "fetch-network fetch-crash fetch-rolls",
 )
 
 
@@ -196,8 +226,7 @@ bug(
     ROLLS,
     "a take-over of voters goes by the length of their copies, whatever their epochs",
     "KIP-101, KIP-279; Raft 5.4.1",
-    "wipe-3 rolls-3 swarm-3",
-    is_open=True,
+    test="tests/node/test_takeover.py::test_of_four_two_see_all_and_the_later_epoch_counts",
 )
 
 
@@ -230,7 +259,7 @@ bug(
     ROLLS,
     "what came in during a roll is dropped, and yet confirmed",
     "RethinkDB: reconfiguration under load",
-    "calm calm-3 rolls-3",
+    "rolls-3 calm-3",
 )
 
 
@@ -247,7 +276,7 @@ bug(
     ROLLS,
     "what came in during a roll is appended, and refused as well",
     "P5: what has failed is there (aborted read), Redpanda 21.10",
-    "calm calm-3 rolls-3 swarm-3",
+    "rolls-3 calm-3",
 )
 
 
@@ -329,7 +358,6 @@ bug(
     "a broker whose disk was replaced is taken for the one before",
     "thesis 3.8, RethinkDB (B8)",
     "wipe-3",
-    is_open=True,
 )
 
 
@@ -344,28 +372,3 @@ def hold_by_name(holds: Any, self: Partition, block: Any) -> bool:
 @plant("wiped-broker-votes", takeover, "has_storage")
 def has_storage_by_name(has: Any, image: Any, block: Any, broker: str) -> bool:
     return True
-
-
-bug(
-    "answers-of-the-dead",
-    IDENTITY,
-    "what a broker said before it was started anew still counts",
-    "ABA; KIP-903: stale broker epochs",
-    "fetch-crash",
-    is_open=True,
-)
-
-
-@plant("answers-of-the-dead", Members, "is_of")
-def anybody(is_of: Any, self: Members, broker: str, incarnation: int) -> bool:
-    return True
-
-
-@plant("answers-of-the-dead", Rolls, "registered")
-def registered_and_kept(registered: Any, self: Rolls, broker: str, now: int) -> None:
-    kept = {name: dict(roll.answers) for name, roll in self._rolls.items()}
-    registered(self, broker, now)
-    for name, answers in kept.items():
-        roll = self._rolls.get(name)
-        if roll is not None and not roll.answers:
-            roll.answers.update(answers)

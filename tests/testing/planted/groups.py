@@ -44,8 +44,7 @@ bug(
     AREA,
     "whoever acknowledges a record, it is done, though another holds it by now",
     "KAFKA-2555, brod #649 (B19)",
-    "time network",
-    is_open=True,
+    test="tests/core/test_group.py::test_only_the_holder_can_settle",
 )
 
 
@@ -150,8 +149,7 @@ bug(
     AREA,
     "an acknowledgement is confirmed while its write is under way, and the write may fail",
     "etcd #14370, for offsets",
-    "network-3 fetch-network swarm-3",
-    is_open=True,
+    test="tests/core/test_group.py::test_a_settlement_is_answered_once_it_is_durable",
 )
 
 
@@ -169,7 +167,7 @@ bug(
     AREA,
     "a partition goes to its new owner while the former one is at work on it",
     "G7 (revoke before assign); KAFKA-12984",
-    "calm-3 network-3 crash-3",
+    "network-3 calm-3",
 )
 
 
@@ -202,7 +200,7 @@ bug(
     AREA,
     "leases run out in half their time",
     "CURATOR-460: timers that do not agree",
-    "calm calm-3 network",
+    "calm-3 calm",
 )
 
 
@@ -233,7 +231,7 @@ bug(
     AREA,
     "what was given back is taken for done",
     "G4",
-    "calm calm-3 network",
+    "network calm",
 )
 
 

@@ -68,8 +68,7 @@ bug(
     AREA,
     "a batch of a producer epoch that was replaced is taken in",
     "KIP-98, librdkafka #4953",
-    "network network-3 swarm-3",
-    is_open=True,
+    test="tests/client/test_producer.py::test_an_older_epoch_is_fenced",
 )
 
 
@@ -116,8 +115,7 @@ bug(
     AREA,
     "batches whose write has failed are taken for written",
     "the producer table must be part of the log (P7)",
-    "disk disk-3",
-    is_open=True,
+    test="tests/core/test_producer_table.py",
 )
 
 
@@ -133,7 +131,6 @@ bug(
     "a repeat is confirmed while the first one is still on its way to the disks",
     "etcd #14370, for retries",
     "network-3 swarm-3",
-    is_open=True,
 )
 
 

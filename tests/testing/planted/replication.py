@@ -118,7 +118,7 @@ bug(
     FETCH,
     "the high watermark is the leader's own end, whoever is in sync",
     "Kafka, min.insync.replicas=1 and nobody waited for (Jepsen 2013)",
-    "calm-3 network-3 swarm-3",
+    "network-3 fetch-network",
 )
 
 
@@ -132,7 +132,7 @@ bug(
     FETCH,
     "the high watermark is what a majority of the in-sync set has, not what all of it have",
     "WeakIsr of hachikuji/kafka-specification",
-    "calm-3 network-3 swarm-3",
+    "network-3 fetch-network",
 )
 
 
@@ -149,15 +149,14 @@ bug(
     "a leader counts only on the set that it knows of, not on the one it has asked for",
     "KIP-497: the maximal ISR",
     "fetch-network fetch-crash",
-    is_open=True,
 )
 
 
 @plant("wanted-isr-ignored", Fetch, "_advance")
 def advance_without_wanted(advance: Any, self: Fetch) -> None:
-    wanted, self._wanted = self._wanted, None
+    may_join, self._may_join = self._may_join, ()
     advance(self)
-    self._wanted = wanted
+    self._may_join = may_join
 
 
 bug(
@@ -182,7 +181,6 @@ bug(
     "a leader counts without a follower before the zkserver has taken it out",
     "Kafka before KIP-497; ISR shrink not by compare and set",
     "fetch-network fetch-rolls",
-    is_open=True,
 )
 
 
@@ -219,7 +217,6 @@ bug(
     "a leader that was started anew is left to lead on, without what it had not synced",
     "KIP-966: unclean restarts stay in sync",
     "fetch-crash crash-3",
-    is_open=True,
 )
 
 
@@ -243,8 +240,7 @@ bug(
     FETCH,
     "the zkserver takes any in-sync set from anybody",
     "KIP-841, KIP-903",
-    "fetch-crash fetch-network",
-    is_open=True,
+    test="tests/node/test_controller_rolls.py::test_a_wish_that_is_not_granted_is_answered_with_what_is",
 )
 
 
@@ -263,8 +259,7 @@ bug(
     FETCH,
     "whoever has as many records as a sealed block is taken to have the same ones",
     "KIP-101, KIP-279: logs diverge without being cut",
-    "network-3 rolls-3 swarm-3",
-    is_open=True,
+    test="tests/core/test_repair.py",
 )
 
 
@@ -279,7 +274,6 @@ bug(
     "a replica says that it has all of a sealed block when it has a part",
     "RabbitMQ mirrored queues (Jepsen 2014)",
     "wipe-3 fetch-network",
-    is_open=True,
 )
 
 

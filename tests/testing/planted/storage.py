@@ -49,8 +49,7 @@ bug(
     AREA,
     "recovery looks at headers only, and keeps batches whose bodies are torn",
     "Kafka LogSegment.recover, PySyncObj's journal",
-    "crash crash-3",
-    is_open=True,
+    test="tests/store/test_recovery.py::test_a_torn_tail_is_cut",
 )
 
 
