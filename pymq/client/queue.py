@@ -121,8 +121,13 @@ class Queue:
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
-            while self.callbacks:
-                self._attach(*self.callbacks.popleft())
+            # Some are put back, for records that come while we seal: those are the next seal's.
+            for _ in range(len(self.callbacks)):
+                try:
+                    entry = self.callbacks.popleft()
+                except IndexError:
+                    break  # Whoever added it has found its batch, and taken it back.
+                self._attach(*entry)
 
     def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
         if isinstance(delivery.owner, Batch):

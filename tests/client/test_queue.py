@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pymq.client.delivery import Batch, Delivery
 from pymq.client.queue import Queue
 from pymq.client.sender import SenderConfig
@@ -75,3 +77,22 @@ def test_numbers_that_were_refused_are_kept() -> None:
     renumbered = again(queue, first)
     queue.void(expected(table.check(renumbered.header)))
     assert table.check(again(queue, first).header) == 100
+
+
+@pytest.mark.timeout(10)
+def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal() -> None:
+    """Sealing used to wait for that record, which nobody could take in while it sealed."""
+    queue, _, _ = sent(0)
+    called: list[str] = []
+    before, later = Delivery(queue, b"before", None), Delivery(queue, b"later", None)
+    queue.items.append(before)
+    queue.callbacks += [
+        (later, lambda: called.append("later")),
+        (before, lambda: called.append("before")),
+    ]
+    queue.seal(0, 0)
+    queue.items.append(later)
+    queue.seal(0, 0)
+    for batch in queue.sealed:
+        batch.finish()
+    assert called == ["before", "later"]
