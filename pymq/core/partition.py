@@ -151,6 +151,20 @@ class Partition:
         return self._leads_at is not None and self.problem is None
 
     @property
+    def has_lost_lead(self) -> bool:
+        """Whether the open block has had its leader, this one, and nobody else knows.
+
+        A leader whose write has failed leads that block no more, as if it had been restarted.
+        """
+        replicator = self.replicator
+        return (
+            replicator is not None
+            and self._block.acks is not AckMode.RAFT
+            and self._block.leader == self.me
+            and replicator.leader is None
+        )
+
+    @property
     def leader(self) -> str | None:
         """Who leads, as far as this broker knows."""
         return self.replicator.leader if self.replicator is not None else self.state.leader
@@ -330,6 +344,9 @@ class Partition:
         self.is_appointed = is_new and self.state.leader == self.me
         self._has_begun = True
         self._look(now)
+        if self.has_lost_lead:
+            mark("partition.lost_lead")
+            self._upkeep.want_roll(now)
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
@@ -654,6 +671,10 @@ class Partition:
             self._refuse_seal(m, self.problem)
         elif replicator is None or log.is_recovering:
             mark("partition.seal_too_early")  # It is asked for again.
+        elif not m.takeover and self.has_lost_lead:
+            mark("partition.seal.lost_lead")
+            lost = f"a write of {self.me} has failed, and it does not lead {self.name} any more"
+            self._refuse_seal(m, ReplicaNotAvailable(lost))
         elif not m.takeover and not replicator.is_leader:
             mark("partition.seal.not_leader")
             self._refuse_seal(m, NotLeader(f"{self.name} is led by {replicator.leader}"))

@@ -42,6 +42,11 @@ class Kept(Protocol):
         ...
 
     @property
+    def has_lost_lead(self) -> bool:
+        """Whether the open block has had its leader, this one, and nobody else knows."""
+        ...
+
+    @property
     def is_sealed(self) -> bool:
         """Whether nothing more comes into the open block."""
         ...
@@ -124,18 +129,20 @@ class Upkeep:
         self.roll_at = NEVER
         if partition.problem is not None or log is None:
             return
-        if not partition.leads and not partition.is_fenced:
+        is_lost = partition.has_lost_lead
+        if not partition.leads and not partition.is_fenced and not is_lost:
             return
         is_sealed = partition.is_sealed
-        if not is_sealed and (log.stable_size == 0 or partition.is_sealing):
+        if not is_sealed and not is_lost and (log.stable_size == 0 or partition.is_sealing):
             return
         wall = partition.wall_ms(now)
         age = wall - (self.opened_ms or wall)
         is_full = log.size >= config.block_bytes
-        if is_full or is_sealed or age >= config.block_ms:
+        if is_full or is_sealed or is_lost or age >= config.block_ms:
             if now >= self._asked_at + ASK_RETRY_MS:
                 self._asked_at = now
                 reason = "sealed" if is_sealed else "size" if is_full else "age"
+                reason = "leader" if is_lost else reason
                 state = partition.state
                 number = state.blocks[-1].number
                 partition.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))

@@ -25,6 +25,7 @@ from pymq.errors import (
     NotController,
     NotLeader,
     PymqError,
+    ReplicaNotAvailable,
     StaleEpoch,
     StoreError,
     StoreFull,
@@ -255,9 +256,11 @@ class Rolls:
             if len(block.replicas) > 1 and broker != block.leader:
                 mark("rolls.follower_in_trouble")
                 return  # A follower in trouble is no reason to give up.
-        elif isinstance(error, StoreError) and not isinstance(error, StoreFull):
+        else:
             others = [b for b in block.in_sync if b != broker and b in self._members]
-            if others:  # The leader's copy is lost, and nobody else will ever say so.
+            is_lost = isinstance(error, StoreError) and not isinstance(error, StoreFull)
+            # The leader's copy is lost, or it leads no more; and nobody else will ever say so.
+            if (is_lost and others) or isinstance(error, ReplicaNotAvailable):
                 mark("rolls.leader_in_trouble")
                 roll.is_takeover = True
                 roll.renumber(roll.epoch + 1)
