@@ -31,6 +31,7 @@ class Peer:
     link: Link | None = None  # a connection that we have made
     route: bytes | None = None  # a connection that it has made, by its routing id
     heard_at: float = 0.0
+    greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
     key: str = ""  # with which it has connected
     refused_until: float = 0.0  # it did not let us in; so long it is not asked again

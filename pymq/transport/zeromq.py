@@ -55,6 +55,7 @@ COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than 
 SHARE_PACKETS = 512  # that one poll takes in, or ...
 SHARE_BYTES = 16 << 20
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
+GREET_S = 1.0  # who was greeted so lately is not greeted because it greets
 REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
 
@@ -173,7 +174,8 @@ class ZmqTransport:
             return None
         peer.link, socket = link, link.socket
         self._selector.register(descriptor(socket), selectors.EVENT_READ, link)
-        peer.waiting.appendleft((time.monotonic(), 0, wire.encode([("", "", _hello())])))
+        peer.greeted_at = time.monotonic()
+        peer.waiting.appendleft((peer.greeted_at, 0, wire.encode([("", "", _hello())])))
         return link
 
     def _make_link(self, peer: Peer, endpoint: str) -> Link | None:
@@ -421,7 +423,9 @@ class ZmqTransport:
                 if isinstance(message, wire.Refused):
                     self._lose(1, f"{name} has refused a packet: {message.error}")
                 elif isinstance(message, wire.Hello):
-                    says_hello = says_hello or peer.route is not None
+                    # Two who have both connected would answer each other's answers for ever.
+                    is_answered = peer.heard_at < peer.greeted_at + GREET_S
+                    says_hello = says_hello or (peer.route is not None and not is_answered)
                 continue
             origin = f"{name}.{source}" if source else name
             answers = gate(peer.principal, origin, message) if gate is not None else None
@@ -432,6 +436,7 @@ class ZmqTransport:
             for answer in answers:
                 self._add(peer, source, to, answer)
         if says_hello:
+            peer.greeted_at = peer.heard_at
             self._add(peer, "", "", _hello())
 
     def _look_at_keys(self, keys: KeyRing) -> None:

@@ -271,3 +271,16 @@ def test_a_gate_sees_every_message_and_answers_for_the_machine() -> None:
         rows = raw.take(transport)
         number, to, source, *_, error = rows[1]
         assert (number, to, source, error[0]) == (11, "bad", "m", "AUTHORIZATION_FAILED")
+
+
+def test_a_greeting_that_answers_one_is_not_answered() -> None:
+    """Two nodes that had both connected greeted each other for ever, hundreds of times a second."""
+    with server() as transport, Raw(transport, GOOD) as raw:
+        hello = cbor.write([1, [1, "", "", 1, 1, 1_048_576, "other"]])
+        assert raw.ask(transport, hello)[1][0] == 1  # it is new, and is told so
+        for _ in range(100):
+            raw.socket.send_multipart([hello])
+        kinds = [found[0] for found in raw.ask(transport, b"nonsense")[1:]]
+        while 2 not in kinds:  # that is refused, after all greetings
+            kinds += [found[0] for found in raw.take(transport)[1:]]
+        assert kinds.count(1) < 10
