@@ -36,6 +36,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what was measured: of planted bugs how soon they were found, of faults what came."""
+    _tell_planted(terminalreporter)
+    _tell_faults(terminalreporter)
+
+
+def _tell_faults(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [
+        str(told)
+        for report in terminalreporter.getreports("passed")
+        for name, told in report.user_properties
+        if name == "faults" and report.when == "call"
+    ]
+    if reports:
+        terminalreporter.section("faults of processes")
+        for told in reports:
+            terminalreporter.write_line(told)
+
+
+def _tell_planted(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell how many runs it took to find each planted bug, and which rule has found it."""
     rows = [
         tuple(map(str, row))

@@ -53,9 +53,12 @@ def find_jars() -> list[Path]:
 class ZooKeeperServer:
     """One server process; it keeps its data and its port when it is started again."""
 
-    def __init__(self, folder: Path, port: int, config: Sequence[str], java: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, host: str, port: int, config: Sequence[str], java: Sequence[str]
+    ) -> None:
+        self.host = host
         self.port = port
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
         self.folder = folder
         self._java = java
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +83,7 @@ class ZooKeeperServer:
     def mode(self) -> str | None:
         """What it is: standalone, leader or follower; None while it does not serve."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                 connection.sendall(b"srvr")
                 answer = b""
                 while got := connection.recv(4096):
@@ -121,7 +124,9 @@ class ZooKeeperServer:
 class ZooKeeper:
     """*count* servers below *folder*: one alone, or an ensemble. Use it in a ``with`` block.
 
-    *java* are more options for each server's Java, such as ``-Djute.maxbuffer=65536``.
+    *java* are more options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host* is
+    the address of this machine at which they serve. On a folder that was used before, what was in
+    it is there again, at other ports.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class ZooKeeper:
         *,
         tick_ms: int = TICK_MS,
         java: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         command = [
             *("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m"),
@@ -140,7 +146,7 @@ class ZooKeeper:
         ]
         ports = _free_ports(3 * count)
         config = [
-            *(f"tickTime={tick_ms}", "clientPortAddress=127.0.0.1", "admin.enableServer=false"),
+            *(f"tickTime={tick_ms}", f"clientPortAddress={host}", "admin.enableServer=false"),
             *("4lw.commands.whitelist=srvr", "maxClientCnxns=0", "maxSessionTimeout=60000"),
             *("initLimit=20", "syncLimit=10"),
         ]
@@ -152,7 +158,7 @@ class ZooKeeper:
         self.servers: list[ZooKeeperServer] = []
         for n in range(count):
             folder_n = Path(folder) / f"zookeeper-{n + 1}"
-            self.servers.append(ZooKeeperServer(folder_n, ports[n], config, command))
+            self.servers.append(ZooKeeperServer(folder_n, host, ports[n], config, command))
             (folder_n / "data").mkdir(exist_ok=True)
             (folder_n / "data" / "myid").write_text(f"{n + 1}\n")
 
