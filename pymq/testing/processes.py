@@ -257,7 +257,8 @@ class ProcessCluster:
         command = [sys.executable, str(self._scripts / script)]
         command += [part for name, found in options.items() for part in (f"--{name}", found)]
         if self._namespaces is not None:
-            command = self._namespaces.command(node, command)
+            # The bridge reaches no other machine.
+            command = self._namespaces.command(node, [*command, "--insecure"])
         self.nodes[node] = NodeProcess(node, command, self._folder)
 
     def wait_ready(self) -> None:

@@ -61,6 +61,38 @@ def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
         process.stdout.close()
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.zookeeper
+def test_a_local_cluster_is_started_again(tmp_path: Path) -> None:
+    """On the same folder it has what it had, though its ZooKeeper is at another port."""
+    port = free_ports(1)[0] % 20_000 + 10_000
+    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
+    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
+    for life in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        assert process.stdout is not None
+        try:
+            said: list[str] = []
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("cluster is ready: "):
+                    break
+            url = said[-1].removeprefix("cluster is ready: ").strip()
+            assert url.startswith("zmq+tcp://"), said
+            rest = threading.Thread(target=process.stdout.read)
+            rest.start()
+            if life == 0:
+                run("produce.py", "--url", url, "--limit", "1000")
+            assert "read 1000 flights" in run("consume.py", "--url", url, "--group", f"g{life}")
+            process.terminate()
+            assert process.wait(60) == 0
+            rest.join()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
 def test_examples_are_short() -> None:
     for name in ("zkserver", "broker", "produce", "consume"):
         lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()

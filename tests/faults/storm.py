@@ -198,6 +198,11 @@ class Storm:
         self.load.finish()
         history = self.load.history
         log = whole_log(self.cluster.url, TOPICS)
+        folders = [str(self.cluster.data(broker)) for broker in self.cluster.brokers]
+        # What a disk has missed of a sealed block is copied from others, sooner or later.
+        self.cluster.wait_for(
+            lambda: all(verify(folder).is_ok for folder in folders), "every disk is whole"
+        )
         self.cluster.stop()
         problems = [*history.errors, *history.problems(log, may_lose=[QUICK])]
         problems += self._check_disks(log)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pymq.core.record import Record
+from pymq.testing.history import Delivered, History, Sent, outages, percentile
 from pymq.testing.namespaces import Namespaces
 from pymq.testing.processes import Disk
 from tests.faults.storm import Storm
@@ -28,7 +30,7 @@ def run(storm: Storm, *causes: tuple[str, int]) -> None:
 def test_nodes_die_stop_and_restart(tmp_path: Path, tell: Tell) -> None:
     """kill -9, SIGSTOP, no ZooKeeper, an empty folder, and a rolling restart by SIGTERM."""
     with Storm(tmp_path, seed=1) as storm:
-        run(storm, ("kill", 3), ("stop_in_the_middle", 2), ("without_zookeeper", 1))
+        run(storm, ("kill", 2), ("stop_in_the_middle", 1), ("without_zookeeper", 1))
         run(storm, ("wipe", 1), ("restart_everything", 1))
         tell(storm.check())
 
@@ -47,3 +49,46 @@ def test_a_disk_is_full(tmp_path: Path, tell: Tell) -> None:
     with Storm(tmp_path, seed=3, is_small=True) as storm:
         run(storm, ("fill_disk", 2))
         tell(storm.check())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_a_hundred_kills(tmp_path: Path, tell: Tell) -> None:
+    """kill -9 of random nodes, a hundred times."""
+    with Storm(tmp_path, seed=42) as storm:
+        run(storm, ("kill", 100))
+        tell(storm.check())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_everything_for_long(tmp_path: Path, tell: Tell) -> None:
+    """All but the cuts and the full disk, with an ensemble whose leader is killed."""
+    with Storm(tmp_path, seed=43, zookeepers=3) as storm:
+        run(storm, ("kill_zookeeper_leader", 5), ("stop_in_the_middle", 20))
+        run(storm, ("without_zookeeper", 3), ("wipe", 5), ("restart_everything", 5))
+        tell(storm.check())
+
+
+def test_the_judge_sees_what_is_wrong() -> None:
+    """A history with each kind of mistake is found out, and one without is not."""
+    part = ("t", "0")
+    sent = [Sent("p", part, n, 0.1 * n, 0.1 * n + 0.05, n) for n in range(3)]
+    log = [Record("t", "0", each.offset, 0, None, each.payload, (), 1) for each in sent]
+    given = [Delivered("c", part, s.offset, s.payload, 1.0, 1.1) for s in sent]
+    good = History(sent, given, [(part, 0, 1.2)])
+    assert good.problems({part: log}) == []
+    assert "lost (1)" in str(good.problems({part: log[:2]}))
+    twice = [*log, log[0]._replace(offset=3)]
+    assert "twice in the log (1)" in str(good.problems({part: twice}))
+    assert "out of order (1)" in str(good.problems({part: twice}))
+    assert "offsets do not rise (1)" in str(good.problems({part: [*log, log[2]]}))
+    missed = History(sent, given[:2], [])
+    assert "never delivered to the group (1)" in str(missed.problems({part: log}))
+    late = Delivered("c", part, 0, sent[0].payload, 1.3, 1.4)
+    again = History(sent, [*given, late], [(part, 0, 1.2)])
+    assert "delivered after it was settled (1)" in str(again.problems({part: log}))
+    wrong = History(sent, given, [], {part: [(0, b"other/0/0")]})
+    assert "the reader saw otherwise (1)" in str(wrong.problems({part: log}))
+    assert [o.seconds for o in outages(sent, [("x", 0.0, 1.0)], [part])] == [0.75]
+    assert (percentile(range(1, 101), 99), percentile([], 50)) == (99, 0.0)
