@@ -65,12 +65,17 @@ class History:
     errors: list[str] = Factory(list)  # of consumers, and of `send` itself
 
     def problems(
-        self, log: Mapping[Part, Sequence[Record]], may_lose: Iterable[str] = ()
+        self,
+        log: Mapping[Part, Sequence[Record]],
+        may_lose: Iterable[str] = (),
+        *,
+        may_repeat: bool = False,
     ) -> list[str]:
         """What is wrong, beside *log*: all records of each partition, as read from the beginning.
 
         Of the topics *may_lose*, records that were acknowledged may be missing, as ack modes
-        ``leader`` and ``none`` allow; all else holds there too.
+        ``leader`` and ``none`` allow; all else holds there too. With *may_repeat* records may come
+        again after they were settled.
         """
         allowed = frozenset(may_lose)
         found: list[str] = []
@@ -83,7 +88,8 @@ class History:
             found += _told(f"{part}: offsets do not rise", _not_rising(records))
             if part[0] not in allowed:
                 found += self._missed(part, records)
-        found += _told("delivered after it was settled", self.again())
+        if not may_repeat:
+            found += _told("delivered after it was settled", self.again())
         return found
 
     def lost(
