@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from pymq.core.message import Produced
+from pymq.core.message import Produced, Sequence
 
-Waiting = tuple[int, str, Produced]  # (which end must be reached, whom, what)
+Answer = Produced | Sequence
+Waiting = tuple[int, str, Answer]  # (which end must be reached, whom, what)
 
 
 class Answers:
@@ -20,7 +21,7 @@ class Answers:
         self._committed: deque[Waiting] | None = None  # until it is committed
         self._local: deque[Waiting] | None = None  # until it is on the leader's own disk
 
-    def add(self, end: int, source: str, answer: Produced, *, is_local: bool) -> None:
+    def add(self, end: int, source: str, answer: Answer, *, is_local: bool) -> None:
         """Let an answer wait until everything before *end* is safe, here or by all rules."""
         if is_local:
             if self._local is None:
@@ -31,19 +32,19 @@ class Answers:
                 self._committed = deque()
             self._committed.append((end, source, answer))
 
-    def due(self, local: int, committed: int) -> Iterable[tuple[str, Produced]]:
+    def due(self, local: int, committed: int) -> Iterable[tuple[str, Answer]]:
         """Take out those that have waited long enough."""
         if not self._committed and not self._local:
             return ()  # as in every follower, with every message
         return self._due(local, committed)
 
-    def _due(self, local: int, committed: int) -> Iterator[tuple[str, Produced]]:
+    def _due(self, local: int, committed: int) -> Iterator[tuple[str, Answer]]:
         for answers, end in ((self._local, local), (self._committed, committed)):
             while answers and answers[0][0] <= end:
                 _, source, answer = answers.popleft()
                 yield source, answer
 
-    def take(self) -> Iterator[tuple[str, Produced]]:
+    def take(self) -> Iterator[tuple[str, Answer]]:
         """Take out all of them."""
         for answers in (self._local, self._committed):
             while answers:

@@ -8,7 +8,7 @@ from pymq.core.answers import Answers
 from pymq.core.header import HEADER_SIZE
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
-from pymq.core.message import Message, Produce, Produced
+from pymq.core.message import Message, Produce, Produced, Sequence
 from pymq.core.metadata import PartitionState
 from pymq.core.replicator import Replicator
 from pymq.core.types import AckMode, TopicPartition
@@ -141,6 +141,19 @@ class Intake:
             is_local = m.acks is AckMode.LEADER and self._partition.is_shared
             self._answers.add(end, source, answer, is_local=is_local)
 
+    def tell(self, source: str, answer: Sequence, end: int) -> bool:
+        """Whether it answers, once everything before *end* is as safe as the mode has it."""
+        partition = self._partition
+        log, replicator = partition.log, partition.replicator
+        if log is None or replicator is None:
+            return False
+        is_local = partition.state.acks is not AckMode.RAFT and partition.is_shared
+        if end <= (log.stable_end if is_local else replicator.high_watermark):
+            return False
+        mark("partition.sequence_waits")
+        self._answers.add(end, source, answer, is_local=is_local)
+        return True
+
     def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
         if acks is not AckMode.NONE:
             self._host.reply(source, answer, now)
@@ -153,7 +166,7 @@ class Intake:
     def refuse(self, error: PymqError, now: int) -> None:
         """Nobody knows what becomes of the records that wait for an answer."""
         for source, answer in self._answers.take():
-            self._host.reply(source, Produced(answer.id, error=error), now)
+            self._host.reply(source, type(answer)(answer.id, error=error), now)
 
     def refuse_parked(self, error: PymqError, now: int) -> None:
         """What has waited will not be appended here."""

@@ -558,6 +558,10 @@ class Partition:
             error = NotLeader(f"{self.name} is led by {self.leader}", leader=self.leader)
         elif self.log is not None:
             known = self.log.producers.next_sequence(m.producer_id)
+            # Whoever goes on behind its records relies on them: told once they are safe.
+            end = self.log.producers.end(m.producer_id)
+            if self._intake.tell(source, Sequence(m.id, known), end):
+                return
         self._host.reply(source, Sequence(m.id, known, error), now)
 
     # --- the disk -------------------------------------------------------------------------------

@@ -144,6 +144,14 @@ class ProducerTable:
         producer = self._latest(producer_id)
         return producer.next_sequence if producer else 0
 
+    def end(self, producer_id: int) -> int:
+        """The offset after what the producer wrote last; -1 when nothing is known of it."""
+        producer = self._latest(producer_id)
+        if producer is None or not producer.batches:
+            return -1
+        _, _, count, offset = producer.batches[-1]
+        return offset + count
+
     def snapshot(self) -> bytes:
         """Pack what is durable."""
         return codec.dumps(

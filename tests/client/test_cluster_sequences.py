@@ -47,3 +47,23 @@ def test_what_failed_may_have_been_written(seed: int, lost: int) -> None:
         found = [int(value) for value in read(mq)]
         assert found == sorted(set(found))
         assert set(found) >= {0, *range(10, 18)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_not_committed_is_not_told_of(seed: int) -> None:
+    """Whoever goes on behind a record that its leader alone has would never send it again."""
+    with Cluster(brokers=3, seed=seed) as cluster:
+        first, mq = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        producer = first.producer(linger_ms=0, producer_id="p")
+        producer.send("t", b"0").result()
+        heir = mq.producer(producer_id="p")
+        victim = leader(mq)
+        cluster.cut(victim, {name for name in cluster.brokers if name != victim})
+        producer.send("t", b"1")
+        cluster.run(seconds=0.02)
+        cluster.cut(first.name)
+        told = heir.next_sequence("t", 0)
+        cluster.crash(victim, disk="none")
+        cluster.run(seconds=5)
+        assert len(read(mq)) == told == 1
