@@ -55,6 +55,7 @@ class ReplicaLog:
     headers: list[Header] = Factory(list)
     synced_end: int = 0  # what is before it survives a crash
     maybe: list[Header] = Factory(list)  # of a write that has not returned, or has failed
+    cutting: int | None = None  # where it may end since: by a cut that has not returned
 
     @property
     def end(self) -> int:
@@ -171,6 +172,8 @@ class Ledger:
                     fresh[write.block] = None
                     log.maybe.clear()  # What has failed before was undone.
                 log.maybe += [batch.header for batch in write.batches]
+            elif isinstance(write, Truncate) and (node, write.block) in self.logs:
+                self.logs[node, write.block].cutting = write.end
             elif isinstance(write, SaveState):
                 self._unsure[node, write.block] = write.state
 
@@ -207,6 +210,7 @@ class Ledger:
                     for callback in self.on_truncate:
                         callback(log, end)
                     log.cut(end)
+                    log.cutting = None
                 case RemoveBlock():
                     self.logs.pop((node, write.block), None)
                     self.states.pop((node, write.block), None)
@@ -252,6 +256,12 @@ class Ledger:
         log = self._of(node, found.block, found.start)
         if node not in self.damaged:
             self._check_state(node, found)
+        cutting, log.cutting = log.cutting, None
+        if cutting is not None and found.end <= cutting < log.end:
+            # It died in the middle of a cut that it was right to make, which the disk had done.
+            for callback in self.on_truncate:
+                callback(log, cutting)
+            log.cut(cutting)
         if found.end < log.synced_end and node not in self.damaged:
             self.fail(
                 "synced-survives",

@@ -851,3 +851,18 @@ def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
     group.begin(5)
     s.look(0, 0)
     s.cluster.check()
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_cut_that_a_crash_interrupts_is_done_or_not(kept: int) -> None:
+    """Until a cut has returned, the disk may hold either; nothing but the cut is excused."""
+    scene = Scene()
+    scene.append(0, batch(0, b"a"), batch(1, b"b"))
+    scene.look(0, 1)
+    scene.watch.ledger.begin("broker-0", [Truncate(BLOCK, 1)])
+    scene.restart(0, kept)
+    log = scene.watch.ledger.log("broker-0", BLOCK)
+    assert log is not None
+    assert (log.end, log.synced_end) == (kept, kept)
+    with pytest.raises(Violation, match="synced-survives"):
+        scene.restart(0, 0)
