@@ -9,14 +9,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from pymq.spark.produce import (
+        ACK_SCHEMA,
+        foreach_batch,
+        foreach_partition,
+        produce_in_arrow,
+        produce_in_pandas,
+        send_udf,
+    )
+
+__all__ = [
+    "ACK_SCHEMA",
+    "foreach_batch",
+    "foreach_partition",
+    "produce_in_arrow",
+    "produce_in_pandas",
+    "register",
+    "send_udf",
+]
 
 
 def register(spark: SparkSession) -> None:
@@ -28,7 +45,20 @@ def register(spark: SparkSession) -> None:
     try:
         from pymq.spark.datasource import PymqDataSource
     except ImportError as error:
-        raise MissingExtra(
-            f"{error.name} is missing or too old: pip install 'pymq-log[spark]'"
-        ) from error
+        raise _missing(error) from error
     spark.dataSource.register(PymqDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    """What is imported when it is first asked for, since it needs pyspark."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from pymq.spark import produce
+    except ImportError as error:
+        raise _missing(error) from error
+    return getattr(produce, name)
+
+
+def _missing(error: ImportError) -> MissingExtra:
+    return MissingExtra(f"{error.name} is missing or too old: pip install 'pymq-log[spark]'")

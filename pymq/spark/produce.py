@@ -1,0 +1,205 @@
+"""Producers inside of what Spark runs: in ``mapInArrow``, ``foreachBatch``, or a UDF.
+
+Spark may run a task twice, or a whole query again for its next action. So a task stages what it
+produces and decides at its end, as a sink's driver does for all of its tasks; the decision of the
+first attempt holds, and later ones learn of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from pymq.errors import ConfigError
+from pymq.spark import staging
+from pymq.spark.logs import client, process_cache
+from pymq.spark.options import SinkOptions, sink_options
+from pymq.spark.rows import Rows
+from pymq.spark.sink import BATCH, QUERY, Direct, ledger, stage_name, write
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, Row
+    from pyspark.sql.udf import UserDefinedFunction
+
+ACK_SCHEMA = "job string, task int, topic string, partition string, records long, is_new boolean"
+_ACKS = pa.schema(
+    [
+        ("job", pa.string()),
+        ("task", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.string()),
+        ("records", pa.int64()),
+        ("is_new", pa.bool_()),
+    ]
+)
+ROWS = 5000  # that ``foreach_partition`` takes at once
+
+
+def produce_in_arrow(
+    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``df.mapInArrow(..., pymq.spark.ACK_SCHEMA)`` that produces its rows.
+
+    Columns and options are those of the sink. The result has a row for each task and partition that
+    it wrote to: how many records, and whether this attempt has written them.
+
+    Args:
+        topic: where to; None when rows say so in their column ``topic``.
+        url: of the cluster.
+        job: names this piece of work. Whatever is run again under the name writes nothing, so it
+            must have the same rows in the same tasks. In a streaming query it is not needed.
+        options: of the sink.
+
+    Raises:
+        ConfigError: an option is wrong; when it is run, that there is neither a job nor a query.
+    """
+    found = _options(url, topic, options)
+
+    def produce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield attempt(found, job, batches)
+
+    return produce
+
+
+def produce_in_pandas(
+    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    """:func:`produce_in_arrow` for ``df.mapInPandas``."""
+    found = _options(url, topic, options)
+
+    def produce(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        batches = (pa.RecordBatch.from_pandas(frame, preserve_index=False) for frame in frames)
+        yield attempt(found, job, batches).to_pandas()
+
+    return produce
+
+
+def foreach_partition(
+    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+) -> Callable[[Iterable[Row]], None]:
+    """:func:`produce_in_arrow` for ``df.foreachPartition``, which is slower and tells nothing."""
+    found = _options(url, topic, options)
+
+    def produce(rows: Iterable[Row]) -> None:
+        attempt(found, job, _batches(iter(rows)))
+
+    return produce
+
+
+def foreach_batch(
+    topic: str | None = None, *, url: str, sink: str | None = None, **options: Any
+) -> Callable[[DataFrame, int], None]:
+    """A function for ``writeStream.foreachBatch`` that writes each batch once.
+
+    It is for output mode ``update``, which Spark does not let Python sinks run in, and for queries
+    with several sinks; each of those needs another name in *sink*.
+    """
+    more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
+
+    def write_batch(frame: DataFrame, number: int) -> None:
+        query = frame.sparkSession.sparkContext.getLocalProperty(QUERY)
+        name = query if sink is None else f"{query}.{sink}"
+        writer = frame.write.format("pymq").options(**more)
+        writer.options(txnAppId=name, txnVersion=number).mode("append").save()
+
+    return write_batch
+
+
+def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
+    """A UDF that appends values and returns their offsets; a row that Spark repeats is there twice.
+
+    Spark also leaves out a column that nobody reads, with what it would have done.
+    """
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    options = _options(url, topic, {})
+
+    def send(values: pd.Series) -> pd.Series:
+        return append_all(options, values)
+
+    # Annotations are text here, and Spark wants them as types.
+    send.__annotations__ = {"values": pd.Series, "return": pd.Series}
+    make: Any = pandas_udf  # Its types do not know what is annotated by hand.
+    return cast("UserDefinedFunction", make(send, "long").asNondeterministic())
+
+
+def append_all(options: SinkOptions, values: pd.Series) -> pd.Series:
+    """Append values to one partition; returns their offsets."""
+    import pandas as pd
+
+    mq = client(options.url)
+    turns = process_cache("turns")
+    turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
+    direct = process_cache("direct")
+    if options.url not in direct:
+        direct[options.url] = Direct(mq, options.timeout_s)
+    rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
+    offsets: list[int] = []
+    column = pa.array(values, pa.binary()) if len(values) else pa.array([], pa.binary())
+    batch = pa.record_batch({"value": column})
+    for place, encoded in (*rows.add(batch), *rows.finish()):
+        base = direct[options.url].put(place, encoded)
+        offsets.extend(range(base, base + len(encoded)))
+    return pd.Series(offsets, dtype="int64")
+
+
+def attempt(
+    options: SinkOptions, job: str | None, batches: Iterator[pa.RecordBatch]
+) -> pa.RecordBatch:
+    """One attempt of one task; returns what is written, by it or by an earlier one.
+
+    Raises:
+        ConfigError: it cannot be known which piece of work it is.
+    """
+    task, number = _task(), 0
+    if not options.is_exactly_once:
+        job = job or ""
+    elif job is None:
+        job, number = _query()
+    sink = f"{job}.task{task}"
+    stage = stage_name(sink, number)
+    staged = write(options, sink, stage, batches)
+    counts: dict[tuple[str, str], int] = {}
+    for piece in staged.pieces:
+        counts[piece.place] = counts.get(piece.place, 0) + piece.count
+    is_new = True
+    if staged.pieces:
+        is_new = ledger(options, sink).commit(number, stage, staged.pieces)
+    rows = [
+        dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
+        for place, count in counts.items()
+    ]
+    return pa.RecordBatch.from_pylist(rows, _ACKS)
+
+
+def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOptions:
+    found = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
+    return sink_options({name: str(text) for name, text in found.items()})
+
+
+def _task() -> int:
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def _query() -> tuple[str, int]:
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY) if context is not None else None
+    batch = context.getLocalProperty(BATCH) if context is not None else None
+    if query is None or batch is None:
+        raise ConfigError(
+            "give job=..., a name for this piece of work, so that what Spark runs twice is written "
+            "once; or delivery='at-least-once'"
+        )
+    return f"{query}.udf", int(batch)
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+    while some := [row.asDict() for row in islice(rows, ROWS)]:
+        yield pa.RecordBatch.from_pylist(some)
