@@ -46,7 +46,7 @@ def test_two_actions_and_a_retry_produce_once(
     assert {(row.task, row.is_new) for row in first} == {(0, True), (1, False)}
     assert not any(row.is_new for row in again)
     assert values(mq, "udf") == list(range(1000))
-    assert stages(mq) == []
+    assert [name for name in stages(mq) if ".job." not in name] == []
 
 
 def test_without_a_name_it_is_refused(spark: SparkSession, mq: pymq.Client, url: str) -> None:
