@@ -63,6 +63,8 @@ SELDOM: dict[str, str] = {
     "fetch.truncate": ONE_LEADER,
     "partition.appointed_too_late": f"takes an election during a broker's appointment; {NO_SEED}",
     "partition.fence_lifted": f"takes a controller that is replaced amid a seal; {NO_SEED}",
+    "partition.sequence_waits": f"takes a question for records that others lack; {NO_SEED}",
+    "reported.wish_withdrawn": f"takes a wish that is withdrawn on its way; {NO_SEED}",
     "partition.votes_lost": f"takes a disk that keeps records and loses the term; {NO_SEED}",
 }
 
