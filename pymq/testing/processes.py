@@ -74,7 +74,7 @@ class NodeProcess:
                 raise NodeFailed(f"{self.name} has ended: {self.log()[-2_000:]}")
             if time.monotonic() > until:
                 raise NodeFailed(f"{self.name} is not ready in time: {self.log()[-2_000:]}")
-            time.sleep(0.02)
+            time.sleep(0.02)  # The line is in a file, which tells nobody that it has grown.
 
     def log(self) -> str:
         """What it has printed since it was started last."""
@@ -275,7 +275,7 @@ class ProcessCluster:
         while not predicate():
             if time.monotonic() > until:
                 raise NodeFailed(f"not in time: {what}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # What it asks about is in other processes: nobody can wake us.
 
     def data(self, broker: str) -> Path:
         """A broker's folder."""

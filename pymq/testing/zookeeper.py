@@ -192,7 +192,7 @@ class ZooKeeper:
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)
+                time.sleep(0.02)  # A server does not tell when it begins to serve.
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 

@@ -81,7 +81,7 @@ def make_router(
             if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
                 socket.close(0)
                 raise ConfigError(f"cannot listen at {endpoint}: {error}") from error
-            time.sleep(0.05)
+            time.sleep(0.05)  # A socket that was closed just now lets go of its port unannounced.
 
 
 def make_dealer(

@@ -47,7 +47,7 @@ class Process:
                     return line
             assert self.process is not None
             assert self.process.poll() is None, self._log.read_text()
-            time.sleep(0.02)
+            time.sleep(0.02)  # The line is in a file, which tells nobody that it has grown.
         raise AssertionError(f"not ready in time: {self._log.read_text()}")
 
     def lines(self) -> list[dict[str, Any]]:

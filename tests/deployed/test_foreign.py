@@ -54,7 +54,7 @@ class Foreign:
                 return found, frames
             assert error[0] in ("NOT_CONTROLLER", "NOT_LEADER", "NO_BROKERS"), error
             assert time.monotonic() < until, error
-            time.sleep(0.05)
+            time.sleep(0.05)  # as a client has to: it is told to come again, not when
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_every_answer_is_noticed(kind: str) -> None:
             for turn in range(150):
                 asked = [asker.ask() for _ in range(rng.randrange(1, 4))]
                 if not rng.randrange(10):
-                    time.sleep(rng.random() / 50)
+                    time.sleep(rng.random() / 50)  # It stays away; nothing waits for that.
                 for what in asked:
                     if not driver.wait(what, WAIT_S):
                         late.append(f"{number}: turn {turn}")
