@@ -20,6 +20,7 @@ from pymq import errors
 from pymq.client.client import Client, GroupDescription
 from pymq.client.consumer import Consumer
 from pymq.client.delivery import Deliveries, Delivery
+from pymq.client.groups import LeaseDescription, LeasesDescription, MemberDescription
 from pymq.client.producer import Producer
 from pymq.client.status import ConsumerStatus
 from pymq.core.config import TopicConfig
@@ -52,7 +53,10 @@ __all__ = [
     "Deliveries",
     "Delivery",
     "GroupDescription",
+    "LeaseDescription",
+    "LeasesDescription",
     "Loss",
+    "MemberDescription",
     "PartitionDescription",
     "Producer",
     "Record",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from pymq.aio.producer import AsyncProducer
 from pymq.client.base import Loop
 from pymq.client.client import Client, GroupDescription
 from pymq.client.consumer import Consumer
+from pymq.client.groups import LeasesDescription
 from pymq.client.producer import Producer
 from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
 from pymq.core.producers import REMEMBERED
@@ -125,7 +126,20 @@ class AsyncClient(Handle):
         """See :meth:`pymq.Client.describe_group`."""
         return await self._bridge.call(self._client.describe_group, group)
 
-    async def reset_group(self, group: str, topic: str, offset: int | str = "begin") -> None:
+    async def describe_leases(
+        self, group: str, topic: str, partition: str | int, offset: int = 0, limit: int = 100
+    ) -> LeasesDescription:
+        """See :meth:`pymq.Client.describe_leases`."""
+        describe = self._client.describe_leases
+        return await self._bridge.call(describe, group, topic, partition, offset, limit)
+
+    async def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
+        """See :meth:`pymq.Client.offsets_at`."""
+        return await self._bridge.call(self._client.offsets_at, topic, timestamp_ms)
+
+    async def reset_group(
+        self, group: str, topic: str, offset: int | str | Mapping[str, int | str] = "begin"
+    ) -> None:
         """See :meth:`pymq.Client.reset_group`."""
         await self._bridge.call(self._client.reset_group, group, topic, offset)
 

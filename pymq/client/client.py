@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from pymq.client import groups
 from pymq.client.base import Driver, Handle
 from pymq.client.consumer import Consumer
-from pymq.client.groups import GroupDescription
+from pymq.client.groups import GroupDescription, LeasesDescription
 from pymq.client.intake import Intake
 from pymq.client.options import (
     PARTITIONS_MAX,
@@ -52,6 +52,7 @@ from pymq.errors import (
 
 __all__ = ["Client", "GroupDescription"]
 
+OFFSET_MAX = (1 << 62) - 1
 _FORGET_MS = 1_000
 
 
@@ -226,8 +227,43 @@ class Client(Handle):
         """
         return groups.describe(self.questions, group)
 
-    def reset_group(self, group: str, topic: str, offset: int | str = "begin") -> None:
+    def describe_leases(
+        self, group: str, topic: str, partition: str | int, offset: int = 0, limit: int = 100
+    ) -> LeasesDescription:
+        """What a group does with the records of a partition, from *offset* on.
+
+        At most *limit* runs of records that have the same fate; there are up to 1,000 in one
+        answer.
+
+        Raises:
+            UnknownGroup, UnknownTopic, UnknownPartition: as they say.
+        """
+        check_range("offset", offset, 0, OFFSET_MAX)
+        check_range("limit", limit, 1, 1_000)
+        name = self.questions.partition_name(topic, partition)
+        place = (check_name(group, "group name"), topic, name)
+        return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
+
+    def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
+        """Of each partition the first offset whose record is not older than a time, or its end."""
+        check_range("timestamp_ms", timestamp_ms, 0, OFFSET_MAX)
+        partitions = [p.partition for p in self.questions.topic_metadata(topic).partitions]
+        found = self.questions.ask_leaders(
+            topic, partitions, lambda r, name: msg.FindOffset(r, topic, name, timestamp_ms)
+        )
+        return {
+            name: answer.offset
+            for name, answer in found.items()
+            if isinstance(answer, msg.OffsetFound)
+        }
+
+    def reset_group(
+        self, group: str, topic: str, offset: int | str | Mapping[str, int | str] = "begin"
+    ) -> None:
         """Let a group without members begin anew at an offset of each partition of a topic.
+
+        *offset* is one for all, ``"begin"``, ``"end"``, or a dictionary with those of some
+        partitions. What lies outside of a partition becomes its begin or its end.
 
         Raises:
             InvalidRequest: the group has members; close them first.

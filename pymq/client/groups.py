@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from pymq.client.options import parse_offset
@@ -9,8 +10,52 @@ from pymq.client.questions import Questions
 from pymq.core import message as msg
 from pymq.core.message import BEGIN, END
 from pymq.core.types import OFFSETS_TOPIC
-from pymq.core.values import value
+from pymq.core.values import Factory, value
 from pymq.errors import UnknownGroup, UnknownTopic
+
+
+@value
+class MemberDescription:
+    """A consumer of a group."""
+
+    name: str
+    client: str  # the machine that speaks for it: ``CLIENT.c1`` is a client's first consumer
+    topic: str
+    partitions: tuple[str, ...]  # assigned
+    assignor: str
+    ack_wait_s: float
+    max_deliver: int  # 0: no limit
+    silent_s: float  # since its coordinator heard of it
+    asks: tuple[str, ...] | None  # partitions it waits for records of; None while it asks nothing
+
+
+@value
+class LeaseDescription:
+    """Records of a partition that have the same fate in a group."""
+
+    start_offset: int
+    end_offset: int
+    state: str  # "leased", "available" (to be delivered again) or "acked"
+    member: str | None  # that holds them
+    delivery_count: int
+    until_ms: int | None  # wall clock: the lease's end, or when they are delivered again
+
+
+@value
+class LeasesDescription:
+    """What ``describe_leases`` returns.
+
+    All before *committed* is acknowledged, and nothing from *delivered* on was handed out yet;
+    between them the leases lie.
+    """
+
+    group: str
+    topic: str
+    partition: str
+    committed: int
+    delivered: int
+    known_end: int  # how far the group's members have seen the partition reach
+    leases: tuple[LeaseDescription, ...]
 
 
 @value
@@ -24,6 +69,9 @@ class GroupDescription:
     committed: dict[tuple[str, str], int]
     lag: dict[tuple[str, str], int]
     in_flight: dict[tuple[str, str], int]
+    delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is handed out next
+    waiting: dict[tuple[str, str], int] = Factory(dict)  # records to be delivered again
+    consumers: tuple[MemberDescription, ...] = ()
 
 
 def names(questions: Questions) -> list[str]:
@@ -73,18 +121,77 @@ def describe(questions: Questions, group: str) -> GroupDescription:
         {(o.topic, o.partition): o.committed for o in state.offsets},
         {(o.topic, o.partition): ends[o.topic, o.partition] - o.committed for o in state.offsets},
         {(o.topic, o.partition): o.in_flight for o in state.offsets},
+        {(o.topic, o.partition): o.delivered for o in state.offsets},
+        {(o.topic, o.partition): o.waiting for o in state.offsets},
+        tuple(_member(member) for member in state.members),
     )
 
 
-def reset(questions: Questions, group: str, topic: str, offset: int | str) -> None:
-    """Let a group begin anew at an offset of each partition of a topic.
+def _member(member: msg.GroupMember) -> MemberDescription:
+    return MemberDescription(
+        member.member,
+        member.source,
+        member.topic,
+        member.partitions,
+        member.assignor,
+        member.ack_wait_ms / 1000,
+        member.max_deliver,
+        member.silent_ms / 1000,
+        member.asks,
+    )
+
+
+def describe_leases(
+    questions: Questions,
+    group: str,
+    topic: str,
+    partition: str,
+    offset: int,
+    limit: int,
+    wall_ms: int,
+) -> LeasesDescription:
+    """What has become, in a group, of the records of a partition from an offset on.
+
+    Raises:
+        UnknownGroup: there is none of that name.
+    """
+    if not _has_groups(questions):
+        raise UnknownGroup(f"there is no group {group!r}")
+    found = questions.ask_group(
+        group, lambda r: msg.GetLeases(r, group, topic, partition, offset, limit)
+    )
+    assert isinstance(found, msg.GroupLeases)
+    leases = tuple(
+        LeaseDescription(
+            span.start,
+            span.end,
+            span.state,
+            span.member,
+            span.delivery_count,
+            None if span.state == "acked" else wall_ms + span.due_ms,
+        )
+        for span in found.spans
+    )
+    place = (group, topic, partition)
+    return LeasesDescription(*place, found.committed, found.delivered, found.known_end, leases)
+
+
+def reset(
+    questions: Questions, group: str, topic: str, offset: int | str | Mapping[str, int | str]
+) -> None:
+    """Let a group begin anew at an offset of each partition of a topic, or of some.
 
     Raises:
         InvalidRequest: the group has members.
     """
-    wanted = parse_offset(offset)
-    partitions = [p.partition for p in questions.topic_metadata(topic).partitions]
-    for name, (start, end) in questions.all_bounds(topic, partitions).items():
-        at = {BEGIN: start, END: end}.get(wanted, min(max(wanted, start), end))
+    if isinstance(offset, Mapping):
+        wanted = {
+            questions.partition_name(topic, name): parse_offset(at) for name, at in offset.items()
+        }
+    else:
+        partitions = [p.partition for p in questions.topic_metadata(topic).partitions]
+        wanted = dict.fromkeys(partitions, parse_offset(offset))
+    for name, (start, end) in questions.all_bounds(topic, wanted).items():
+        at = {BEGIN: start, END: end}.get(wanted[name], min(max(wanted[name], start), end))
         commit = partial(msg.CommitOffset, group=group, topic=topic, partition=name, offset=at)
         questions.ask_group(group, commit)

@@ -27,6 +27,8 @@ from pymq.core.message import (
     CommitOffset,
     Fetched,
     GetGroup,
+    GetLeases,
+    GroupLeases,
     GroupNames,
     GroupState,
     Heartbeat,
@@ -49,7 +51,9 @@ from pymq.errors import (
     UnknownGroup,
 )
 
-GroupRequest = Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | ListGroups
+GroupRequest = (
+    Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | GetLeases | ListGroups
+)
 
 
 class GroupCoordinator:
@@ -126,7 +130,7 @@ class GroupCoordinator:
             self._leave(source, m, now)
         elif isinstance(m, CommitOffset):
             self._commit(source, m, now)
-        elif isinstance(m, GetGroup):
+        elif isinstance(m, GetGroup | GetLeases):
             self._describe(source, m, now)
         else:
             self._host.reply(source, GroupNames(m.id, tuple(sorted(self.groups))), now)
@@ -334,13 +338,16 @@ class GroupCoordinator:
         self._offsets.changed(m.group, m.topic, m.partition)
         self._offsets.answer(source, Settled(m.id), durable=True)
 
-    def _describe(self, source: str, m: GetGroup, now: int) -> None:
+    def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
         group = self.groups.get(m.group)
+        answer: Message
         if group is None:
-            error = UnknownGroup(f"there is no group {m.group!r}")
-            self._host.reply(source, GroupState(m.id, m.group, error=error), now)
-            return
-        self._host.reply(source, group.describe(m.id), now)
+            answer = refusal(m, UnknownGroup(f"there is no group {m.group!r}"))
+        elif isinstance(m, GetGroup):
+            answer = group.describe(m.id, now)
+        else:
+            answer = group.describe_leases(m, now)
+        self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int) -> None:
         """The topic was deleted: its offsets mean nothing any more."""
@@ -407,6 +414,8 @@ def refusal(m: GroupRequest, error: PymqError) -> Message:
             return Settled(m.id, error=error)
         case GetGroup():
             return GroupState(m.id, m.group, error=error)
+        case GetLeases():
+            return GroupLeases(m.id, error=error)
         case ListGroups():
             return GroupNames(m.id, error=error)
         case Join() | Heartbeat():

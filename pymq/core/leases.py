@@ -15,12 +15,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from pymq.core.marks import mark
-from pymq.core.message import Lease, Range
+from pymq.core.message import Lease, LeaseSpan, Range
 from pymq.core.values import define
 
 AVAILABLE = 0  # to be delivered again, from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
+STATES = ("available", "leased", "acked")  # as they are told to people
 NEVER = 1 << 62
 
 
@@ -80,6 +81,12 @@ class Leases:
     def done_ranges(self) -> tuple[Range, ...]:
         """What is acknowledged above ``committed``."""
         return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
+
+    def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
+        """What has become of the records from *offset* on, in at most *limit* spans."""
+        index = max(0, bisect_right(self._spans, offset, key=_start) - 1)
+        found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
+        return tuple(_described(span, now) for span in found[:limit])
 
     def has_available(self, end: int, now: int) -> bool:
         """Whether :meth:`acquire` would find something before *end*."""
@@ -226,6 +233,11 @@ class Leases:
         elif joined[0].start > self.committed:
             self.committed = joined[0].start
         self._spans = joined
+
+
+def _described(span: Span, now: int) -> LeaseSpan:
+    due = max(0, span.due - now) if span.state != DONE else 0
+    return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
 
 
 def _start(span: Span) -> int:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pymq.core.leases import NEVER, Leases
-from pymq.core.message import BEGIN, Acquire, GroupMember, GroupOffset, GroupState
+from pymq.core.message import (
+    BEGIN,
+    Acquire,
+    GetLeases,
+    GroupLeases,
+    GroupMember,
+    GroupOffset,
+    GroupState,
+)
 from pymq.core.values import Factory, define
+
+SPANS_MAX = 1_000  # that one answer tells
 
 TopicIndex = tuple[str, int]
 Assign = Callable[
@@ -33,6 +43,21 @@ class Member:
     told: int = 0  # the last generation that it was told of
     waiting: Acquire | None = None
     waits_until: int = NEVER
+
+    def describe(self, now: int) -> GroupMember:
+        """All about it, for people."""
+        waiting = self.waiting
+        return GroupMember(
+            self.id,
+            self.topic,
+            self.partitions,
+            self.source,
+            self.assignor,
+            self.ack_wait_ms,
+            self.max_deliver,
+            max(0, now + self.session_ms - self.gone_at),
+            None if waiting is None else tuple(partition for partition, _, _ in waiting.known),
+        )
 
 
 @define
@@ -115,9 +140,9 @@ class Group:
         # What is added to a topic while the group consumes it is new from its first record.
         return reset == BEGIN or name in self.added
 
-    def describe(self, request: int) -> GroupState:
+    def describe(self, request: int, now: int) -> GroupState:
         """All about it, as the answer to a request."""
-        members = tuple(GroupMember(x.id, x.topic, x.partitions) for x in self.members.values())
+        members = tuple(member.describe(now) for member in self.members.values())
         offsets = tuple(
             GroupOffset(
                 topic,
@@ -131,3 +156,12 @@ class Group:
             for (topic, partition), leases in sorted(self.leases.items())
         )
         return GroupState(request, self.name, self.generation, members, offsets)
+
+    def describe_leases(self, m: GetLeases, now: int) -> GroupLeases:
+        """What has become of the records of a partition, as the answer to a request."""
+        leases = self.leases.get((m.topic, m.partition))
+        _, end = self.known.get((m.topic, m.partition), (0, 0))
+        if leases is None:
+            return GroupLeases(m.id, known_end=end)
+        spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
+        return GroupLeases(m.id, leases.committed, leases.next, end, spans)

@@ -336,6 +336,11 @@ class BlockDescription:
     leader: str | None
     replicas: tuple[str, ...]
     size_bytes: int
+    number: int = 0  # counts the blocks of the partition, those that are gone included
+    in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or, while it is open, keep up
+    opened_ms: int = 0  # wall clock
+    max_timestamp_ms: int = -1  # of its records; -1 while it is open or empty
+    is_unclean: bool = False  # sealed without any replica that was known to hold all of it
 
 
 @value

@@ -19,6 +19,7 @@ from pymq.core.message import (
     Fetched,
     FindOffset,
     GetGroup,
+    GetLeases,
     GetSequence,
     GroupNames,
     Heartbeat,
@@ -222,7 +223,14 @@ class Broker:
             ):
                 self._replicate(source, message, now)
             case (
-                Acquire() | Settle() | Heartbeat() | Join() | Leave() | CommitOffset() | GetGroup()
+                Acquire()
+                | Settle()
+                | Heartbeat()
+                | Join()
+                | Leave()
+                | CommitOffset()
+                | GetGroup()
+                | GetLeases()
             ):
                 self._coordinators.step(source, message, now)
             case Fetched():  # asked for by a coordinator of this broker

@@ -11,6 +11,7 @@ from pymq.core.message import (
     CommitOffset,
     Fetched,
     GetGroup,
+    GetLeases,
     Heartbeat,
     Join,
     Leave,
@@ -23,7 +24,7 @@ from pymq.core.partition import NEVER, Partition
 from pymq.errors import NotLeader
 from pymq.hash.partitioner import key_partition
 
-OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup
+OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup | GetLeases
 
 
 class Coordinators:

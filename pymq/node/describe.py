@@ -13,6 +13,7 @@ from pymq.core.message import (
 )
 from pymq.core.metadata import (
     BlockDescription,
+    BlockNode,
     BrokerDescription,
     ClusterDescription,
     PartitionDescription,
@@ -141,6 +142,11 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
             block.leader,
             block.replicas,
             block.size if block.end is not None or report is None else report.size,
+            block.number,
+            _in_sync(block, report),
+            block.opened_ms,
+            block.max_timestamp,
+            block.is_unclean,
         )
         for block in state.blocks
     )
@@ -153,12 +159,18 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
         state.leader,
         state.epoch,
         last.replicas,
-        report.in_sync if report is not None and report.in_sync else last.in_sync,
+        _in_sync(last, report),
         state.blocks[0].start,
         end,
         report.high_watermark if report is not None else end,
         blocks,
     )
+
+
+def _in_sync(block: BlockNode, report: PartitionReport | None) -> tuple[str, ...]:
+    """Who holds all of a block: of the open one the leader knows best."""
+    is_reported = block.end is None and report is not None and report.in_sync
+    return report.in_sync if report is not None and is_reported else block.in_sync
 
 
 def topics(image: Image) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ its length; only what is small stands there itself, since a frame costs more tha
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -239,13 +239,17 @@ def _unpack_batch(part: Any, payload: Payload) -> RecordBatch:
 
 
 def _pack_error(error: PymqError, frames: Frames) -> list[Any]:
-    details = {
+    return [error.code, str(error), _details(error.details)]
+
+
+def _details(given: Mapping[str, object]) -> dict[str, object]:
+    """What may travel of an error's details, and what is taken of those that arrive."""
+    return {
         name: list(found) if isinstance(found, tuple) else found
-        for name, found in error.details.items()
+        for name, found in given.items()
         if isinstance(found, DETAIL)
         or (isinstance(found, (list, tuple)) and all(isinstance(part, DETAIL) for part in found))
     }
-    return [error.code, str(error), details]
 
 
 def _unpack_error(part: Any, payload: Payload) -> PymqError:
@@ -254,7 +258,7 @@ def _unpack_error(part: Any, payload: Payload) -> PymqError:
     code, text, details = part[:3]
     if type(code) is not str or type(text) is not str:
         raise InvalidRequest("an error's code and message are texts")
-    return error_from_code(code, text, _unpack_options(details, payload))
+    return error_from_code(code, text, _details(_unpack_options(details, payload)))
 
 
 def _unpack_options(part: Any, payload: Payload) -> dict[str, Any]:

@@ -90,6 +90,8 @@ NUMBERS: dict[int, type] = {
     40: msg.GroupState,
     41: msg.ListGroups,
     42: msg.GroupNames,
+    43: msg.GetLeases,
+    44: msg.GroupLeases,
     60: msg.CreateTopic,
     61: msg.CreatePartition,
     62: msg.DeleteTopic,

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pymq.core import codec
-from pymq.core.message import Fetched, Produce, Produced
+from pymq.core.message import Fetched, Produce, Produced, Settled
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
@@ -141,6 +141,15 @@ def test_a_payload_that_is_too_large_leaves_the_rest_of_the_packet_whole() -> No
     packet.add("", "", Produced(2))
     header, *frames = packet.seal()
     assert wire.decode(header, frames) == [("", "", Produced(1)), ("", "", Produced(2))]
+
+
+def test_details_of_an_error_are_what_they_may_be_or_left_out() -> None:
+    details = {"leader": b"\xf6", "wait": 0.5, "tried": ["a", None, 3], "deep": [["a"]], "ok": True}
+    row = [37, "", "", 1, 0, ["NOT_LEADER", "who?", details]]
+    ((_, _, found),) = wire.decode(codec.dumps([1, row]), [])
+    assert isinstance(found, Settled)
+    assert found.error is not None
+    assert found.error.details == {"tried": ["a", None, 3], "ok": True}
 
 
 @pytest.mark.parametrize("seed", range(20))

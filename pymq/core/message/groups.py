@@ -135,6 +135,18 @@ class GetGroup:
 
 
 @value
+class GetLeases:
+    """Ask what has become, in a group, of the records of a partition from *offset* on."""
+
+    id: int
+    group: str
+    topic: str
+    partition: str
+    offset: int = 0
+    max_spans: int = 100
+
+
+@value
 class ListGroups:
     """Ask for the names of the groups that this broker coordinates."""
 
@@ -156,11 +168,17 @@ class GroupOffset:
 
 @value
 class GroupMember:
-    """A member and what it has been assigned."""
+    """A member, what it has been assigned and what it asks for."""
 
     member: str
     topic: str
     partitions: tuple[str, ...]
+    source: str = ""  # the machine that speaks for it
+    assignor: str = ""
+    ack_wait_ms: int = 0
+    max_deliver: int = 0
+    silent_ms: int = 0  # since it was last heard of
+    asks: tuple[str, ...] | None = None  # partitions it waits for records of; None: it asks nothing
 
 
 @value
@@ -172,6 +190,35 @@ class GroupState:
     generation: int = 0
     members: tuple[GroupMember, ...] = ()
     offsets: tuple[GroupOffset, ...] = ()
+    error: PymqError | None = None
+
+
+@value
+class LeaseSpan:
+    """Records of a partition that have the same fate in a group."""
+
+    start: int
+    end: int
+    state: str  # "available" (to be delivered again), "leased" or "acked"
+    member: str | None = None  # that holds them
+    delivery_count: int = 0
+    due_ms: int = 0  # from now on: until they are available, or the lease runs out
+
+
+@value
+class GroupLeases:
+    """The answer to GetLeases.
+
+    What lies before *committed* is acknowledged, and what lies from *delivered* on was never handed
+    out. The spans are in order, and no more than were asked for; *known_end* is how far the group
+    knows the partition to reach.
+    """
+
+    id: int
+    committed: int = 0
+    delivered: int = 0
+    known_end: int = 0
+    spans: tuple[LeaseSpan, ...] = ()
     error: PymqError | None = None
 
 
@@ -196,6 +243,8 @@ GroupMessage = (
     | CommitOffset
     | GetGroup
     | ListGroups
+    | GetLeases
     | GroupState
     | GroupNames
+    | GroupLeases
 )

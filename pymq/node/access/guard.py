@@ -115,6 +115,7 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             | msg.Settle()
             | msg.CommitOffset()
             | msg.GetGroup()
+            | msg.GetLeases()
             | msg.ListGroups()
         ):
             return (refusal(message, error),)

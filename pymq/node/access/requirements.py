@@ -103,6 +103,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.Settle: _group(Operation.READ),
     msg.CommitOffset: _commit,
     msg.GetGroup: _group(Operation.DESCRIBE),
+    msg.GetLeases: _group(Operation.DESCRIBE),
     msg.ListGroups: _always(DESCRIBE_CLUSTER),
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),
@@ -126,7 +127,7 @@ _NEEDS |= dict.fromkeys(
     (
         # Answers: who is asked by a server is one.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.Answer),
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         # Between brokers and the zkserver.
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),

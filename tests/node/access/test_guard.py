@@ -24,7 +24,8 @@ UNANSWERED = {
     cls.__name__
     for cls in (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.Answer, msg.LeaderAndIsrAnswer),
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
+        msg.LeaderAndIsrAnswer,
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
