@@ -1,4 +1,4 @@
-"""What a partition needs of the broker around it."""
+"""What a partition needs of the broker around it, and how its replicas see that broker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
-from pymq.core.replicator import ReplicaHost
-from pymq.core.types import BlockId
+from pymq.core.replicator import ReplicaHost, ReplicationConfig
+from pymq.core.types import BlockId, Rng
 
 if TYPE_CHECKING:
     from pymq.core.partition import Partition
@@ -39,3 +39,59 @@ class Host(ReplicaHost, Protocol):
     def role_changed(self, partition: Partition, now: int) -> None:
         """The partition's replica here has begun or ceased to lead."""
         ...
+
+
+class PartitionHost:
+    """The broker, as the replicas of one partition see it.
+
+    It knows which of the other brokers cannot act on that partition, alive as they are.
+    """
+
+    __slots__ = ("_host", "open_block")
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.open_block: BlockId | None = None  # if it is to be here
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        return self._host.me
+
+    @property
+    def rng(self) -> Rng:
+        """The broker's dice."""
+        return self._host.rng
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the broker's life."""
+        return self._host.incarnation
+
+    @property
+    def replication(self) -> ReplicationConfig:
+        """The broker's patience."""
+        return self._host.replication
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        return self._host.out
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        return self._host.wall_ms(now)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message to another broker."""
+        self._host.send(peer, message)
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        self._host.tell_controller(message)
+
+    def is_alive(self, peer: str) -> bool:
+        """Whether another broker can act on the open block."""
+        if not self._host.is_alive(peer):
+            return False
+        return self.open_block is None or not self._host.has_failed(peer, self.open_block)

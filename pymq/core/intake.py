@@ -8,7 +8,7 @@ from pymq.core.answers import Answers
 from pymq.core.header import HEADER_SIZE
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
-from pymq.core.message import Message, Produce, Produced, Sequence
+from pymq.core.message import GetSequence, Message, Produce, Produced, Sequence
 from pymq.core.metadata import PartitionState
 from pymq.core.replicator import Replicator
 from pymq.core.types import AckMode, TopicPartition
@@ -19,6 +19,7 @@ from pymq.errors import (
     PartitionUnset,
     PymqError,
     RecordTooLarge,
+    ReplicaNotAvailable,
 )
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
@@ -30,13 +31,25 @@ class Writable(Protocol):
     name: TopicPartition
     state: PartitionState
     problem: PymqError | None
-    log: BlockLog | None
-    replicator: Replicator | None
-    is_appointed: bool  # to lead the open block, and does not yet
 
     @property
     def me(self) -> str:
         """The broker's name."""
+        ...
+
+    @property
+    def log(self) -> BlockLog | None:
+        """The log of the open block, if it is to be here."""
+        ...
+
+    @property
+    def replicator(self) -> Replicator | None:
+        """The open block's; None until that is recovered."""
+        ...
+
+    @property
+    def is_appointed(self) -> bool:
+        """Whether it is to lead the open block, and does not yet."""
         ...
 
     @property
@@ -47,6 +60,21 @@ class Writable(Protocol):
     @property
     def is_parking(self) -> bool:
         """Whether what producers send has to wait."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica here leads."""
+        ...
+
+    @property
+    def leader(self) -> str | None:
+        """Who does, as far as is known here."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known where the log ends, or that it never will be."""
         ...
 
     def produce(self, source: str, m: Produce, now: int) -> None:
@@ -141,8 +169,25 @@ class Intake:
             is_local = m.acks is AckMode.LEADER and self._partition.is_shared
             self._answers.add(end, source, answer, is_local=is_local)
 
-    def tell(self, source: str, answer: Sequence, end: int) -> bool:
-        """Whether it answers, once everything before *end* is as safe as the mode has it."""
+    def sequence(self, source: str, m: GetSequence, now: int) -> None:
+        """Tell how far a producer has got."""
+        partition = self._partition
+        error, known = partition.problem, 0
+        if error is None and not partition.is_settled:
+            mark("partition.sequence_too_early")
+            error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
+        elif error is None and not partition.leads:
+            leader = partition.leader
+            error = NotLeader(f"{partition.name} is led by {leader}", leader=leader)
+        elif (log := partition.log) is not None:
+            known = log.producers.next_sequence(m.producer_id)
+            # Whoever goes on behind its records relies on them: told once they are safe.
+            if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
+                return
+        self._host.reply(source, Sequence(m.id, known, error), now)
+
+    def _waits(self, source: str, answer: Sequence, end: int) -> bool:
+        """Whether it answers once everything before *end* is as safe as the mode has it."""
         partition = self._partition
         log, replicator = partition.log, partition.replicator
         if log is None or replicator is None:

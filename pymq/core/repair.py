@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import attrs
+
 from pymq.core.log import BlockLog, LogHost
 from pymq.core.marks import mark
 from pymq.core.message import ReplicaFetch, ReplicaFetched
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
-from pymq.core.ready import CreateBlock, Ready, Recovered
+from pymq.core.ready import CreateBlock, Read, Ready, Recovered
 from pymq.core.replicator import ReplicaHost
 from pymq.core.runs import clip
-from pymq.errors import CorruptBatch
-
-NEVER = 1 << 62
+from pymq.core.types import NEVER
+from pymq.errors import CorruptBatch, PymqError, ReplicaNotAvailable
 
 
 class RepairHost(ReplicaHost, LogHost, Protocol):
@@ -227,6 +228,21 @@ class Repairs:
         repair.step(source, m, now)
         self._rearm()
         return True
+
+    def lend(
+        self, source: str, m: ReplicaFetch, state: PartitionState, problem: PymqError | None
+    ) -> None:
+        """Let another broker complete its copy from a sealed block that is whole here."""
+        host = self._host
+        block = next((b for b in state.blocks[:-1] if b.number == m.block.number), None)
+        is_here = block is not None and host.me in block.in_sync and block.number not in self
+        answer = ReplicaFetched(m.id, m.block, m.offset, 0, 0)
+        if block is None or block.end is None or not is_here or problem is not None:
+            error = ReplicaNotAvailable(f"{host.me} does not hold all of {m.block}")
+            host.send(source, attrs.evolve(answer, error=error))
+        elif block.start <= m.offset < block.end:
+            read = Read(source, answer, m.block, m.offset, block.end, m.max_bytes)
+            host.out.read.append(read)
 
     def tick(self, now: int) -> None:
         """Do what is due."""

@@ -14,6 +14,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 INTERNAL_PREFIX = "__"
 OFFSETS_TOPIC = "__consumer_offsets"
 
+NEVER = 1 << 62  # the deadline of what is not due
+
 
 class AckMode(IntEnum):
     """What an acknowledgement means, and by which discipline a partition replicates."""

@@ -10,10 +10,9 @@ from pymq.core.message import BlockSizes, Message, RetireBlocks, RollWanted
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Compact, Compacted, Ready
 from pymq.core.retention import first_kept
-from pymq.core.types import BlockId, TopicPartition
+from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.errors import PymqError
 
-NEVER = 1 << 62
 RETENTION_CHECK_MS = 5_000
 ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
 
@@ -24,11 +23,10 @@ class Kept(Protocol):
     name: TopicPartition
     state: PartitionState
     problem: PymqError | None
-    log: BlockLog | None
 
     @property
-    def out(self) -> Ready:
-        """What the broker wants done in this turn."""
+    def log(self) -> BlockLog | None:
+        """The log of the open block, if it is to be here."""
         ...
 
     @property
@@ -56,12 +54,21 @@ class Kept(Protocol):
         """Whether the zkserver wants it sealed."""
         ...
 
-    def wall_ms(self, now: int) -> int:
-        """The wall clock's milliseconds at the monotonic time *now*."""
-        ...
-
     def has(self, block: BlockNode) -> bool:
         """Whether all of a sealed block is here."""
+        ...
+
+
+class UpkeepHost(Protocol):
+    """What the upkeep of a partition needs of the broker."""
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        ...
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
         ...
 
     def tell_controller(self, message: Message) -> None:
@@ -72,11 +79,20 @@ class Kept(Protocol):
 class Upkeep:
     """The wishes of one partition; each is repeated until something comes of it."""
 
-    __slots__ = ("_asked_at", "_compacted", "_partition", "opened_ms", "retention_at", "roll_at")
+    __slots__ = (
+        "_asked_at",
+        "_compacted",
+        "_host",
+        "_partition",
+        "opened_ms",
+        "retention_at",
+        "roll_at",
+    )
 
-    def __init__(self, partition: Kept, now: int) -> None:
+    def __init__(self, partition: Kept, host: UpkeepHost, now: int) -> None:
         self.opened_ms = 0  # when the open block was made; 0: not known
         self._partition = partition
+        self._host = host
         self._asked_at = -ASK_RETRY_MS
         self.roll_at = NEVER  # these two are looked at after every write, so they are no property
         self.retention_at = now
@@ -135,7 +151,7 @@ class Upkeep:
         is_sealed = partition.is_sealed
         if not is_sealed and not is_lost and (log.stable_size == 0 or partition.is_sealing):
             return
-        wall = partition.wall_ms(now)
+        wall = self._host.wall_ms(now)
         age = wall - (self.opened_ms or wall)
         is_full = log.size >= config.block_bytes
         if is_full or is_sealed or is_lost or age >= config.block_ms:
@@ -145,7 +161,7 @@ class Upkeep:
                 reason = "leader" if is_lost else reason
                 state = partition.state
                 number = state.blocks[-1].number
-                partition.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))
+                self._host.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))
             self.roll_at = self._asked_at + ASK_RETRY_MS
         else:
             self.roll_at = now + config.block_ms - age
@@ -159,19 +175,19 @@ class Upkeep:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
             self.retention_at = now + RETENTION_CHECK_MS
-            kept = first_kept(blocks, log.stable_size, config, partition.wall_ms(now))
+            kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
             if kept > blocks[0].number and partition.leads:
                 mark("partition.retired")
-                partition.tell_controller(RetireBlocks(*partition.name, state.epoch, kept))
+                self._host.tell_controller(RetireBlocks(*partition.name, state.epoch, kept))
         if config.cleanup_policy == "compact":
             sealed = tuple(state.block_id(b) for b in blocks[:-1] if partition.has(b))
             if sealed != self._compacted and len(sealed) == len(blocks) - 1:
                 self._compacted = sealed
-                before = partition.wall_ms(now) - config.tombstone_ms
-                partition.out.jobs.append(Compact(*partition.name, sealed, before))
+                before = self._host.wall_ms(now) - config.tombstone_ms
+                self._host.out.jobs.append(Compact(*partition.name, sealed, before))
 
     def compacted(self, m: Compacted) -> None:
         """Compaction is over; a failed one is tried again after the next roll."""
         if m.error is None and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
-            self._partition.tell_controller(BlockSizes(*self._partition.name, sizes))
+            self._host.tell_controller(BlockSizes(*self._partition.name, sizes))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.core.message import Fetch
+from pymq.core.types import NEVER
 
-NEVER = 1 << 62
 Waiting = tuple[int, str, Fetch]  # (until, whom, what)
 
 

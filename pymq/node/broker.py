@@ -51,7 +51,7 @@ from pymq.core.message import (
     StopReplica,
 )
 from pymq.core.metadata import PartitionState
-from pymq.core.partition import NEVER, Partition
+from pymq.core.partition import Partition
 from pymq.core.ready import (
     Compacted,
     Ready,
@@ -63,7 +63,7 @@ from pymq.core.ready import (
     WriteFailed,
 )
 from pymq.core.replicator import ReplicatorFactory
-from pymq.core.types import OFFSETS_TOPIC, BlockId, Rng, TopicPartition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
 from pymq.errors import (
     InvalidRequest,
     NotController,

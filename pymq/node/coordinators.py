@@ -20,7 +20,8 @@ from pymq.core.message import (
     Settle,
 )
 from pymq.core.offsets import GroupHost
-from pymq.core.partition import NEVER, Partition
+from pymq.core.partition import Partition
+from pymq.core.types import NEVER
 from pymq.errors import NotLeader
 from pymq.hash.partitioner import key_partition
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from pymq.core.partition import NEVER, Partition
+from pymq.core.partition import Partition
+from pymq.core.types import NEVER
 
 
 class Schedule:

@@ -50,7 +50,7 @@ def sign(partition: Partition) -> tuple[object, ...]:
         log.end if log is not None else -1,
         log.seal_end if log is not None else None,
         replicator.high_watermark,
-        partition._visible,
+        partition._open.visible,
         replicator.epoch,
         replicator.is_leader,
     )

@@ -249,7 +249,7 @@ bug(
 def seal_and_cut(seal: Any, self: Partition, m: Any, now: int) -> None:
     log: Any = self.log
     replicator: Any = self.replicator
-    is_open = log is not None and replicator is not None and m.block == self._block.number
+    is_open = log is not None and replicator is not None and m.block == self.state.blocks[-1].number
     if m.takeover and is_open and not log.is_recovering:
         log.truncate(replicator.high_watermark)
     seal(self, m, now)

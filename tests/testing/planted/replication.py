@@ -10,9 +10,10 @@ from pymq.coord import paths
 from pymq.core.answers import Answers
 from pymq.core.intake import Intake
 from pymq.core.log import BlockLog
-from pymq.core.partition import NEVER, Partition
+from pymq.core.open_block import OpenBlock
+from pymq.core.partition import Partition
 from pymq.core.repair import Repair
-from pymq.core.types import TopicPartition
+from pymq.core.types import NEVER, TopicPartition
 from pymq.node import blocks, reported, restarts
 from pymq.replication.fetch import Fetch
 from pymq.replication.leadership import Leadership
@@ -230,9 +231,9 @@ def not_interrupted(interrupted: Any, block: Any, *arguments: Any, **named: Any)
     return block
 
 
-@plant("restarted-leader-leads", Partition, "_make")
-def make_again(make: Any, self: Partition, saved: Any, now: int, *, is_new: bool) -> None:
-    make(self, saved, now, is_new=is_new or not self._is_voted)
+@plant("restarted-leader-leads", OpenBlock, "_make")
+def make_again(make: Any, self: OpenBlock, saved: Any, now: int, *, is_new: bool) -> None:
+    make(self, saved, now, is_new=is_new or not self.is_voted)
 
 
 bug(
@@ -300,7 +301,7 @@ bug(
 )
 
 
-@plant("start-over-forgets", Partition, "_start_over")
-def start_over_from_nothing(over: Any, self: Partition, error: Any, now: int) -> None:
-    over(self, error, now)
-    self._visible = 0
+@plant("start-over-forgets", OpenBlock, "start_over")
+def start_over_from_nothing(over: Any, self: OpenBlock, now: int) -> None:
+    over(self, now)
+    self.visible = 0

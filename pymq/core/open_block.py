@@ -1,0 +1,401 @@
+"""One broker's replica of the block that is open: its log, who leads it, how it ends.
+
+It is made when the block is opened, and another one takes its place when the block is rolled. The
+partition hands it what concerns the open block, and asks afterwards what has come of that: which
+role the replica has, and how far the high watermark is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.core.host import PartitionHost
+from pymq.core.log import BlockLog
+from pymq.core.marks import mark
+from pymq.core.message import Replication, Seal, Sealed
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.producers import ProducerTable
+from pymq.core.ready import Ready, Recovered
+from pymq.core.recovery import Recovery
+from pymq.core.replicator import Replica, Replicator, ReplicatorFactory
+from pymq.core.sealing import Sealing
+from pymq.core.types import NEVER, AckMode, TopicPartition
+from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
+
+RESTART_MS = 200  # a replica whose write has failed starts over after it
+
+
+class OpenBlock:
+    """The open block of one partition, as far as it is here."""
+
+    __slots__ = (
+        "_has_begun",
+        "_host",
+        "_is_broken",
+        "_make_replicator",
+        "_recovery",
+        "_restart_at",
+        "_sync_at",
+        "is_appointed",
+        "log",
+        "replicator",
+        "sealing",
+        "state",
+        "visible",
+    )
+
+    def __init__(
+        self,
+        state: PartitionState,
+        host: PartitionHost,
+        make_replicator: ReplicatorFactory,
+        is_whole: Callable[[BlockNode], bool],
+        visible: int,
+    ) -> None:
+        self.state = state
+        self.visible = visible  # what was before a replicator had to start over
+        self.log: BlockLog | None = None  # if the block is to be here
+        self.replicator: Replicator | None = None  # None until the log is recovered
+        self.is_appointed = False  # to lead the block, and does not yet
+        self.sealing = self._new_sealing()
+        self._host = host
+        self._make_replicator = make_replicator
+        self._recovery = Recovery(host, is_whole)
+        self._has_begun = False  # it has had a replicator in this process
+        self._is_broken = False  # nothing can be read or written any more
+        self._sync_at = self._restart_at = NEVER
+        host.open_block = None
+
+    # --- what it is -----------------------------------------------------------------------------
+
+    @property
+    def node(self) -> BlockNode:
+        """The block as the zkserver knows it."""
+        return self.state.blocks[-1]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other brokers hold the block too."""
+        return len(self.node.replicas) > 1
+
+    @property
+    def is_voted(self) -> bool:
+        """Whether its replicas elect their leader."""
+        return self.is_shared and self.node.acks is AckMode.RAFT
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the replica knows its log, and can go on with it."""
+        return self.replicator is not None and not self._is_broken
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the store is to say where the log ends."""
+        return self.log is not None and self.log.is_recovering
+
+    @property
+    def leads(self) -> int | None:
+        """The epoch in which the replica may append, if it may."""
+        replicator = self.replicator
+        return replicator.epoch if replicator is not None and replicator.is_leader else None
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads, as far as is known here."""
+        return self.replicator.leader if self.replicator is not None else self.state.leader
+
+    @property
+    def has_lost_lead(self) -> bool:
+        """Whether the block has had its leader, this one, and nobody else knows.
+
+        A leader whose write has failed leads that block no more, as if it had been restarted.
+        """
+        replicator = self.replicator
+        return (
+            replicator is not None
+            and self.node.acks is not AckMode.RAFT
+            and self.node.leader == self._host.me
+            and replicator.leader is None
+        )
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record."""
+        return self.log.end if self.log is not None else self.node.start
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset before which everything may be read."""
+        if self.replicator is None:
+            return max(self.visible, self.node.start)
+        high = self.replicator.high_watermark
+        if self.log is not None and self.log.seal_end is not None and high > self.log.seal_end:
+            # Later leaders may have added no-ops, which the next block may begin in place of: who
+            # read on behind them would miss its first records.
+            mark("partition.behind_the_seal")
+            high = self.log.seal_end
+        return max(self.visible, high)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing more comes into the block."""
+        return self.sealing.answer is not None or (
+            self.log is not None and self.log.seal_end is not None
+        )
+
+    @property
+    def is_parking(self) -> bool:
+        """Whether what producers send has to wait for the next block, or for this one."""
+        log = self.log
+        if log is not None and (log.is_recovering or log.seal_end is not None):
+            return True
+        return self.sealing.is_parking or self.is_appointed
+
+    @property
+    def acting(self) -> Replicator | None:
+        """The replicator, if it may act now."""
+        log = self.log
+        if log is None or log.is_recovering or self._is_broken or self.sealing.fenced is not None:
+            return None
+        return self.replicator
+
+    # --- beginning ------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Ask the store what is here of it; :meth:`restore` follows."""
+        self._recovery.begin()
+        self._new_log().recover()
+
+    def create(self, past: ProducerTable, now: int) -> None:
+        """Begin the block, which goes on from what the one before knew of producers."""
+        self._new_log().create(self.state.topic, self.state.partition, past)
+        self._make(None, now, is_new=True)
+
+    def _new_log(self) -> BlockLog:
+        name = self._host.open_block = self.state.block_id(self.node)
+        self.log = BlockLog(self._host, name, self.node.start, is_shared=self.is_shared)
+        return self.log
+
+    def _new_sealing(self) -> Sealing:
+        is_raft = self.node.acks is AckMode.RAFT
+        return Sealing(is_shared=self.is_shared, is_raft=is_raft)
+
+    def restore(self, found: Recovered) -> Recovered | None:
+        """Take in what the store has found; once that is enough, returns the block's own part.
+
+        Raises:
+            CorruptMetadata: a checkpoint cannot be read.
+        """
+        assert self.log is not None
+        return self._recovery.add(found, self.log, self.state)
+
+    def recover_failed(self) -> None:
+        """The store cannot say what is here: forget what it has said so far."""
+        self._recovery.begin()
+
+    def has_lost_votes(self, found: Recovered) -> bool:
+        """Whether the block has records here, and what was voted on is missing."""
+        # Nothing is accepted before a term is saved, so what was promised here is lost.
+        log = self.log
+        return self.is_voted and found.state is None and log is not None and log.end > log.start
+
+    def start(self, found: Recovered, now: int) -> None:
+        """Go on with what was restored."""
+        log, state = self.log, self.state
+        assert log is not None
+        if log.size == 0:
+            # A crash has taken it, and what it knew of the past with it: once the blocks before
+            # are gone, nobody else does.
+            log.create(state.topic, state.partition, log.producers)
+        self._make(found.state, now, is_new=found.state is None and not self._has_begun)
+
+    def _make(self, saved: bytes | None, now: int, *, is_new: bool) -> None:
+        assert self.log is not None
+        replica = Replica(self.log.name, self.log, self._host, self.state, saved, is_new=is_new)
+        self.replicator = self._make_replicator(replica, now)
+        # It leads as soon as that is on the disk; what comes until then waits for it.
+        self.is_appointed = is_new and self.state.leader == self._host.me
+        self._has_begun = True
+
+    # --- replication ----------------------------------------------------------------------------
+
+    def adopt(self, state: PartitionState, now: int) -> None:
+        """The zkserver has changed something, and the block is still the open one."""
+        self.state = state
+        if self.replicator is not None:
+            self.replicator.adopt(state, now)
+
+    def step(self, source: str, m: Replication, now: int) -> bool:
+        """Take in what another replica says; whether it can have changed anything."""
+        log, acting = self.log, self.acting
+        if acting is None or log is None or log.name != m.block:
+            return False
+        log.at(self._host.wall_ms(now))
+        acting.step(source, m, now)
+        return True
+
+    def hand_over(self, now: int) -> bool:
+        """Have another replica lead, if one can; whether that is under way."""
+        acting = self.acting
+        if acting is None or not acting.is_leader or self.sealing.is_parking:
+            return False
+        host = self._host
+        others = [peer for peer in acting.in_sync if peer != host.me and host.is_alive(peer)]
+        if not others:
+            return False
+        mark("partition.hand_over")
+        acting.transfer(others[0], now)
+        return True
+
+    def is_passed_over(self) -> bool:
+        """Whether another was elected before this one, which was appointed, has begun."""
+        replicator = self.replicator
+        if not self.is_appointed or replicator is None or replicator.epoch == self.node.epoch:
+            return False
+        mark("partition.appointed_too_late")
+        self.is_appointed = False
+        return True
+
+    # --- sealing --------------------------------------------------------------------------------
+
+    def unsealable(self, m: Seal, name: TopicPartition) -> PymqError | None:
+        """Why this replica cannot seal the block, if so."""
+        replicator = self.replicator
+        if m.takeover or replicator is None:
+            return None
+        if self.has_lost_lead:
+            mark("partition.seal.lost_lead")
+            lost = f"a write of {self._host.me} has failed, and it does not lead {name} any more"
+            return ReplicaNotAvailable(lost)
+        if not replicator.is_leader:
+            mark("partition.seal.not_leader")
+            return NotLeader(f"{name} is led by {replicator.leader}")
+        return None
+
+    def close(self, now: int) -> None:
+        """Let the log end where it is; an elected leader says so in the log itself."""
+        log, replicator = self.log, self.replicator
+        if log is None or replicator is None or log.seal_end is not None or not self.is_voted:
+            return
+        log.at(self._host.wall_ms(now))
+        log.seal(replicator.epoch)
+        replicator.appended(now)
+
+    def sealed(self, name: TopicPartition) -> Sealed | None:
+        """The answer to who wants it sealed; all of it is durable."""
+        assert self.log is not None
+        assert self.replicator is not None
+        host = self._host
+        return self.sealing.done(name, host.me, host.incarnation, self.log, self.replicator)
+
+    # --- the disk -------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write or to seal, and no write is under way."""
+        log, replicator = self.log, self.replicator
+        if log is None or log.is_writing or log.is_recovering:
+            return False
+        if log.has_unwritten:
+            return True
+        if replicator is None or self._is_broken:
+            return False
+        return replicator.is_dirty or self.sealing.must_write(log, replicator)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the disk may be asked: it has said where the log ends, and owes no answer."""
+        log = self.log
+        if log is None or self.replicator is None:
+            return False
+        return not log.is_recovering and not log.is_writing
+
+    def flush(self, ready: Ready, now: int, *, must_sync: bool) -> int:
+        """Add the pending write to *ready*; returns when a sync is due, if it asks for none."""
+        log, replicator = self.log, self.replicator
+        assert log is not None
+        assert replicator is not None
+        must_seal = self.sealing.must_write(log, replicator)
+        config = self.state.config
+        policy = config.sync_policy(self.node.acks)
+        is_synced = must_sync or policy == "always"
+        if is_synced:
+            self._sync_at = NEVER
+        elif log.has_unwritten and policy == "interval" and self._sync_at == NEVER:
+            self._sync_at = now + config.fsync_interval_ms
+        log.flush(ready, sync=is_synced)
+        if must_seal:
+            self.sealing.write(log, ready)
+            self._sync_at = NEVER
+        if replicator.is_dirty:
+            replicator.flush(ready, now)
+        return self._sync_at
+
+    def advance(self) -> bool:
+        """The write is done, and durable as far as its mode asks for that; if there was one."""
+        return self.log is not None and self.replicator is not None and self.log.advance()
+
+    def stable(self, now: int) -> None:
+        """Count what the write that is done has brought."""
+        if self.replicator is not None and self.log is not None:
+            self.replicator.stable(self.log.stable_end, now)
+
+    def start_over(self, now: int) -> None:
+        """Go on as after a restart: others may have what this disk has not (Raft, term by term).
+
+        A leader has perhaps sent what its own disk failed to take, so it must not lead on.
+        """
+        log = self.log
+        assert log is not None
+        self.visible = self.high_watermark
+        self.replicator = None
+        self.is_appointed = False
+        self.sealing = self._new_sealing()
+        log.fail()
+        log.is_recovering = True
+        self._recovery.begin()
+        self._restart_at = now + RESTART_MS  # What failed now fails again at once.
+
+    def fail(self) -> None:
+        """Nothing can be read or written any more, and nothing is due."""
+        self._is_broken = True
+        self._sync_at = self._restart_at = NEVER
+        if self.log is not None:
+            self.log.fail()
+
+    def checkpoint(self) -> None:
+        """Keep what a recovery would have to find out, unless it is kept already."""
+        if self.log is not None and self.is_running:
+            self.log.checkpoint()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> int:
+        """When something is due; what waits for the store to say where the log ends is not."""
+        replicator = self.replicator
+        if replicator is None or self._is_broken:
+            return self._restart_at
+        due = min(self._restart_at, self._sync_at)
+        return min(due, replicator.deadline) if self.acting is not None else due
+
+    def tick_log(self, now: int) -> None:
+        """Read the log again, or make it durable, if that is due."""
+        log = self.log
+        if now >= self._restart_at:
+            self._restart_at = NEVER
+            if log is not None:
+                log.recover()
+        if now >= self._sync_at:
+            self._sync_at = NEVER
+            if log is not None:
+                log.sync()
+
+    def tick_replicator(self, now: int) -> bool:
+        """Have the replicator do what is due; whether there was something."""
+        log, acting = self.log, self.acting
+        if acting is None or log is None or acting.deadline > now:
+            return False
+        log.at(self._host.wall_ms(now))
+        acting.tick(now)
+        return True
