@@ -1,5 +1,7 @@
 """The asyncio twin of pymq: the same names and arguments, with ``await`` where the others wait.
 
+::
+
     async with pymq.aio.open("data/") as mq:
         await mq.create_topic("greetings")
         async with mq.producer() as producer:

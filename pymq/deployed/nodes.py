@@ -165,7 +165,7 @@ class Broker(Node):
         rack: brokers of one rack fail together; replicas go to different ones.
         weight: how much of the load it takes, compared with others.
         gate: asked for every message that arrives, with the principal of its connection, instead of
-            the policy; a :class:`pymq.node.access.Guard` is one.
+            the policy; a ``pymq.node.access.Guard`` is one.
         transport, store: parts of one's own, instead of ``listen`` and ``data``; the gate is then
             the transport's affair.
         heartbeat_ms: how often it says that it is alive.

@@ -59,7 +59,7 @@ class Cluster:
         zkservers: how many zkservers.
         seed: decides everything that could be one way or another.
         faults: None, or ``"swarm"`` for faults of any kind (or another of ``PROFILES`` in
-            :mod:`pymq.testing.plan`), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
+            ``pymq.testing.faults``), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
         knobs: the fields of :class:`pymq.testing.Knobs`.
     """
 
@@ -316,7 +316,7 @@ class Cluster:
     def cut(self, a: Names, b: Names | None = None, *, one_way: bool = False) -> int:
         """Lose everything between two groups of processes, or only from *a* to *b*.
 
-        Without *b* it is between *a* and everybody else; :data:`COORDINATOR` is one of them.
+        Without *b* it is between *a* and everybody else; ``"coordinator"`` is one of them.
         Returns a number with which :meth:`heal` can undo just this.
         """
         left = self._names(a)

@@ -53,7 +53,7 @@ ROTATION = """swarm network swarm crash swarm fetch swarm disk swarm rolls swarm
 
 @value
 class Faults:
-    """What a cluster is to suffer from: all of *kinds*, some of :data:`FAULTS`, for a while."""
+    """What a cluster is to suffer from: all of *kinds*, some of ``FAULTS``, for a while."""
 
     kinds: tuple[str, ...]
     seconds: float = 600.0

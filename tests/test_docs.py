@@ -1,0 +1,55 @@
+"""The documentation as a site: it builds, its links lead somewhere, nothing public is left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import attrs
+import pytest
+
+import pymq
+from pymq import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+SECONDS = 300  # for a build, on a busy machine
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Warnings are errors, and so is a name in a docstring that there is not."""
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "dummy", str(DOCS), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["pymq", "pymq.aio", "pymq.testing", "pymq.spark"])
+def test_everything_public_is_in_the_reference(module: str) -> None:
+    """Each name has a directive of its own; modules have pages."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir())
+    kinds = r"(?:auto(?!module)\w+|data)"
+    told = set(re.findall(rf"^\.\. {kinds}:: {module}\.(\w+)$", pages, re.MULTILINE))
+    assert told == set(import_module(module).__all__) - {"aio", "errors"}
+
+
+def test_tables_are_read_from_the_code() -> None:
+    """Every error is in its table; a field is told with its default and its comment."""
+    pytest.importorskip("sphinx")
+    from docs._ext.reference import error_classes, field_rows
+
+    named = [getattr(errors, name) for name in errors.__all__]
+    assert set(error_classes()) == {item for item in named if isinstance(item, type)}
+    rows = field_rows(pymq.TopicConfig)
+    assert [name for name, *_ in rows] == [f"``{f.name}``" for f in attrs.fields(pymq.TopicConfig)]
+    assert ("``retention_bytes``", "``int | None``", "``None``") == rows[2][:3]
+    assert rows[2][3].startswith("of one partition")
+    offset = field_rows(pymq.RecordMetadata)[2]
+    assert offset[:3] == ("``offset``", "``int``", "")
