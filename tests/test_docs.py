@@ -49,7 +49,7 @@ def test_tables_are_read_from_the_code() -> None:
     assert set(error_classes()) == {item for item in named if isinstance(item, type)}
     rows = field_rows(pymq.TopicConfig)
     assert [name for name, *_ in rows] == [f"``{f.name}``" for f in attrs.fields(pymq.TopicConfig)]
-    assert ("``retention_bytes``", "``int | None``", "``None``") == rows[2][:3]
+    assert rows[2][:3] == ("``retention_bytes``", "``int | None``", "``None``")
     assert rows[2][3].startswith("of one partition")
     offset = field_rows(pymq.RecordMetadata)[2]
     assert offset[:3] == ("``offset``", "``int``", "")
