@@ -16,14 +16,17 @@ demo: .venv/made-demo-$(KEY)
 test: lint
 	$(BIN)/pytest -n 2 -m 'not slow' $(ARGS)
 
-# Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow.
+# Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow, every
+# crash point, and malformed inputs.
 SEEDS ?= 20000
 FROM ?= 0
+INPUTS ?= 5000000
 soak: .venv/made-test-$(KEY)
 	$(BIN)/python -m pymq.testing --profile all --seeds $(FROM):$$(($(FROM) + $(SEEDS))) \
 	  --seconds 5 --jobs 2 --quiet --marks
 	$(BIN)/pytest -n 2 -m slow $(ARGS)
 	$(BIN)/python -m pymq.testing.crashes tests.testing.scripts --jobs 2
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
 lint: .venv/made-test-$(KEY)
 	$(BIN)/ruff format --check

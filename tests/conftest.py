@@ -38,18 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell what was measured: of planted bugs how soon they were found, of faults what came."""
     _tell_planted(terminalreporter)
-    _tell_faults(terminalreporter)
+    _tell(terminalreporter, "faults", "faults of processes")
+    _tell(terminalreporter, "fuzz", "malformed inputs")
 
 
-def _tell_faults(terminalreporter: pytest.TerminalReporter) -> None:
+def _tell(terminalreporter: pytest.TerminalReporter, what: str, title: str) -> None:
     reports = [
         str(told)
         for report in terminalreporter.getreports("passed")
         for name, told in report.user_properties
-        if name == "faults" and report.when == "call"
+        if name == what and report.when == "call"
     ]
     if reports:
-        terminalreporter.section("faults of processes")
+        terminalreporter.section(title)
         for told in reports:
             terminalreporter.write_line(told)
 

@@ -43,16 +43,13 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.offsets import GroupHost, Offsets
+from pymq.core.sensible import GroupRequest, check
 from pymq.errors import (
     FencedMember,
     InvalidRequest,
     PymqError,
     ReplicaNotAvailable,
     UnknownGroup,
-)
-
-GroupRequest = (
-    Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | GetLeases | ListGroups
 )
 
 
@@ -109,13 +106,20 @@ class GroupCoordinator:
             self._loaded(m, now)
         elif isinstance(m, Produced):
             self._offsets.stored(m, now)
-        elif self._offsets.is_loaded:
+        else:
+            try:
+                self._asked(source, check(m), now)
+            except PymqError as error:
+                self._host.reply(source, refusal(m, error), now)
+        self._rearm(now)
+
+    def _asked(self, source: str, m: GroupRequest, now: int) -> None:
+        if self._offsets.is_loaded:
             self._request(source, m, now)
         elif now < self._offsets.patience_until:
             self._parked.append((source, m))
         else:
-            self._host.reply(source, refusal(m, self._loading()), now)
-        self._rearm(now)
+            raise self._loading()
 
     def _request(self, source: str, m: GroupRequest, now: int) -> None:
         if isinstance(m, Acquire):

@@ -151,7 +151,8 @@ class Intake:
         if header.count == 0 or header.span != header.count or header.is_control:
             return InvalidRequest("a producer's batch holds records and nothing else")
         limit = state.config.max_record_bytes
-        if header.length > limit + BATCH_SLACK or (
+        # Unpacked it counts as well: a few bytes can be made to unpack to very many.
+        if max(header.length, header.raw_length) > limit + BATCH_SLACK or (
             header.count == 1 and header.raw_length > limit + HEADER_SIZE
         ):
             return RecordTooLarge(

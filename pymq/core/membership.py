@@ -114,7 +114,7 @@ class Group:
         for member in self.members.values():
             by_topic.setdefault(member.topic, []).append(member)
         for topic, members in by_topic.items():
-            names = self.topics[topic]
+            names = self.topics.get(topic, ())
             place = {name: index for index, name in enumerate(names)}
             previous = {
                 m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members

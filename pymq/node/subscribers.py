@@ -85,9 +85,8 @@ class Subscribers:
 
 
 def _removal(key: Key) -> Callable[[Draft], None]:
-    path = paths.subscription(*key)
-
     def plan(draft: Draft) -> None:
-        draft.delete(path)
+        # The path in here: whoever asks has chosen the names, and a draft's errors are answers.
+        draft.delete(paths.subscription(*key))
 
     return plan

@@ -14,6 +14,7 @@ Arrival = tuple[str, str, Message]  # (for whom, from whom, what), as the loop t
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved who it is
+CLIENT_PREFIX = "client-"  # so nodes of clients are called, each with a number of its own
 
 
 class Transport(Protocol):

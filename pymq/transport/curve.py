@@ -10,12 +10,12 @@ from pathlib import Path
 from pymq.core.types import check_name
 from pymq.errors import ConfigError
 from pymq.transport import curvefiles as files
+from pymq.transport.base import CLIENT_PREFIX
 from pymq.transport.curvefiles import Pair, Public
 
 log = logging.getLogger("pymq.security")
 
 REFRESH_S = 1.0  # between two looks at the folder
-CLIENT_PREFIX = "client-"  # so nodes of clients are called, each with a number of its own
 ZKSERVER = "zkserver"  # whose key is expected at an endpoint that no key file names
 
 Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a file

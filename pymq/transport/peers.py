@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pymq.core.values import Factory, define
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, node_of
+from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, node_of
 from pymq.transport.shapes import Buffer
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Peer:
     principal: str = ANONYMOUS
     key: str = ""  # with which it has connected
     refused_until: float = 0.0  # it did not let us in; so long it is not asked again
+    header_max: int = wire.HEADER_BYTES_MAX  # that a packet of it may have
 
     def lose(self) -> int:
         """Forget the packets that wait for it; returns how many there were."""
@@ -97,6 +98,8 @@ class Peers:
         peer = self.by_name.get(node)
         if peer is None:
             peer = self.by_name[node] = Peer(node)
+            if node.startswith(CLIENT_PREFIX):
+                peer.header_max = wire.CLIENT_HEADER_BYTES_MAX
             self._machines.clear()  # It may be the node of machines that were taken for another's.
         return peer
 

@@ -31,6 +31,9 @@ VERSIONS = (1, 1)  # the first and the last that this pymq speaks
 
 FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)  # of any frame; libzmq cuts who sends more
 HEADER_BYTES_MAX = 16 << 20
+# A byte of CBOR can be an empty list, which takes 64 in memory: clients are given so much less that
+# none of them makes a node grow by more than 32 MiB.
+CLIENT_HEADER_BYTES_MAX = 512 << 10
 FRAMES_MAX = 64  # payload frames of a packet ...
 PACKET_BYTES = 1 << 20  # ... which is full when it has this much payload
 MESSAGES_MAX = 4096  # of a packet that is taken; ...
@@ -209,14 +212,16 @@ def encode(items: Iterable[Item]) -> list[Buffer]:
     return packet.seal()
 
 
-def decode(header: Buffer, frames: Sequence[Buffer]) -> list[Item]:
+def decode(
+    header: Buffer, frames: Sequence[Buffer], header_max: int = HEADER_BYTES_MAX
+) -> list[Item]:
     """The messages of a packet; those that this version does not know are left out.
 
     Raises:
         InvalidRequest: it is not a packet; nothing of it may be taken.
     """
-    if len(header) > HEADER_BYTES_MAX:
-        raise InvalidRequest(f"the header has {len(header)} bytes, the most is {HEADER_BYTES_MAX}")
+    if len(header) > header_max:
+        raise InvalidRequest(f"the header has {len(header)} bytes, the most is {header_max}")
     if len(frames) > FRAMES_MAX:
         raise InvalidRequest(f"there are {len(frames)} payload frames, the most is {FRAMES_MAX}")
     rows = codec.loads(header)

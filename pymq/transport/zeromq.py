@@ -410,7 +410,7 @@ class ZmqTransport:
             self._lose(1, f"{peer.name} does not take what it has asked for")
             return
         try:
-            items = wire.decode(header, frames)
+            items = wire.decode(header, frames, peer.header_max)
         except InvalidRequest as error:
             self._lose(1, f"{peer.name}: {error}")
             self._add(peer, "", "", wire.Refused(error))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import pytest
 
-from pymq.core.group import GroupCoordinator, GroupRequest
+from pymq.core.group import GroupCoordinator
 from pymq.core.message import (
     BEGIN,
     END,
@@ -33,9 +35,11 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.record import RecordBatch
+from pymq.core.sensible import GroupRequest
 from pymq.errors import (
     ConfigError,
     FencedMember,
+    InvalidName,
     InvalidRequest,
     NotLeader,
     PymqError,
@@ -317,6 +321,51 @@ def test_joining_again_ends_the_wait_of_the_past(host: Host) -> None:
     ended, assigned = host.send("m1", join)
     assert isinstance(ended, Acquired)
     assert isinstance(assigned, Assigned)
+
+
+def test_who_joins_may_know_of_no_partition_yet(host: Host) -> None:
+    assert host.join("m1", ()) == ()
+    assert host.join("m2", ("0", "1")) in (("0",), ("1",))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("group", "a/b"), ("topic", ".."), ("member", ""), ("partitions", ("0", "0"))),
+        *(("partitions", ("x" * 300,)), ("session_ms", 0), ("session_ms", 1 << 62)),
+        *(("ack_wait_ms", -1), ("max_deliver", -1), ("reset", 5)),
+    ],
+)
+def test_a_join_that_makes_no_sense_is_refused(host: Host, field: str, value: Any) -> None:
+    join = Join(9, "g", "m1", "t", ("0",), "sticky", SESSION, ACK_WAIT, 0, BEGIN)
+    (answer,) = host.send("m1", attrs.evolve(join, **{field: value}))
+    assert isinstance(answer, Assigned)
+    assert isinstance(answer.error, (InvalidRequest, InvalidName))
+    assert not host.coordinator.groups
+
+
+@pytest.mark.parametrize("span", [(5, 4), (-1, 3), (0, 1 << 62)])
+def test_ranges_that_make_no_sense_change_nothing(host: Host, span: tuple[int, int]) -> None:
+    host.join("m1")
+    assert host.poll("m1", {"0": 10}) == [("0", 0, 10, 1)]
+    at = (("0", span),)
+    requests: list[GroupRequest] = [
+        Settle(91, "g", "m1", acks=at),
+        Settle(92, "g", "m1", renewals=at),
+        Settle(93, "g", "m1", unread=at),
+        Settle(94, "g", "m1", nacks=(("0", span, 5),)),
+        Settle(95, "g", "m1", nacks=(("0", (0, 3), -5),)),
+        Leave(96, "g", "m1", at),
+        Acquire(97, "g", "m1", (("0", *span),), 5, 0),
+        Acquire(98, "g", "m1", (("0", 0, 10),), -1, 0),
+        Acquire(99, "g", "m1", (("0", 0, 10),), 5, -1),
+        CommitOffset(100, "h", "t", "0", span[1] if span[1] > 4 else -1),
+    ]
+    for request in requests:
+        (answer,) = host.send("m1", request)
+        assert isinstance(answer, (Acquired, Settled))
+        assert isinstance(answer.error, InvalidRequest)
+    assert host.done("m1", ("0", (0, 10))) == 0
 
 
 def test_going_over_to_another_topic_gives_up_the_first(host: Host) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pymq.core.message import Subscribe, Unsubscribe
+from pymq.errors import PymqError
 from pymq.node.controller import Controller
 from pymq.testing import Cluster as Simulated
 from tests.node.cluster import Cluster
@@ -36,6 +39,24 @@ def test_a_reader_that_is_silent_is_forgotten() -> None:
     cluster.pass_ms(40_000)
     assert subscribed(cluster) == ["g"]
     assert cluster.active.machine.deadline > cluster.now
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "ä", "x" * 300])
+def test_what_cannot_be_a_name_is_an_answer_and_not_the_end(name: str) -> None:
+    """One such request used to stop every zkserver in turn, as each of them took over."""
+    cluster = Cluster()
+    cluster.topic()
+    for message in (
+        Unsubscribe(71, name, "t"),
+        Unsubscribe(72, "r", name),
+        Subscribe(73, name, "t", "psb"),
+        Subscribe(74, "r", name, "psb"),
+    ):
+        cluster.to_active("client-1", message)
+        cluster.run()
+        assert isinstance(cluster.answers[message.id].error, PymqError)
+    read(cluster)
+    assert subscribed(cluster) == ["r"]
 
 
 def test_the_next_zkserver_hears_of_it() -> None:

@@ -50,18 +50,19 @@ def write(item: Any) -> bytes:
     if item is None or isinstance(item, bool):
         return bytes([{None: 0xF6, True: 0xF5, False: 0xF4}[item]])
     if isinstance(item, int):
-        return _head(0, item) if item >= 0 else _head(1, -1 - item)
+        return head(0, item) if item >= 0 else head(1, -1 - item)
     if isinstance(item, bytes):
-        return _head(2, len(item)) + item
+        return head(2, len(item)) + item
     if isinstance(item, str):
-        return _head(3, len(item.encode())) + item.encode()
+        return head(3, len(item.encode())) + item.encode()
     if isinstance(item, list):
-        return _head(4, len(item)) + b"".join(write(part) for part in item)
+        return head(4, len(item)) + b"".join(write(part) for part in item)
     assert isinstance(item, dict)
-    return _head(5, len(item)) + b"".join(write(k) + write(v) for k, v in item.items())
+    return head(5, len(item)) + b"".join(write(k) + write(v) for k, v in item.items())
 
 
-def _head(major: int, number: int) -> bytes:
+def head(major: int, number: int) -> bytes:
+    """The initial bytes of an item."""
     if number < 24:
         return bytes([major << 5 | number])
     for short, size in ((24, 1), (25, 2), (26, 4), (27, 8)):

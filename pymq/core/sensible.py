@@ -1,0 +1,92 @@
+"""Whether what a coordinator is asked makes sense: whoever asks chooses every number and name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from pymq.core.message import (
+    BEGIN,
+    END,
+    Acquire,
+    CommitOffset,
+    GetGroup,
+    GetLeases,
+    Heartbeat,
+    Join,
+    Leave,
+    ListGroups,
+    Range,
+    Settle,
+)
+from pymq.core.types import check_name
+from pymq.errors import InvalidRequest
+
+TIME_MAX = 1 << 52  # milliseconds: no sum of some of them is more than 64 bits
+OFFSET_MAX = 1 << 61
+RECORDS_MAX = 1 << 31  # that may be asked for at a time
+
+GroupRequest = (
+    Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | GetLeases | ListGroups
+)
+R = TypeVar("R", bound=GroupRequest)
+
+
+def check(m: R) -> R:
+    """Return the request.
+
+    Raises:
+        InvalidRequest: a number is out of its range, or a range ends before it begins.
+        InvalidName: a name may not be one.
+    """
+    match m:
+        case Join():
+            check_name(m.group, "group name")
+            check_name(m.topic, "topic name")
+            check_name(m.member, "member name")
+            _names(m.partitions)
+            _number("session_ms", m.session_ms, 1, TIME_MAX)
+            _number("ack_wait_ms", m.ack_wait_ms, 1, TIME_MAX)
+            _number("max_deliver", m.max_deliver, 0, TIME_MAX)
+            if m.reset not in (BEGIN, END):
+                raise InvalidRequest(f"a group begins at {BEGIN} or {END}, not at {m.reset}")
+        case Heartbeat():
+            _names(m.partitions)
+        case Acquire():
+            _number("max_records", m.max_records, 0, RECORDS_MAX)
+            _number("max_wait_ms", m.max_wait_ms, 0, TIME_MAX)
+            _ranges([(start, end) for _, start, end in m.known])
+        case Settle():
+            for settled in (m.acks, m.renewals, m.unread):
+                _ranges([span for _, span in settled])
+            _ranges([span for _, span, _ in m.nacks])
+            for _, _, delay in m.nacks:
+                _number("the delay in ms", delay, 0, TIME_MAX)
+        case Leave():
+            _ranges([span for _, span in m.unread])
+        case CommitOffset():
+            check_name(m.group, "group name")
+            check_name(m.topic, "topic name")
+            check_name(m.partition, "partition name")
+            _number("the offset", m.offset, 0, OFFSET_MAX)
+        case _:
+            pass  # What is asked has no number, and a name that is only looked up.
+    return m
+
+
+def _names(partitions: tuple[str, ...]) -> None:
+    for name in partitions:
+        check_name(name, "partition name")
+    if len(set(partitions)) < len(partitions):
+        raise InvalidRequest("two partitions have the same name")
+
+
+def _number(what: str, number: int, least: int, most: int) -> None:
+    if not least <= number <= most:
+        raise InvalidRequest(f"{what} is {number}; it must be from {least} to {most}")
+
+
+def _ranges(ranges: Iterable[Range]) -> None:
+    for start, end in ranges:
+        if not 0 <= start <= end <= OFFSET_MAX:
+            raise InvalidRequest(f"[{start}, {end}) is no range of offsets")

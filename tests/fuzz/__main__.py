@@ -1,0 +1,98 @@
+"""Let everything that reads bytes of strangers read a great many that are bad.
+
+::
+
+    python -m tests.fuzz --inputs 5000000               shared out among all targets
+    python -m tests.fuzz --only packets --from 17 --inputs 1    one of them again
+
+Each input is made from its number, so a number is all that it takes to see a failure again. A
+reader that does not come back within a minute is a failure, with a traceback of where it is; and so
+is one that lets the process grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import resource
+import sys
+import time
+import traceback
+from random import Random
+
+from tests.fuzz.disks import Blocks, Notes
+from tests.fuzz.nodes import Nodes
+from tests.fuzz.targets import Batches, Packets, Runs, Target
+
+TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred that each gets
+    "packets": (Packets, 45),
+    "batches": (Batches, 20),
+    "runs": (Runs, 10),
+    "blocks": (Blocks, 5),
+    "notes": (Notes, 10),
+    "nodes": (Nodes, 10),
+}
+HANG_S = 60.0
+GROWTH_MAX = 32 << 20
+WARM = 300  # inputs in which caches fill, which is no growth
+CHECK = 500  # inputs between two looks at the memory
+
+
+def main() -> int:
+    """Run what the command line says; 1 if something was harmed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="how many, in all")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first")
+    parser.add_argument("--only", choices=TARGETS, help="one target alone")
+    options = parser.parse_args()
+    total, harmed = 0, 0
+    print(f"{'target':10}{'inputs':>10}{'taken':>10}{'a second':>10}{'slowest ms':>12}{'MiB':>6}")
+    for name, (make, share) in TARGETS.items():
+        if options.only in (None, name):
+            inputs = options.inputs if options.only else -(-options.inputs * share // 100)
+            done, bad = attempt(name, make(), options.first, inputs)
+            total, harmed = total + done, harmed + bad
+    print(f"{total} malformed inputs, {harmed} did harm")
+    return 1 if harmed else 0
+
+
+def attempt(name: str, target: Target, first: int, inputs: int) -> tuple[int, int]:
+    """Give *target* so many inputs; returns how many those were, and how many did harm."""
+    each = getattr(target, "inputs", 1)
+    count = max(-(-inputs // each), 1)
+    taken = harmed = 0
+    slowest, began, memory = 0.0, time.perf_counter(), 0
+    for number in range(first, first + count):
+        if (number - first) % CHECK == WARM % CHECK:
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
+            memory = memory or resident()
+        start = time.perf_counter()
+        try:
+            taken += target.attempt(Random(number))
+        except Exception:
+            harmed += 1
+            print(f"--only {name} --from {number} --inputs 1", file=sys.stderr)
+            traceback.print_exc()
+        slowest = max(slowest, time.perf_counter() - start)
+    faulthandler.cancel_dump_traceback_later()
+    took = time.perf_counter() - began
+    growth = resident() - memory if memory else 0
+    if growth > GROWTH_MAX:
+        harmed += 1
+        print(f"{name}: the process has grown by {growth >> 20} MiB", file=sys.stderr)
+    rate = count * each / took
+    print(
+        f"{name:10}{count * each:>10}{taken * each:>10}{rate:>10.0f}{1000 * slowest:>12.1f}"
+        f"{growth >> 20:>6}",
+        flush=True,
+    )
+    return count * each, harmed
+
+
+def resident() -> int:
+    """The most that the process ever had in memory, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
