@@ -41,7 +41,7 @@ class Roll:
     is_late: bool = False  # that time has come
     retry_at: int = NEVER
     wait_ms: int = SEAL_RETRY_MS
-    caller: Caller | None = None
+    callers: list[Caller] = Factory(list)  # are answered once it is done
     is_withdrawn: bool = False  # what was wanted of it, because somebody was told that it failed
     behind: list[Caller] = Factory(list)  # who wants something else once this is over
     loss: Loss | None = None  # what came of it
@@ -50,6 +50,11 @@ class Roll:
     def due(self) -> int:
         """When there is something to do."""
         return min(self.retry_at, self.decide_at)
+
+    def has(self, caller: Caller) -> bool:
+        """Whether somebody waits already, and has but asked again because nobody answered."""
+        known = (caller.source, caller.request)
+        return known in [(c.source, c.request) for c in (*self.callers, *self.behind)]
 
     def renumber(self, epoch: int) -> None:
         """What was answered at an older epoch does not count."""

@@ -79,7 +79,7 @@ class Rolls:
         rolls = list(self._rolls.values())
         self._rolls.clear()
         for roll in rolls:
-            for caller in (*([roll.caller] if roll.caller else ()), *roll.behind):
+            for caller in (*roll.callers, *roll.behind):
                 self._send(caller.source, Answer(caller.request, error=error))
 
     # --- beginning ------------------------------------------------------------------------------
@@ -97,18 +97,28 @@ class Rolls:
         if roll is None:
             image = self._commits.image.partition(*name)
             number, epoch = image.open_block.number, image.node.epoch + 1
-            roll = Roll(name, number, epoch, caller=caller, is_forced=is_forced)
+            roll = Roll(name, number, epoch, is_forced=is_forced)
+            roll.callers += [caller] if caller is not None else []
             self._rolls[name] = roll
             self._ask(roll, now)
-        elif caller is not None and roll.caller is None:
+        elif caller is not None and not roll.has(caller):
+            self._join(roll, caller, now, is_forced=is_forced)
+
+    def _join(self, roll: Roll, caller: Caller, now: int, *, is_forced: bool) -> None:
+        """Somebody wants a roll that is under way."""
+        if roll.callers and (roll.is_committing or not is_forced):
+            self.wait(roll.name, caller)
+            return
+        if not roll.callers:
             # What an administrator wants goes with a roll that is under way for its own sake.
             mark("rolls.caller_goes_first")
-            roll.caller, roll.is_withdrawn = caller, False
-            if is_forced and not roll.is_committing:
-                roll.is_forced = True
-                self._ask(roll, now)
-        elif caller is not None:
-            self.wait(name, caller)
+            roll.is_withdrawn = False
+        roll.callers.append(caller)
+        if is_forced and not roll.is_committing:
+            # Without this word, those who wait for the roll might wait for ever.
+            mark("rolls.forced")
+            roll.is_forced = True
+            self._ask(roll, now)
 
     def resume(self, now: int) -> None:
         """Go on with what administrators were promised, by this zkserver or one before it."""
@@ -120,10 +130,11 @@ class Rolls:
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
         """Have *caller* begin anew after a roll that is not to be changed any more, if one is."""
         roll = self._rolls.get(name)
-        if roll is None or (roll.caller is None and not roll.is_committing):
+        if roll is None or not (roll.callers or roll.is_committing):
             return False
-        mark("rolls.caller_waits")
-        roll.behind.append(caller)
+        if not roll.has(caller):
+            mark("rolls.caller_waits")
+            roll.behind.append(caller)
         return True
 
     def gone(self, name: TopicPartition, now: int) -> None:
@@ -347,12 +358,11 @@ class Rolls:
 
         What was told to have failed must not come about later.
         """
-        caller, roll.caller = roll.caller, None
-        if caller is not None:
+        callers, roll.callers = roll.callers, []
+        for caller in callers:
             roll.is_withdrawn |= error is not None
-            if result is not None and caller.wants_loss:
-                result = roll.loss
-            self._send(caller.source, Answer(caller.request, result, error))
+            told = roll.loss if result is not None and caller.wants_loss else result
+            self._send(caller.source, Answer(caller.request, told, error))
 
     # --- what happens to brokers and blocks -----------------------------------------------------
 

@@ -10,6 +10,7 @@ from pymq.core.message import (
     DescribeCluster,
     DescribeTopic,
     GetMetadata,
+    Reassign,
     RecoverPartition,
     Seal,
 )
@@ -220,6 +221,40 @@ def test_recovery_takes_what_is_left_of_a_raft_block() -> None:
     assert (loss.offset, loss.holder) == (4, two)
     assert cluster.part().blocks[0].is_unclean
     assert cluster.leader() == two
+
+
+@pytest.mark.parametrize("acks", [AckMode.RAFT, AckMode.LEADER])
+def test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered(acks: AckMode) -> None:
+    """Simulated: --profile all --seconds 4 --seeds 157 (and 224, 1818)."""
+    cluster = Cluster(brokers=2)
+    cluster.topic(acks, 1)
+    cluster.write(5)
+    old, new = cluster.leader(), next(b for b in cluster.brokers if b != cluster.leader())
+    cluster.restart(old, "another disk")
+    waiting = [cluster.send(lambda i: Reassign(i, *T0, (new,))) for _ in range(2)]
+    assert not cluster.answers.keys() & set(waiting)
+    loss = recover(cluster)
+    assert loss is not None
+    assert (loss.offset, loss.holder) == (0, None)
+    assert [cluster.answers[request].error for request in waiting] == [None, None]
+    assert cluster.open().replicas == (new,)
+    assert cluster.leader() == new
+
+
+def test_a_word_that_is_said_again_is_taken_once() -> None:
+    """What waits behind a roll comes in the order in which it was asked for the first time."""
+    cluster = Cluster(brokers=3)
+    cluster.topic(AckMode.LEADER, 1)
+    cluster.brokers[cluster.leader()].seals = False
+    old = cluster.leader()
+    others = [name for name in cluster.brokers if name != old]
+    requests = [Reassign(100 + i, *T0, (other,)) for i, other in enumerate(others)]
+    for request in (*requests, requests[0]):  # a client that is not answered asks again
+        cluster.active.machine.step("client", request, cluster.now)
+        cluster.run()
+    cluster.brokers[old].seals = True
+    cluster.pass_ms(5_000)
+    assert cluster.open().replicas == (others[1],)
 
 
 # --- replicas that started anew -----------------------------------------------------------------

@@ -23,8 +23,6 @@ CHUNK, CHUNKS = 25, 40  # seeds in a test, so that workers share them; and such 
 SECONDS = 4.0  # of faults in each run
 # Seeds that fail, each with the rule that is broken: to be looked into, and not to stay.
 KNOWN: dict[int, str] = {
-    157: "partitions-take-records",
-    224: "partitions-take-records",
     970: "epoch-monotone",
     972: "acked-is-kept",
 }
