@@ -50,7 +50,7 @@ from pymq.core.ready import (
 from pymq.core.repair import Repairs
 from pymq.core.replicator import Replicator, ReplicatorFactory
 from pymq.core.serving import Serving
-from pymq.core.types import NEVER, TopicPartition
+from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.core.upkeep import ASK_RETRY_MS, Upkeep
 from pymq.errors import (
     CorruptMetadata,
@@ -152,6 +152,19 @@ class Partition:
         if self.log is None or self.problem is not None:
             return ()
         return tuple(name for name in self._open.node.replicas if name != self.me)
+
+    @property
+    def unable(self) -> BlockId | None:
+        """The open block if this broker is a replica of it and cannot act on it; else None.
+
+        Its disk failed, or is not the one that the block was made on. Whoever only knows that the
+        broker is alive would wait for it for ever.
+        """
+        block = self._open.node
+        if self.me not in block.replicas or (self.problem is None and self._holds(block)):
+            return None
+        mark("partition.unable")
+        return self.state.block_id(block)
 
     @property
     def end(self) -> int:

@@ -156,6 +156,7 @@ class Broker:
 
     def shares(self, partition: Partition, now: int) -> None:
         """The open block of *partition* may be shared with other brokers than before."""
+        self._note_unable(partition)
         before, after = self._shared_with.get(partition, ()), partition.peers
         if before == after:
             return
@@ -168,14 +169,17 @@ class Broker:
 
     def role_changed(self, partition: Partition, now: int) -> None:
         """The replica here has begun or ceased to lead: groups are taken over or handed over."""
-        log = partition.log
-        if log is not None:
-            if partition.problem is not None:
-                self._peers.failed[log.name] = None
-            else:
-                self._peers.failed.pop(log.name, None)
+        self._note_unable(partition)
         if partition.name.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
+
+    def _note_unable(self, partition: Partition) -> None:
+        """Let the other replicas know whether this broker can act on the open block."""
+        key, block = (partition.state.topic_id, partition.state.index), partition.unable
+        if block is not None:
+            self._peers.failed[key] = block
+        else:
+            self._peers.failed.pop(key, None)
 
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
@@ -476,10 +480,10 @@ class Broker:
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
         partition.remove(error, delete, now)
         state = partition.state
-        if partition.log is not None:
-            self._peers.failed.pop(partition.log.name, None)  # Nobody asks after it any more.
         self.shares(partition, now)  # with nobody any more
         self._shared_with.pop(partition, None)
+        # Nobody asks after it any more.
+        self._peers.failed.pop((state.topic_id, state.index), None)
         if state.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
         self._partitions.pop(partition.name, None)

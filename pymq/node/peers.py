@@ -33,7 +33,8 @@ class Peers:
 
     def __init__(self, incarnation: int, config: ReplicationConfig, rng: Rng) -> None:
         self.deadline = NEVER
-        self.failed: dict[BlockId, None] = {}  # the open blocks on which this broker cannot act
+        # The open blocks on which this broker cannot act, by topic id and index.
+        self.failed: dict[tuple[str, int], BlockId] = {}
         self._incarnation = incarnation
         self._config = config
         self._rng = rng
@@ -89,7 +90,7 @@ class Peers:
         """Do what is due; returns the pings to send, and who seems gone since the last time."""
         pings: list[tuple[str, Message]] = []
         if now >= self._ping_at:
-            ping = Ping(self._incarnation, tuple(self.failed))
+            ping = Ping(self._incarnation, tuple(self.failed.values()))
             pings = [(name, ping) for name in self._peers]
             self._ping_at = now + self._config.ping_ms if self._peers else NEVER
         gone = []

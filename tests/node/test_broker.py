@@ -17,6 +17,7 @@ from pymq.core.message import (
     Ping,
     Produce,
     Produced,
+    RaftVote,
     Sequence,
     Stopped,
     StopReplica,
@@ -40,13 +41,12 @@ M = TypeVar("M", bound=Message)
 class Bench:
     """A broker, its disk, and all that it has sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage_id: str = "") -> None:
         self.now = 0
         self.store = MemoryStore()
         self.sent: list[tuple[str, Message]] = []
-        self.broker = Broker(
-            BrokerConfig("b0", ("zk",)), replicator, assignor, random.Random(0), (), (), 0
-        )
+        config = BrokerConfig("b0", ("zk",), storage_id=storage_id)
+        self.broker = Broker(config, replicator, assignor, random.Random(0), (), (), 0)
         self.disk_answers = True  # to recoveries
         self.pump()
 
@@ -154,6 +154,39 @@ def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
     bench.step("zk", stop(11))
     bench.tick(1_000)
     assert bench.last(Ping).failed == ()
+
+
+def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
+    """They waited for ever for its leader, who was there, and not with the disk that was meant.
+
+    Simulated: --profile all --seconds 4 --seeds 1040 (and 1895).
+    """
+    bench = Bench("new disk")
+    lost = state("b0", "b1", acks=AckMode.RAFT)
+    lost = attrs.evolve(lost, blocks=(attrs.evolve(lost.blocks[0], storages=("old disk", "disk")),))
+    bench.step("zk", tell(10, lost, state("b0", "b1", topic="u", topic_id="id-2")))
+    bench.tick(1_000)
+    assert bench.last(Ping).failed == (lost.block_id(lost.blocks[0]),)
+    sealed = attrs.evolve(lost.blocks[0], end=0, in_sync=("b1",))
+    opened = attrs.evolve(
+        lost.blocks[0], number=1, epoch=2, leader="b1", storages=("new disk", "disk")
+    )
+    rolled = attrs.evolve(lost, epoch=2, version=2, leader="b1", blocks=(sealed, opened))
+    bench.step("zk", tell(11, rolled))
+    bench.tick(1_000)
+    assert bench.last(Ping).failed == ()
+
+
+def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
+    """A follower that hears of the block only then does not take it to be led."""
+    led = state("b1", "b0", "b2", acks=AckMode.RAFT)
+    bench.step("zk", tell(9, state("b0", "b1", topic="u", topic_id="id-2")))
+    bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
+    bench.step("zk", tell(10, led))
+    for _ in range(10):
+        bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
+        bench.tick(50)
+    assert bench.last(RaftVote).block == led.block_id(led.blocks[0])
 
 
 def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
