@@ -144,6 +144,8 @@ class Nemesis:
             log, host = watch.ledger.log(broker, found), self.cluster.brokers[broker]
             if broker == name or storage != host.storage_id or log is None:
                 continue
+            if self._rotten.get(broker) == host.disks:
+                continue  # What is damaged there may be just this.
             # Who is not in the in-sync set may have it all, but nobody can know.
             is_open_raft = block.end is None and block.acks is AckMode.RAFT
             is_known = is_open_raft or (broker in block.in_sync and broker in counted)

@@ -19,7 +19,7 @@ from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
 from tests.core import test_group, test_producers, test_repair
-from tests.node import test_controller_election, test_controller_rolls
+from tests.node import test_controller_election, test_controller_rolls, test_takeover
 from tests.replication import chaos, test_parts
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import SCRIPTS
@@ -48,6 +48,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_controller_rolls.test_a_block_that_was_sealed_for_somebody_else_is_rolled
     ),
     "rolls.commit_failed": (test_controller_rolls.test_a_full_coordinator_leaves_the_roll_going_on),
+    "rolls.forced": (
+        test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
+    ),
     "commits.conflicted": (
         test_controller_election.test_a_lost_race_is_planned_again_on_what_the_tree_is
     ),
