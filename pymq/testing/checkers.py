@@ -245,7 +245,11 @@ class Watermark(Checker):
         key = (host.name, host.storage_id, (block.topic_id, block.partition))
         # An epoch that nobody was told of may be gone after a crash; one that it has led may not.
         led = self._led.get(key, 0)
-        before = last.epoch if last is not None and last.block[:2] == block[:2] else 0
+        before = 0
+        if last is not None and last.block[:2] == block[:2]:
+            # In a block that was sealed meanwhile others may be elected, who can lead nothing on:
+            # of what comes before another block, what the zkserver has told counts.
+            before = last.epoch if last.block == block else last.told[0]
         if found.epoch < max(before, led):
             self.fail("epoch-monotone", f"{host.name} goes back to epoch {found.epoch} of {block}")
         if found.is_leader:

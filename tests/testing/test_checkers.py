@@ -200,6 +200,16 @@ def epoch_falls(s: Scene) -> None:
     s.look(0, 0, epoch=4)
 
 
+def epoch_falls_with_a_roll(s: Scene) -> None:
+    s.look(0, 0, epoch=5, told=(5, 1), leads=False)
+    s.look(0, 0, epoch=4, told=(5, 2), leads=False, block=BLOCK._replace(number=1), end=0)
+
+
+def led_epoch_falls_with_a_roll(s: Scene) -> None:
+    s.look(0, 0, epoch=5)
+    s.look(0, 0, epoch=4, leads=False, block=BLOCK._replace(number=1), end=0)
+
+
 def visible_before_durable(s: Scene) -> None:
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1)
@@ -644,6 +654,8 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     high_watermark_falls: "hw-monotone",
     high_watermark_falls_with_a_roll: "hw-monotone",
     epoch_falls: "epoch-monotone",
+    epoch_falls_with_a_roll: "epoch-monotone",
+    led_epoch_falls_with_a_roll: "epoch-monotone",
     visible_before_durable: "durable-before-visible",
     visible_on_a_minority: "durable-before-visible",
     a_replaced_disk_counts_on: "durable-before-visible",
@@ -783,6 +795,18 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
     s.look(1, 1, strict=False, leads=False)
     s.restart(0, 0)
     s.look(1, 0, strict=False, leads=False, block=BLOCK._replace(number=1), end=0, epoch=2)
+    s.cluster.check()
+
+
+def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
+    """The roll was committed before, and is heard of later: the next block is of an earlier epoch.
+
+    Simulated: --profile all --seconds 4 --seeds 970.
+    """
+    s = Scene()
+    s.look(0, 0, epoch=1)
+    s.look(0, 0, epoch=3, leads=False)
+    s.look(0, 0, epoch=2, told=(2, 2), block=BLOCK._replace(number=1), end=0)
     s.cluster.check()
 
 
