@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
 
-.PHONY: demo test soak bench docs lint venv lock clean
+.PHONY: demo test soak bench docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -36,6 +36,9 @@ lint: .venv/made-test-$(KEY)
 bench: .venv/made-bench-$(KEY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# What examples/spark_pipeline.py needs, which asks for it by itself; Java 17 is yours to install.
+spark: .venv/made-spark-$(KEY)
+
 docs: .venv/made-docs-$(KEY)
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
 
@@ -51,6 +54,10 @@ docs: .venv/made-docs-$(KEY)
 .venv/made-demo-$(KEY): .venv/made-base-$(KEY)
 	$(EDITABLE) '.[cli]' --group examples
 	$(PIP) --no-build-isolation --no-deps --group data
+	touch $@
+
+.venv/made-spark-$(KEY): .venv/made-demo-$(KEY)
+	$(EDITABLE) '.[cli,spark,zmq]' --group examples
 	touch $@
 
 # Spark is half a gigabyte, and among its jars is the ZooKeeper that the tests start.

@@ -36,11 +36,16 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two slots, in which a task may fail twice; stopped with the last test."""
+def java() -> None:
+    """Spark could be started."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
     if shutil.which("java") is None:
         pytest.skip("there is no java: Spark needs Java 17 (openjdk-17-jre-headless)")
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two slots, in which a task may fail twice; stopped with the last test."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])

