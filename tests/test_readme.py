@@ -25,7 +25,9 @@ from pymq.store import blockfile, compact, folder
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+# The tutorial's programs belong together: tests/test_tutorial.py runs them in their order.
+ELSEWHERE = {"_build", "tutorial"}
+PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if not ELSEWHERE & {*p.parts})]
 
 
 @cache

@@ -1,0 +1,131 @@
+"""The tutorial is read from the top: its programs run in that order, and print what is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.deployed.processes import free_ports
+
+ROOT = Path(__file__).resolve().parents[1]
+TUTORIAL = ROOT / "docs/tutorial"
+SECONDS = 120
+PORT = "7878"  # in the page; in the test it is a free one
+
+
+class Step(NamedTuple):
+    """A block of a page."""
+
+    kind: str  # python, sh, or text: what the program before it prints
+    text: str
+
+
+def steps(page: str) -> list[Step]:
+    """The blocks of a page that do something, or show what was done."""
+    found = re.findall(r"(?ms)^```(\w+)\n(.*?)^```$", (TUTORIAL / page).read_text())
+    return [Step(*block) for block in found if block[0] in ("python", "sh", "text")]
+
+
+def run(*command: str, folder: Path) -> str:
+    """What a program prints; it must end well."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_python(text: str, folder: Path) -> str:
+    if "def test_" in text:
+        (folder / "test_mine.py").write_text(text)
+        # In an environment that pymq is installed in the plugin comes by itself.
+        options = "-q -p no:cacheprovider -p pymq.testing.pytest_plugin -c /dev/null --rootdir ."
+        found = run(sys.executable, "-m", "pytest", *options.split(), folder=folder)
+        assert "1 passed" in found, found
+        return ""
+    return run(sys.executable, "-W", "error", "-c", text, folder=folder)
+
+
+def walk(page: str, folder: Path, port: str = PORT) -> None:
+    """Do what a page says, step after step."""
+    printed = ""
+    for step in steps(page):
+        text = step.text.replace(PORT, port)
+        if step.kind == "python":
+            printed = run_python(text, folder)
+        elif step.kind == "text":
+            assert printed == text
+        else:
+            for line in text.splitlines():
+                run_shell(line, folder)
+
+
+def run_shell(line: str, folder: Path) -> None:
+    program, *arguments = line.split()
+    if program == "pymq":
+        run(sys.executable, "-m", "pymq", *arguments, folder=folder)
+    elif arguments[0] != "examples/local_cluster.py":  # that one runs already
+        assert program == "python"
+        run(sys.executable, str(ROOT / arguments[0]), *arguments[1:], folder=folder)
+
+
+@pytest.mark.parametrize("page", ["1-folder.md", "2-groups.md", "3-simulation.md"])
+def test_a_page(page: str, tmp_path: Path) -> None:
+    assert sum(step.kind == "text" for step in steps(page)) >= 3
+    walk(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_page_with_brokers(tmp_path: Path) -> None:
+    port = free_ports(1)[0] % 20_000 + 10_000
+    with local_cluster(port, tmp_path):
+        walk("4-brokers.md", tmp_path, str(port))
+
+
+@contextmanager
+def local_cluster(port: int, folder: Path) -> Iterator[None]:
+    """What the page starts first."""
+    command = [sys.executable, str(ROOT / "examples/local_cluster.py"), "--data", "cluster"]
+    command += ["--port", str(port), "--coordinator", f"sqlite:{folder / 'zkserver.db'}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
+    )
+    assert process.stdout is not None
+    rest = threading.Thread(target=process.stdout.read)
+    try:
+        assert any(line.startswith("cluster is ready: ") for line in process.stdout)
+        rest.start()
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+        rest.join()
+        process.stdout.close()
+
+
+def test_every_page_is_walked() -> None:
+    pages = {path.name for path in TUTORIAL.glob("*.md")} - {"index.md"}
+    assert pages == {"1-folder.md", "2-groups.md", "3-simulation.md", "4-brokers.md"}
