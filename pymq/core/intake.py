@@ -6,11 +6,10 @@ from typing import Protocol
 
 from pymq.core.answers import Answers
 from pymq.core.header import HEADER_SIZE
-from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import GetSequence, Message, Produce, Produced, Sequence
 from pymq.core.metadata import PartitionState
-from pymq.core.replicator import Replicator
+from pymq.core.open_block import OpenBlock
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import (
     InvalidRequest,
@@ -31,6 +30,7 @@ class Writable(Protocol):
     name: TopicPartition
     state: PartitionState
     problem: PymqError | None
+    opened: OpenBlock
 
     @property
     def me(self) -> str:
@@ -38,38 +38,8 @@ class Writable(Protocol):
         ...
 
     @property
-    def log(self) -> BlockLog | None:
-        """The log of the open block, if it is to be here."""
-        ...
-
-    @property
-    def replicator(self) -> Replicator | None:
-        """The open block's; None until that is recovered."""
-        ...
-
-    @property
-    def is_appointed(self) -> bool:
-        """Whether it is to lead the open block, and does not yet."""
-        ...
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other brokers hold the open block too."""
-        ...
-
-    @property
-    def is_parking(self) -> bool:
-        """Whether what producers send has to wait."""
-        ...
-
-    @property
     def leads(self) -> bool:
         """Whether the replica here leads."""
-        ...
-
-    @property
-    def leader(self) -> str | None:
-        """Who does, as far as is known here."""
         ...
 
     @property
@@ -109,8 +79,9 @@ class Intake:
             self._answer(source, Produced(m.id, error=error), m.acks, now)
             return
         partition = self._partition
-        replicator, log = partition.replicator, partition.log
-        if replicator is None or log is None or partition.is_parking:
+        opened = partition.opened
+        replicator, log = opened.replicator, opened.log
+        if replicator is None or log is None or opened.is_parking:
             mark("partition.parked")
             self._parked.append((source, m))
             return
@@ -142,10 +113,11 @@ class Intake:
                 f"{name} has no ack mode yet; call set_partition_state({state.topic!r}, "
                 f"{state.partition!r}, acks=...) first"
             )
-        replicator = partition.replicator
-        if replicator is not None and not replicator.is_leader and not partition.is_appointed:
+        opened = partition.opened
+        replicator = opened.replicator
+        if replicator is not None and not replicator.is_leader and not opened.is_appointed:
             return NotLeader(f"{name} is led by {replicator.leader}", leader=replicator.leader)
-        if replicator is None and (partition.log is None or state.leader != partition.me):
+        if replicator is None and (opened.log is None or state.leader != partition.me):
             return NotLeader(f"{name} is led by {state.leader}", leader=state.leader)
         header = m.batch.header
         if header.count == 0 or header.span != header.count or header.is_control:
@@ -167,7 +139,7 @@ class Intake:
 
     def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
         if m.acks is not AckMode.NONE:
-            is_local = m.acks is AckMode.LEADER and self._partition.is_shared
+            is_local = m.acks is AckMode.LEADER and self._partition.opened.is_shared
             self._answers.add(end, source, answer, is_local=is_local)
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
@@ -178,9 +150,9 @@ class Intake:
             mark("partition.sequence_too_early")
             error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
         elif error is None and not partition.leads:
-            leader = partition.leader
+            leader = partition.opened.leader
             error = NotLeader(f"{partition.name} is led by {leader}", leader=leader)
-        elif (log := partition.log) is not None:
+        elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
             # Whoever goes on behind its records relies on them: told once they are safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
@@ -190,10 +162,11 @@ class Intake:
     def _waits(self, source: str, answer: Sequence, end: int) -> bool:
         """Whether it answers once everything before *end* is as safe as the mode has it."""
         partition = self._partition
-        log, replicator = partition.log, partition.replicator
+        opened = partition.opened
+        log, replicator = opened.log, opened.replicator
         if log is None or replicator is None:
             return False
-        is_local = partition.state.acks is not AckMode.RAFT and partition.is_shared
+        is_local = partition.state.acks is not AckMode.RAFT and opened.is_shared
         if end <= (log.stable_end if is_local else replicator.high_watermark):
             return False
         mark("partition.sequence_waits")

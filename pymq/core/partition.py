@@ -4,8 +4,8 @@ A partition is a list of blocks, of which only the last is open. Everything that
 goes through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as
 a :class:`~pymq.core.metadata.PartitionState` from the zkserver, through :meth:`Partition.adopt`.
 The partition leads what concerns it to its parts: the open block, the repairs of sealed ones, those
-who write, those who read, its upkeep. How the replicas of the open block agree is the replicator's
-part.
+who write, those who read, its upkeep, what the zkserver is told. How the replicas of the open block
+agree is the replicator's part.
 
 What holds at all times:
 
@@ -22,18 +22,15 @@ from pymq.core.intake import Intake
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import (
-    BecomeLeader,
     Fetch,
     FindOffset,
     GetSequence,
     PartitionReport,
     Produce,
-    Progress,
     ReplicaFetch,
     ReplicaFetched,
     Replication,
     Seal,
-    Sealed,
 )
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
@@ -48,10 +45,11 @@ from pymq.core.ready import (
     WriteFailed,
 )
 from pymq.core.repair import Repairs
-from pymq.core.replicator import Replicator, ReplicatorFactory
+from pymq.core.replicator import ReplicatorFactory
 from pymq.core.serving import Serving
+from pymq.core.tidings import Tidings
 from pymq.core.types import NEVER, BlockId, TopicPartition
-from pymq.core.upkeep import ASK_RETRY_MS, Upkeep
+from pymq.core.upkeep import Upkeep
 from pymq.errors import (
     CorruptMetadata,
     NotLeader,
@@ -69,13 +67,13 @@ class Partition:
         "_leads_at",
         "_make_replicator",
         "_near",
-        "_open",
         "_repairs",
         "_serving",
-        "_tell_at",
+        "_tidings",
         "_upkeep",
         "deadline",
         "name",
+        "opened",
         "problem",
         "state",
     )
@@ -99,9 +97,9 @@ class Partition:
         self._repairs = Repairs(self._near)
         self._intake = Intake(self, host)
         self._upkeep = Upkeep(self, host, now)
+        self._tidings = Tidings(self, self._repairs, host)
         self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
-        self._tell_at = NEVER
-        self._open = self._new_open(0)
+        self.opened = self._new_open(0)
         self._begin(unsealed, now)
 
     # --- what it is -----------------------------------------------------------------------------
@@ -112,46 +110,21 @@ class Partition:
         return self._host.me
 
     @property
-    def log(self) -> BlockLog | None:
-        """The log of the open block, if it is to be here."""
-        return self._open.log
-
-    @property
-    def replicator(self) -> Replicator | None:
-        """The open block's; None until that is recovered."""
-        return self._open.replicator
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other brokers hold the open block too."""
-        return self._open.is_shared
-
-    @property
-    def is_appointed(self) -> bool:
-        """Whether it is to lead the open block, and does not yet."""
-        return self._open.is_appointed
-
-    @property
     def leads(self) -> bool:
         """Whether this broker takes in records."""
         return self._leads_at is not None and self.problem is None
 
     @property
-    def has_lost_lead(self) -> bool:
-        """Whether the open block has had its leader, this one, and nobody else knows."""
-        return self._open.has_lost_lead
-
-    @property
-    def leader(self) -> str | None:
-        """Who leads, as far as this broker knows."""
-        return self._open.leader
+    def elected(self) -> int | None:
+        """The epoch for which this replica was elected, while it leads."""
+        return self._leads_at if self.opened.is_voted else None
 
     @property
     def peers(self) -> tuple[str, ...]:
         """The other brokers that this one must know to be alive."""
-        if self.log is None or self.problem is not None:
+        if self.opened.log is None or self.problem is not None:
             return ()
-        return tuple(name for name in self._open.node.replicas if name != self.me)
+        return tuple(name for name in self.opened.node.replicas if name != self.me)
 
     @property
     def unable(self) -> BlockId | None:
@@ -160,47 +133,17 @@ class Partition:
         Its disk failed, or is not the one that the block was made on. Whoever only knows that the
         broker is alive would wait for it for ever.
         """
-        block = self._open.node
+        block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self._holds(block)):
             return None
         mark("partition.unable")
         return self.state.block_id(block)
 
     @property
-    def end(self) -> int:
-        """The offset of the next record."""
-        return self._open.end
-
-    @property
-    def high_watermark(self) -> int:
-        """The offset before which everything may be read."""
-        return self._open.high_watermark
-
-    @property
     def is_settled(self) -> bool:
         """Whether it is known where the log ends, or that it never will be."""
-        opened = self._open
+        opened = self.opened
         return opened.replicator is not None or self.problem is not None or opened.log is None
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether the open block is being taken over from a leader that is gone."""
-        return self._open.sealing.is_fenced
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether nothing more comes into the open block."""
-        return self._open.is_sealed
-
-    @property
-    def is_sealing(self) -> bool:
-        """Whether the zkserver wants it sealed."""
-        return self._open.sealing.is_parking
-
-    @property
-    def is_parking(self) -> bool:
-        """Whether what producers send has to wait for the next block, or for this one."""
-        return self._open.is_parking
 
     def has(self, block: BlockNode) -> bool:
         """Whether all of a sealed block is here."""
@@ -221,10 +164,10 @@ class Partition:
 
     def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
         """Go over to *state*; the zkserver's word is final, and doing it twice changes nothing."""
-        fenced = self._open.sealing.fenced
+        fenced = self.opened.sealing.fenced
         if fenced is not None and controller_epoch > fenced:
             mark("partition.fence_lifted")
-            self._open.sealing.give_up()  # Whoever was taking over can commit nothing any more.
+            self.opened.sealing.give_up()  # Whoever was taking over can commit nothing any more.
         before, self.state = self.state, state
         kept = {block.number for block in state.blocks}
         for gone in before.blocks:
@@ -235,7 +178,7 @@ class Partition:
             self._upkeep.reconsider(now)
         self._adopt_open(before, now)
         self._repairs.adopt(state, now)
-        if self._open.replicator is not None:
+        if self.opened.replicator is not None:
             self._look(now)
             self._upkeep.begin(now)
         self._serving.wake(now)
@@ -243,7 +186,7 @@ class Partition:
         self._rearm()
 
     def _adopt_open(self, before: PartitionState, now: int) -> None:
-        state, opened = self.state, self._open
+        state, opened = self.state, self.opened
         if state.blocks[-1].number != before.blocks[-1].number:
             self._open_next(before.blocks[-1], now)
             return
@@ -253,14 +196,14 @@ class Partition:
                 opened.sealing.give_up()
                 self._intake.drive_parked(now)
         elif not before.blocks[-1].replicas and opened.log is None:
-            self._open = self._new_open(opened.visible)
+            self.opened = self._new_open(opened.visible)
             self._begin(frozenset(), now)
 
     def _new_open(self, visible: int) -> OpenBlock:
         return OpenBlock(self.state, self._near, self._make_replicator, self._keeps, visible)
 
     def _begin(self, unsealed: frozenset[int], now: int) -> None:
-        state, opened = self.state, self._open
+        state, opened = self.state, self.opened
         self._serving.adopt(state)
         for block in state.blocks[:-1]:
             if block.number in unsealed and self.me in block.replicas:
@@ -273,9 +216,9 @@ class Partition:
 
     def _open_next(self, last: BlockNode, now: int) -> None:
         """The roll: the block before was sealed at its end, another one takes the next record."""
-        log, state = self._open.log, self.state
-        opened = self._open = self._new_open(self._open.visible)
-        self._tell_at = NEVER
+        log, state = self.opened.log, self.state
+        opened = self.opened = self._new_open(self.opened.visible)
+        self._tidings.stop()
         self._upkeep.open_next(opened.node.opened_ms, now)
         self._intake.refuse(NotLeader(f"{self.name} has been rolled", leader=state.leader), now)
         past = self._close(last, log, now)
@@ -306,7 +249,7 @@ class Partition:
     def _begun(self, now: int) -> None:
         """The open block has its replicator."""
         self._look(now)
-        if self._open.has_lost_lead:
+        if self.opened.has_lost_lead:
             mark("partition.lost_lead")
             self._upkeep.want_roll(now)
 
@@ -314,7 +257,7 @@ class Partition:
 
     def recovered(self, found: Recovered, now: int) -> None:
         """The store has found a block's end."""
-        opened = self._open
+        opened = self.opened
         if self._repairs.recovered(self.state, found, now) or not opened.is_recovering:
             self._rearm()
             return
@@ -339,20 +282,20 @@ class Partition:
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
-        self._open.recover_failed()
+        self.opened.recover_failed()
         self._fail(failed.error, now)
 
     def _fail(self, error: Exception, now: int) -> None:
         self.problem = error if isinstance(error, PymqError) else StoreError(str(error))
         # Nothing is due any more.
-        self._tell_at = NEVER
+        self._tidings.stop()
         self._upkeep.stop()
-        self._open.fail()
+        self.opened.fail()
         self._intake.refuse(self.problem, now)
         self._intake.refuse_parked(self.problem, now)
         self._serving.wake(now)
-        if (seal := self._open.sealing.give_up()) is not None:
-            self._refuse_seal(seal, self.problem)
+        if (seal := self.opened.sealing.give_up()) is not None:
+            self._tidings.refuse_seal(seal, self.problem)
         self._leads_at = None
         self._host.role_changed(self, now)
         self._rearm()
@@ -365,20 +308,20 @@ class Partition:
             pass
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
             self._repairs.lend(source, m, self.state, self.problem)
-        elif self._open.step(source, m, now):
+        elif self.opened.step(source, m, now):
             self._look(now)
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
         """Another broker seems gone, or is back."""
-        if (acting := self._open.acting) is not None:
+        if (acting := self.opened.acting) is not None:
             acting.peer_changed(peer, now)
             self._look(now)
         self._rearm()
 
     def hand_over(self, now: int) -> bool:
         """Have another replica lead the open block, if one can; whether that is under way."""
-        if not self._open.hand_over(now):
+        if not self.opened.hand_over(now):
             return False
         self._look(now)
         self._rearm()
@@ -386,7 +329,7 @@ class Partition:
 
     def _look(self, now: int) -> None:
         """Act on what the replicator has come to: a role, a high watermark."""
-        opened = self._open
+        opened = self.opened
         leads = opened.leads
         if leads != self._leads_at and self.problem is None and not opened.sealing.is_fenced:
             was, self._leads_at = self._leads_at, leads
@@ -402,35 +345,16 @@ class Partition:
     def _role_changed(self, was: int | None, now: int) -> None:
         leads = self._leads_at
         if was is not None and leads is None:
-            error = NotLeader(f"{self.name} is led by another replica", leader=self.leader)
+            error = NotLeader(f"{self.name} is led by another replica", leader=self.opened.leader)
             self._intake.refuse(error, now)
-            self._open.sealing.give_up()
+            self.opened.sealing.give_up()
         if leads is not None:
             self._upkeep.lead(now)
-            self._tell_leader(now)
-            self._open.is_appointed = False
+            self._tidings.tell_leader(now)
+            self.opened.is_appointed = False
         self._host.role_changed(self, now)
-        if self._open.replicator is not None:
+        if self.opened.replicator is not None:
             self._intake.drive_parked(now)
-
-    def _tell_leader(self, now: int) -> None:
-        """Tell the zkserver who was elected, until it knows."""
-        state, epoch = self.state, self._leads_at
-        if epoch is None or not self._open.is_voted:
-            return
-        if (state.leader, state.epoch) != (self.me, epoch):
-            number = self._open.node.number
-            self._host.tell_controller(BecomeLeader(*self.name, number, epoch, self.me))
-            self._tell_at = now + ASK_RETRY_MS
-
-    def _tell_repairs(self, now: int) -> None:
-        """Tell the zkserver of the blocks that are whole now, until it knows."""
-        ends = self._repairs.ends(self.state)
-        if ends:
-            mark("partition.progress")
-            progress = Progress(self.me, tuple(ends), self._host.incarnation)
-            self._host.tell_controller(progress)
-            self._tell_at = now + ASK_RETRY_MS
 
     # --- producing ------------------------------------------------------------------------------
 
@@ -447,21 +371,21 @@ class Partition:
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write or to seal, and no write is under way."""
-        return self._open.is_dirty or self._repairs.is_dirty
+        return self.opened.is_dirty or self._repairs.is_dirty
 
     def flush(self, ready: Ready, now: int) -> None:
         """Add the pending write to *ready*; :meth:`advance` or :meth:`write_failed` follows."""
         self._repairs.flush(ready)
-        if self._open.can_write:
-            sync_at = self._open.flush(ready, now, must_sync=self._intake.take_sync())
+        if self.opened.can_write:
+            sync_at = self.opened.flush(ready, now, must_sync=self._intake.take_sync())
             self.deadline = min(self.deadline, sync_at)
 
     def advance(self, now: int) -> None:
         """The write is done, and durable as far as its mode asks for that."""
         if self._repairs.advance(now):
             self._repairs.adopt(self.state, now)  # Of some the zkserver knows that they are whole.
-            self._tell_repairs(now)
-        opened = self._open
+            self._tidings.tell_repairs(now)
+        opened = self.opened
         log = opened.log
         if log is not None and opened.advance():
             if opened.sealing.written(log):
@@ -477,7 +401,7 @@ class Partition:
         error = failed.error
         if not isinstance(error, PymqError):
             error = StoreError(str(error))
-        opened = self._open
+        opened = self.opened
         log = opened.log
         if self._repairs.failed(failed.block.number, now) or opened.replicator is None:
             return
@@ -494,11 +418,11 @@ class Partition:
         self._intake.refuse(error, now)
         if (seal := opened.sealing.give_up()) is not None:
             mark("partition.seal_failed")
-            self._refuse_seal(seal, error)  # The block stays open.
+            self._tidings.refuse_seal(seal, error)  # The block stays open.
             self._intake.drive_parked(now)
 
     def _start_over(self, error: PymqError, now: int) -> None:
-        self._open.start_over(now)
+        self.opened.start_over(now)
         self._intake.refuse(error, now)
         was, self._leads_at = self._leads_at, None
         if was is not None:
@@ -508,15 +432,15 @@ class Partition:
 
     def seal(self, m: Seal, now: int) -> None:
         """Let the open block end where it is; records that come now wait for the next one."""
-        opened = self._open
+        opened = self.opened
         if m.block != opened.node.number or m.epoch <= self.state.epoch or opened.log is None:
             return  # From a roll that is over, or from a controller that has been replaced.
         if self.problem is not None:
-            self._refuse_seal(m, self.problem)
+            self._tidings.refuse_seal(m, self.problem)
         elif opened.replicator is None or opened.is_recovering:
             mark("partition.seal_too_early")  # It is asked for again.
         elif (error := opened.unsealable(m, self.name)) is not None:
-            self._refuse_seal(m, error)
+            self._tidings.refuse_seal(m, error)
         else:
             opened.sealing.begin(m)
             if m.takeover and self._leads_at is not None:
@@ -530,15 +454,8 @@ class Partition:
                 opened.close(now)
         self._rearm()
 
-    def _refuse_seal(self, m: Seal, error: PymqError) -> None:
-        incarnation = self._host.incarnation
-        refused = Sealed(
-            *self.name, m.block, m.epoch, self.me, error=error, incarnation=incarnation
-        )
-        self._host.tell_controller(refused)
-
     def _seal_done(self, now: int) -> None:
-        answer = self._open.sealed(self.name)
+        answer = self.opened.sealed(self.name)
         if answer is not None:
             self._host.tell_controller(answer)
             # Should nothing come of it, because the zkserver was replaced, the next one is to know.
@@ -568,16 +485,13 @@ class Partition:
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        opened = self._open
+        opened = self.opened
         opened.tick_log(now)
         if opened.is_running:
             self._upkeep.tick(now)
         if opened.tick_replicator(now):
             self._look(now)
-        if now >= self._tell_at:
-            self._tell_at = NEVER
-            self._tell_leader(now)
-            self._tell_repairs(now)
+        self._tidings.tick(now)
         if now >= self._repairs.deadline:
             self._repairs.tick(now)
         if self.is_settled:
@@ -585,8 +499,8 @@ class Partition:
         self._rearm()
 
     def _rearm(self) -> None:
-        opened = self._open
-        due = min(self._tell_at, opened.deadline, self._repairs.deadline)
+        opened = self.opened
+        due = min(self._tidings.deadline, opened.deadline, self._repairs.deadline)
         if opened.is_running:
             upkeep = self._upkeep
             due = min(due, self._serving.deadline, upkeep.roll_at, upkeep.retention_at)
@@ -603,7 +517,7 @@ class Partition:
 
     def checkpoint(self) -> None:
         """Keep what a recovery would have to find out, unless it is kept already."""
-        self._open.checkpoint()
+        self.opened.checkpoint()
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
         """Give the partition up: everybody who waits is told *error*."""
@@ -614,12 +528,12 @@ class Partition:
 
     def report(self) -> PartitionReport:
         """What only the leader knows."""
-        log, replicator = self._open.log, self._open.replicator
+        log, replicator = self.opened.log, self.opened.replicator
         return PartitionReport(
             *self.name,
             self._serving.log_start,
-            self.end,
-            self.high_watermark,
+            self.opened.end,
+            self.opened.high_watermark,
             log.size if log is not None else 0,
             replicator.in_sync if replicator is not None else (),
             str(self.problem) if self.problem else None,

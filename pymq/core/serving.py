@@ -18,6 +18,7 @@ from pymq.core.message import (
     OffsetFound,
 )
 from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.open_block import OpenBlock
 from pymq.core.ready import FindTime, Read, Ready, TimeFound
 from pymq.core.types import TopicPartition
 from pymq.core.waits import Waits
@@ -36,6 +37,7 @@ class Readable(Protocol):
     name: TopicPartition
     state: PartitionState
     problem: PymqError | None
+    opened: OpenBlock
 
     @property
     def me(self) -> str:
@@ -48,23 +50,8 @@ class Readable(Protocol):
         ...
 
     @property
-    def leader(self) -> str | None:
-        """Who does, as far as is known here."""
-        ...
-
-    @property
     def is_settled(self) -> bool:
         """Whether it is known where the log ends, or that it never will be."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The offset of the next record."""
-        ...
-
-    @property
-    def high_watermark(self) -> int:
-        """The offset before which everything may be read."""
         ...
 
     def has(self, block: BlockNode) -> bool:
@@ -120,10 +107,10 @@ class Serving:
             mark("serving.unsettled")
             self._waits.add(source, m, now)
             return
-        start, high = self.log_start, partition.high_watermark
+        start, high = self.log_start, partition.opened.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         error = self._unreadable(m.offset, offset)
-        if error is None and not start <= offset <= max(high, partition.end):
+        if error is None and not start <= offset <= max(high, partition.opened.end):
             mark("serving.out_of_range")
             error = OffsetOutOfRange(
                 f"{partition.name} holds offsets {start} to {high}, not {m.offset}",
@@ -145,7 +132,7 @@ class Serving:
         if asked == END or offset >= self.open_start:
             if partition.leads or partition.state.leader is None:
                 return None
-            leader = partition.leader
+            leader = partition.opened.leader
             mark("serving.not_leader")
             return NotLeader(f"{partition.name} is led by {leader}", leader=leader)
         block = partition.state.blocks[max(0, bisect_right(self._starts, offset) - 1)]
@@ -159,7 +146,7 @@ class Serving:
 
     def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:
         partition = self._partition
-        high = partition.high_watermark
+        high = partition.opened.high_watermark
         return Fetched(m.id, *partition.name, offset, self.log_start, high, b"", error)
 
     def _refuse(self, source: str, m: Fetch, offset: int, error: PymqError, now: int) -> None:
@@ -167,7 +154,7 @@ class Serving:
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if there is something for it."""
-        high = self._partition.high_watermark
+        high = self._partition.opened.high_watermark
         limit = high if m.end is None else min(high, m.end)
         if offset >= limit and m.max_wait_ms > 0 and offset >= high:
             return False
@@ -212,7 +199,7 @@ class Serving:
     def tick(self, now: int) -> None:
         """Answer those that have waited long enough."""
         for source, m in self._waits.over(now):
-            offset = m.offset if m.offset >= 0 else self._partition.high_watermark
+            offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
             self._host.reply(source, self._answer(m, offset), now)
 
     def cancel(self, source: str, request: int) -> None:
@@ -233,11 +220,11 @@ class Serving:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
                     return
                 self._times[token] = (source, m)
-                end = partition.high_watermark if block.end is None else block.end
+                end = partition.opened.high_watermark if block.end is None else block.end
                 name = state.block_id(block)
                 self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
                 return
-        found = OffsetFound(m.id, partition.high_watermark, partition.problem)
+        found = OffsetFound(m.id, partition.opened.high_watermark, partition.problem)
         self._host.reply(source, found, now)
 
     def found(self, m: TimeFound, now: int) -> None:
@@ -246,5 +233,5 @@ class Serving:
         error = m.error
         if error is not None and not isinstance(error, PymqError):
             error = StoreError(str(error))
-        offset = self._partition.high_watermark if m.offset is None else m.offset
+        offset = self._partition.opened.high_watermark if m.offset is None else m.offset
         self._host.reply(source, OffsetFound(request.id, offset, error), now)

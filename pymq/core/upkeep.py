@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import BlockSizes, Message, RetireBlocks, RollWanted
 from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.open_block import OpenBlock
 from pymq.core.ready import Compact, Compacted, Ready
 from pymq.core.retention import first_kept
 from pymq.core.types import NEVER, BlockId, TopicPartition
@@ -23,35 +23,11 @@ class Kept(Protocol):
     name: TopicPartition
     state: PartitionState
     problem: PymqError | None
-
-    @property
-    def log(self) -> BlockLog | None:
-        """The log of the open block, if it is to be here."""
-        ...
+    opened: OpenBlock
 
     @property
     def leads(self) -> bool:
         """Whether the replica here leads."""
-        ...
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether the open block is being taken over from a leader that is gone."""
-        ...
-
-    @property
-    def has_lost_lead(self) -> bool:
-        """Whether the open block has had its leader, this one, and nobody else knows."""
-        ...
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether nothing more comes into the open block."""
-        ...
-
-    @property
-    def is_sealing(self) -> bool:
-        """Whether the zkserver wants it sealed."""
         ...
 
     def has(self, block: BlockNode) -> bool:
@@ -141,15 +117,16 @@ class Upkeep:
     def want_roll(self, now: int) -> None:
         """Ask for the next block when this one is large or old enough; ask again if unheard."""
         partition = self._partition
-        config, log = partition.state.config, partition.log
+        opened = partition.opened
+        config, log = partition.state.config, opened.log
         self.roll_at = NEVER
         if partition.problem is not None or log is None:
             return
-        is_lost = partition.has_lost_lead
-        if not partition.leads and not partition.is_fenced and not is_lost:
+        is_lost = opened.has_lost_lead
+        if not partition.leads and not opened.sealing.is_fenced and not is_lost:
             return
-        is_sealed = partition.is_sealed
-        if not is_sealed and not is_lost and (log.stable_size == 0 or partition.is_sealing):
+        is_sealed = opened.is_sealed
+        if not is_sealed and not is_lost and (log.stable_size == 0 or opened.sealing.is_parking):
             return
         wall = self._host.wall_ms(now)
         age = wall - (self.opened_ms or wall)
@@ -169,7 +146,7 @@ class Upkeep:
     def _retain(self, now: int) -> None:
         """Let go of sealed blocks beyond the retention, and compact those that are new."""
         partition, state = self._partition, self._partition.state
-        config, blocks, log = state.config, state.blocks, partition.log
+        config, blocks, log = state.config, state.blocks, partition.opened.log
         self.retention_at = NEVER  # A partition of one block that never rolls costs nothing.
         if len(blocks) == 1 or partition.problem is not None or log is None:
             return

@@ -197,7 +197,7 @@ class Broker:
 
     def offsets_end(self, index: int) -> int:
         """Where the log of a coordinator's partition ends."""
-        return self._partitions[OFFSETS_TOPIC, str(index)].end
+        return self._partitions[OFFSETS_TOPIC, str(index)].opened.end
 
     def offsets_since(self, index: int, offset: int) -> None:
         """All that counts of a coordinator's partition is at *offset* and behind it."""

@@ -66,7 +66,8 @@ class Coordinators:
             coordinator.begin(now)
         elif not leads and coordinator is not None:
             del self.by_index[state.index]
-            coordinator.resign(NotLeader("the coordinator has moved", leader=partition.leader), now)
+            leader = partition.opened.leader
+            coordinator.resign(NotLeader("the coordinator has moved", leader=leader), now)
 
     def step(self, source: str, m: OneGroup, now: int) -> None:
         """Hand a request to the coordinator of its group."""

@@ -40,7 +40,8 @@ def partitions(broker: Broker) -> Iterable[Partition]:
 
 def sign(partition: Partition) -> tuple[object, ...]:
     """What a :func:`look` follows from; as long as it is equal, so is the look, at less cost."""
-    replicator, log = partition.replicator, partition.log
+    opened = partition.opened
+    replicator, log = opened.replicator, opened.log
     if replicator is None:
         return ()
     return (
@@ -50,7 +51,7 @@ def sign(partition: Partition) -> tuple[object, ...]:
         log.end if log is not None else -1,
         log.seal_end if log is not None else None,
         replicator.high_watermark,
-        partition._open.visible,
+        opened.visible,
         replicator.epoch,
         replicator.is_leader,
     )
@@ -61,7 +62,8 @@ def look(partition: Partition) -> Look | None:
 
     One that cannot act any more is looked at too: it may have answered in the turn of its failure.
     """
-    replicator = partition.replicator
+    opened = partition.opened
+    replicator = opened.replicator
     if replicator is None:
         return None
     state = partition.state
@@ -71,10 +73,10 @@ def look(partition: Partition) -> Look | None:
     return Look(
         state.block_id(block),
         block.start,
-        partition.end,
-        partition.high_watermark,
+        opened.end,
+        opened.high_watermark,
         replicator.epoch,
-        replicator.is_leader and (partition.log is None or partition.log.seal_end is None),
+        replicator.is_leader and (opened.log is None or opened.log.seal_end is None),
         is_strict,
         len(block.replicas) // 2 + 1 if state.acks == -1 else 1,
         (state.epoch, state.version),
@@ -84,7 +86,7 @@ def look(partition: Partition) -> Look | None:
 
 def in_sync(partition: Partition) -> tuple[str, ...] | None:
     """Whom the leader of a fetch block counts on, and will if it gets its way; else None."""
-    replicator = partition.replicator
+    replicator = partition.opened.replicator
     if not isinstance(replicator, Fetch) or not replicator.is_leader:
         return None
     wanted = replicator._wanted

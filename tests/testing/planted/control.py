@@ -247,8 +247,8 @@ bug(
 
 @plant("cut-before-commit", Partition, "seal")
 def seal_and_cut(seal: Any, self: Partition, m: Any, now: int) -> None:
-    log: Any = self.log
-    replicator: Any = self.replicator
+    log: Any = self.opened.log
+    replicator: Any = self.opened.replicator
     is_open = log is not None and replicator is not None and m.block == self.state.blocks[-1].number
     if m.takeover and is_open and not log.is_recovering:
         log.truncate(replicator.high_watermark)
@@ -267,7 +267,7 @@ bug(
 @plant("parked-dropped", Intake, "drive_parked")
 def drop_parked(drive: Any, self: Intake, now: int) -> None:
     parked, self._parked = self._parked, []
-    log = self._partition.log
+    log = self._partition.opened.log
     for source, m in parked:
         self._answer(source, Produced(m.id, log.end if log is not None else 0, 1), m.acks, now)
 

@@ -32,11 +32,12 @@ bug(
 
 @plant("believed-too-early", Partition, "flush")
 def flush_believed(flush: Any, self: Partition, ready: Any, now: int) -> None:
-    if self.replicator is not None and self.log is not None:
-        before, self.log.stable_end = self.log.stable_end, self.end
-        self.replicator.stable(self.end, now)
+    log, replicator = self.opened.log, self.opened.replicator
+    if replicator is not None and log is not None:
+        before, log.stable_end = log.stable_end, log.end
+        replicator.stable(log.end, now)
         self._look(now)
-        self.log.stable_end = before
+        log.stable_end = before
     flush(self, ready, now)
 
 

@@ -45,8 +45,9 @@ def leadership_is_handed_over(desk: Desk) -> None:
     host = desk.cluster.brokers[leader]
     if host.broker is not None and host.loop is not None:
         for partition in probe.partitions(host.broker):
-            if partition.name == ("t", "0") and partition.replicator is not None:
-                partition.replicator.transfer(others[0], host.clock())
+            replicator = partition.opened.replicator
+            if partition.name == ("t", "0") and replicator is not None:
+                replicator.transfer(others[0], host.clock())
         host.loop.touch(leader)
         host.wake()
     desk.send(2)

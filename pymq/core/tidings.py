@@ -1,0 +1,88 @@
+"""What the zkserver is told of one partition: who was elected, what is whole, no seal."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.marks import mark
+from pymq.core.message import BecomeLeader, Message, Progress, Seal, Sealed
+from pymq.core.metadata import PartitionState
+from pymq.core.repair import Repairs
+from pymq.core.types import NEVER, TopicPartition
+from pymq.core.upkeep import ASK_RETRY_MS
+from pymq.errors import PymqError
+
+
+class Told(Protocol):
+    """What of a partition is told."""
+
+    name: TopicPartition
+    state: PartitionState
+
+    @property
+    def elected(self) -> int | None:
+        """The epoch for which the replica here was elected, while it leads."""
+        ...
+
+
+class TidingsHost(Protocol):
+    """What is needed of the broker."""
+
+    incarnation: int
+
+    @property
+    def me(self) -> str:
+        """The name of this broker."""
+        ...
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        ...
+
+
+class Tidings:
+    """What one partition tells the zkserver; a state is told again until it is known there."""
+
+    __slots__ = ("_host", "_partition", "_repairs", "deadline")
+
+    def __init__(self, partition: Told, repairs: Repairs, host: TidingsHost) -> None:
+        self._partition = partition
+        self._repairs = repairs
+        self._host = host
+        self.deadline = NEVER
+
+    def stop(self) -> None:
+        """Nothing is due any more."""
+        self.deadline = NEVER
+
+    def tick(self, now: int) -> None:
+        """Tell again what is not known yet."""
+        if now >= self.deadline:
+            self.deadline = NEVER
+            self.tell_leader(now)
+            self.tell_repairs(now)
+
+    def tell_leader(self, now: int) -> None:
+        """Tell who was elected, until it is known."""
+        partition, me = self._partition, self._host.me
+        state, epoch = partition.state, partition.elected
+        if epoch is not None and (state.leader, state.epoch) != (me, epoch):
+            number = state.blocks[-1].number
+            self._host.tell_controller(BecomeLeader(*partition.name, number, epoch, me))
+            self.deadline = now + ASK_RETRY_MS
+
+    def tell_repairs(self, now: int) -> None:
+        """Tell of the blocks that are whole now, until it is known."""
+        host, ends = self._host, self._repairs.ends(self._partition.state)
+        if ends:
+            mark("partition.progress")
+            host.tell_controller(Progress(host.me, tuple(ends), host.incarnation))
+            self.deadline = now + ASK_RETRY_MS
+
+    def refuse_seal(self, m: Seal, error: PymqError) -> None:
+        """Tell why the open block is not sealed; whoever wants it asks again."""
+        host, name = self._host, self._partition.name
+        incarnation = host.incarnation
+        host.tell_controller(
+            Sealed(*name, m.block, m.epoch, host.me, error=error, incarnation=incarnation)
+        )
