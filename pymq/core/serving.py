@@ -109,6 +109,15 @@ class Serving:
             return
         start, high = self.log_start, partition.opened.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
+        if not self._is_answered(source, m, offset, now):
+            # "The end" is the one at the time of asking, however long the fetch waits.
+            mark("serving.waits")
+            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+
+    def _is_answered(self, source: str, m: Fetch, offset: int, now: int) -> bool:
+        """Answer a fetch, if there is something for it or there will never be."""
+        partition = self._partition
+        start, high = self.log_start, partition.opened.high_watermark
         error = self._unreadable(m.offset, offset)
         if error is None and not start <= offset <= max(high, partition.opened.end):
             mark("serving.out_of_range")
@@ -118,11 +127,9 @@ class Serving:
                 high_watermark=high,
             )
         if error is not None:
-            self._refuse(source, m, offset, error, now)
-        elif not self._serve(source, m, offset, now):
-            # "The end" is the one at the time of asking, however long the fetch waits.
-            mark("serving.waits")
-            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+            self._host.reply(source, self._answer(m, offset, error), now)
+            return True
+        return self._serve(source, m, offset, now)
 
     def _unreadable(self, asked: int, offset: int) -> PymqError | None:
         """Why a fetch of *offset* cannot be served here, if so."""
@@ -135,7 +142,9 @@ class Serving:
             leader = partition.opened.leader
             mark("serving.not_leader")
             return NotLeader(f"{partition.name} is led by {leader}", leader=leader)
-        block = partition.state.blocks[max(0, bisect_right(self._starts, offset) - 1)]
+        if offset < self.log_start:
+            return None  # It is gone, and nobody has it: that is told otherwise.
+        block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
         if partition.has(block):
             return None
         mark("serving.not_here")
@@ -148,9 +157,6 @@ class Serving:
         partition = self._partition
         high = partition.opened.high_watermark
         return Fetched(m.id, *partition.name, offset, self.log_start, high, b"", error)
-
-    def _refuse(self, source: str, m: Fetch, offset: int, error: PymqError, now: int) -> None:
-        self._host.reply(source, self._answer(m, offset, error), now)
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if there is something for it."""
@@ -188,11 +194,7 @@ class Serving:
             if m.offset < 0:
                 self.fetch(source, m, now)
                 return True
-            error = self._unreadable(m.offset, m.offset)
-            if error is not None:
-                self._refuse(source, m, m.offset, error, now)
-                return True
-            return self._serve(source, m, m.offset, now)
+            return self._is_answered(source, m, m.offset, now)
 
         self._waits.serve(is_served)
 

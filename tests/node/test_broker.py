@@ -10,6 +10,8 @@ import pytest
 
 from pymq.core.config import TopicConfig
 from pymq.core.message import (
+    Fetch,
+    Fetched,
     GetSequence,
     LeaderAndIsr,
     LeaderAndIsrAnswer,
@@ -26,7 +28,7 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Recover
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import InvalidRequest, StaleEpoch
+from pymq.errors import InvalidRequest, OffsetOutOfRange, ReplicaNotAvailable, StaleEpoch
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
 from pymq.node.registration import BrokerConfig
@@ -187,6 +189,29 @@ def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
         bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
         bench.tick(50)
     assert bench.last(RaftVote).block == led.block_id(led.blocks[0])
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool) -> None:
+    """Whoever leads says so, even if the first block that is kept is with others only.
+
+    It sent readers to those, who sent them back, for only a leader is believed that something is
+    gone. Simulated: --profile all --seconds 4 --seeds 1413.
+    """
+    found = state("b0", "b1", epoch=2)
+    opened = attrs.evolve(found.blocks[0], number=7, start=400)
+    sealed = attrs.evolve(opened, number=6, start=324, end=400, epoch=1, in_sync=("b1",))
+    bench.disk_answers = is_settled
+    bench.step("zk", tell(10, attrs.evolve(found, blocks=(sealed, opened))))
+    for number, offset in enumerate((243, 324)):
+        bench.step("r", Fetch(number, "t", "0", offset, 1, 1_000))
+    if not is_settled:
+        assert not [m for _, m in bench.sent if isinstance(m, Fetched)]
+        block = found.block_id(opened)
+        bench.broker.stored(bench.store.recover(block, 400, True), bench.now)
+        bench.pump()
+    errors = [m.error for _, m in bench.sent if isinstance(m, Fetched)]
+    assert [type(error) for error in errors] == [OffsetOutOfRange, ReplicaNotAvailable]
 
 
 def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
