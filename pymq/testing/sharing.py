@@ -203,6 +203,8 @@ class Leases(Checker):
             if sharing is None or join is None:
                 continue
             for grant in list(sharing.grants):
+                if grant.until <= host.clock():
+                    continue  # It has run out, and what is left of it is nobody's to renew.
                 if grant.member == m.member and grant.start < end and start < grant.end:
                     rest = list(_without(grant, m.member, start, end))
                     grant.start, grant.end = max(grant.start, start), min(grant.end, end)

@@ -396,6 +396,15 @@ def leased_twice(s: Scene) -> None:
     group.gives("m2", 5, 6, 2)
 
 
+def renewed_and_leased_twice(s: Scene) -> None:
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    for _ in range(2):
+        s.cluster.world.now += 300_000
+        group.gets(Settle(0, "g", "m1", renewals=(("0", (0, 10)),)), "m1")
+    group.gives("m2", 5, 6, 2)
+
+
 def acked_and_given_again(s: Scene) -> None:
     group = Group(s)
     group.gives("m1", 0, 10, 1)
@@ -675,6 +684,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     read_something_else: "immutable-offset",
     read_with_a_gap: "no-gap-in-reads",
     leased_twice: "ptp-exclusive",
+    renewed_and_leased_twice: "ptp-exclusive",
     acked_and_given_again: "acked-not-delivered-again",
     known_and_given_again: "acked-not-delivered-again",
     served_before_the_former_owner_is_done: "handover-waits",
@@ -795,6 +805,20 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
     s.look(1, 1, strict=False, leads=False)
     s.restart(0, 0)
     s.look(1, 0, strict=False, leads=False, block=BLOCK._replace(number=1), end=0, epoch=2)
+    s.cluster.check()
+
+
+def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
+    """Its broker has taken the records back, and gives them to others.
+
+    Simulated: --profile all --seconds 4 --seeds 1659.
+    """
+    s = Scene()
+    group = Group(s)
+    group.gives("m1", 0, 10, 1)
+    s.cluster.world.now += 600_000
+    group.gets(Settle(0, "g", "m1", renewals=(("0", (0, 10)),)), "m1")
+    group.gives("m2", 5, 6, 2)
     s.cluster.check()
 
 
