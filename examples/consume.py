@@ -22,10 +22,15 @@ def main() -> None:
     parser.add_argument("--topic", default="flights")
     parser.add_argument("--group", default="delays")
     parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--curve-dir", help="keys, if the cluster has some: see pymq keys")
+    parser.add_argument("--principal", help="whose key is mine, if there are several there")
     args = parser.parse_args()
 
     flights, minutes = Counter[str](), Counter[str]()
-    with pymq.open(args.url) as mq, mq.consumer(args.topic, group=args.group) as consumer:
+    with (
+        pymq.open(args.url, curve_dir=args.curve_dir, principal=args.principal) as mq,
+        mq.consumer(args.topic, group=args.group) as consumer,
+    ):
         try:
             for record in consumer if args.follow else consumer.until_end():
                 flight = json.loads(record.value)

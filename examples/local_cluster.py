@@ -2,6 +2,10 @@
 
 python examples/local_cluster.py --data cluster    # Ctrl-C stops all of it
 
+With keys, which "pymq keys" makes for zkserver, broker-0, broker-1 and so on:
+
+python examples/local_cluster.py --data cluster --curve-dir keys
+
 Then, elsewhere, as it says itself:
 
 python examples/produce.py --url zmq+tcp://127.0.0.1:7878,127.0.0.1:7879
@@ -29,6 +33,7 @@ def main() -> int:
     parser.add_argument("--port", default=7878, type=int, help="of the first zkserver")
     parser.add_argument("--brokers", default=3, type=int)
     parser.add_argument("--coordinator", help="zookeeper://HOSTS/ROOT or sqlite:PATH")
+    parser.add_argument("--curve-dir", type=Path, help="a folder of keys, with a policy")
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
@@ -41,16 +46,15 @@ def main() -> int:
         count = 1 if coordinator.startswith("sqlite:") else 2
         servers = [f"127.0.0.1:{args.port + i}" for i in range(count)]
         zkservers = "tcp://" + ",".join(servers)
+        common = {} if args.curve_dir is None else {"curve-dir": args.curve_dir}
         nodes = [
-            start("zkserver.py", stack, listen=f"tcp://{server}", coordinator=coordinator)
+            start("zkserver.py", stack, listen=f"tcp://{server}", coordinator=coordinator, **common)
             for server in servers
         ]
         for i in range(args.brokers):
-            listen, data = f"tcp://127.0.0.1:{args.port + 10 + i}", args.data / f"broker-{i}"
-            name = f"broker-{i}"
-            nodes.append(
-                start("broker.py", stack, name=name, listen=listen, zkserver=zkservers, data=data)
-            )
+            listen, name = f"tcp://127.0.0.1:{args.port + 10 + i}", f"broker-{i}"
+            own = {"name": name, "listen": listen, "data": args.data / name, **common}
+            nodes.append(start("broker.py", stack, zkserver=zkservers, **own))
         for is_ready in nodes:
             is_ready.wait()
         print(f"cluster is ready: zmq+{zkservers}", flush=True)

@@ -21,9 +21,11 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--limit", type=int, help="no more than so many")
+    parser.add_argument("--curve-dir", help="keys, if the cluster has some: see pymq keys")
+    parser.add_argument("--principal", help="whose key is mine, if there are several there")
     args = parser.parse_args()
 
-    with pymq.open(args.url) as mq:
+    with pymq.open(args.url, curve_dir=args.curve_dir, principal=args.principal) as mq:
         mq.create_topic(
             args.topic, args.partitions, args.replicas, args.acks, exist_ok=True, fsync="always"
         )

@@ -114,8 +114,8 @@ class Router(Outbox):
     def _send(self, request: int, call: Call, now: int) -> None:
         due = call.until
         call.tries += 1
+        call.peer = call.fixed or self.controller
         if call.fixed is None:
-            call.peer = self.controller
             patience = TRY_MS << min((call.tries - 1) // len(self._controllers), 10)
             due = min(due, now + min(patience, TRY_MAX_MS))
         self.out.send.append((call.peer, call.message))
@@ -134,6 +134,8 @@ class Router(Outbox):
             if source == call.peer:
                 self._not_active(request, call, error, now)
             return
+        if call.topic is None and self._must_wait(request, call, error, now):
+            return
         self._end(request, call)
         if call.topic is not None:
             self._refreshed(call.topic, message, now)
@@ -149,6 +151,17 @@ class Router(Outbox):
         self._timers.drop(request)
         if call.topic is not None:
             self._refreshing.pop(call.topic, None)
+
+    def _must_wait(self, request: int, call: Call, error: PymqError | None, now: int) -> bool:
+        """Whether it is to be asked again later, since a quota is used up for the moment."""
+        if not isinstance(error, QuotaExceeded):
+            return False
+        due = now + max(error.retry_ms, REFRESH_MS)
+        if due >= call.until:
+            return False
+        call.peer = ""
+        self._timers.set(request, due)
+        return True
 
     def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
         """Ask another zkserver: the one that is said to be active, or the next one."""

@@ -12,7 +12,7 @@ from pymq.core.message import Message
 from pymq.core.values import value
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.errors import ConfigError
-from pymq.node.access import Audit, Guard, Policy, Refusal, load_policy
+from pymq.node.access import Asked, Audit, Guard, Policy, load_policy
 from pymq.transport.base import Gate, Transport
 
 log = logging.getLogger("pymq.security")
@@ -127,7 +127,7 @@ class Door:
 
     def refuse(self, principal: str, source: str) -> None:
         """Note a connection that was not let in."""
-        self._audit.refuse(Refusal(principal, source, "connect", "authenticate", ""), self._clock())
+        self._audit.refuse(Asked(principal, source, "connect", "authenticate", ""), self._clock())
 
     def close(self) -> None:
         """Close the audit log."""

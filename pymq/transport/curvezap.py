@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pymq.errors import ConfigError
 from pymq.transport import curvefiles
+from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
 
 if TYPE_CHECKING:
@@ -37,9 +38,17 @@ OnRefused = Callable[[str, str], None]
 class Authenticator:
     """Answers ZAP's questions for the sockets of one context."""
 
-    def __init__(self, context: Context, keys: KeyRing, on_refused: OnRefused | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        keys: KeyRing,
+        on_refused: OnRefused | None,
+        most: int,
+    ) -> None:
         check_library()
         self.refused = 0
+        self.connections: Connections | None = None  # to count those of an address
+        self._most = most
         self._keys = keys
         self._on_refused = on_refused
         self.socket = context.socket(zmq.ROUTER)
@@ -57,15 +66,24 @@ class Authenticator:
             asker, request_id = frames[0], frames[3]
             domain, address, mechanism = frames[4], frames[5], frames[7]
             key = z85.encode(frames[8]).decode() if len(frames) == 9 else ""
-            is_known = domain == DOMAIN and mechanism == b"CURVE" and bool(self._principal(key))
-            if not is_known:
+            where = address.decode("ascii", "replace")
+            principal = self._principal(key) if (domain, mechanism) == (DOMAIN, b"CURVE") else None
+            is_crowded = principal is not None and self._is_crowded(where)
+            status = (b"200", b"OK")
+            if not principal or is_crowded:
                 self.refused += 1
                 if self._on_refused is not None:
-                    self._on_refused("", address.decode("ascii", "replace"))
-            status = (b"200", b"OK") if is_known else (b"400", b"this key is not known")
+                    self._on_refused(principal or "", where)
+                # It tries again by itself when there are fewer, and not if its key is not known.
+                status = (b"300", b"too many") if is_crowded else (b"400", b"this key is not known")
             # The key, and not the principal, is noted with the connection: it may be revoked later.
-            user = key.encode() if is_known else b""
+            user = key.encode() if status[0] == b"200" else b""
             self.socket.send_multipart([asker, b"", b"1.0", request_id, *status, user, b""])
+
+    def _is_crowded(self, address: str) -> bool:
+        if self.connections is None or not address:
+            return False
+        return self.connections.count(address) > self._most  # this one is among them
 
     def _principal(self, key: str) -> str | None:
         self._keys.refresh(time.monotonic())

@@ -38,6 +38,7 @@ class Tuning:
     reconnect_max_ms: int = 1_000
     packets: int = 64  # that libzmq holds for a peer, each way; more wait with us, by bytes
     linger_ms: int = 500  # that what was flushed has to leave when a transport is closed
+    per_address: int = 1_000  # connections that one address may have, where there are keys
     waiting_bytes: int = 64 << 20  # that wait for a peer; what is beyond is lost
     waiting_ms: int = 1_000  # for how long something waits for a peer that cannot be reached
 

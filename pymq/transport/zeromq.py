@@ -24,6 +24,7 @@ from pymq.core.message import Message
 from pymq.errors import Closed, ConfigError, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
 from pymq.transport.base import ANONYMOUS, Arrival, Gate
+from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import (
     Authenticator,
@@ -135,12 +136,16 @@ class ZmqTransport:
         if keys is None:
             return make_router(self._context, listen, self.tuning)
         # Before there is a door.
-        doorman = self._doorman = Authenticator(self._context, keys, self._on_refused)
+        most = self.tuning.per_address
+        doorman = self._doorman = Authenticator(self._context, keys, self._on_refused, most)
         self._selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
         router, bound = make_router(
             self._context, listen, self.tuning, lambda socket: secure_server(socket, keys)
         )
         self_test(self._context, doorman, keys, bound)
+        if bound.startswith("tcp://"):
+            crowd = doorman.connections = Connections(router)
+            self._selector.register(descriptor(crowd.socket), selectors.EVENT_READ, crowd.note)
         return router, bound
 
     # --- who is where ---------------------------------------------------------------------------

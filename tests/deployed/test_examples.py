@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployed.processes import ROOT, environment, free_ports
+from tests.transport.keys import make_keys
 
 
 def run(script: str, *options: str) -> str:
@@ -57,6 +58,41 @@ def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
         assert sum('"stopped"' in line for line in said) == 3 + count
     finally:
         process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    nodes = ("zkserver", "broker-0", "broker-1", "broker-2")
+    make_keys(keys, "alice", nodes=nodes)
+    names = ", ".join(f'"{node}"' for node in nodes)
+    (keys / "policy.toml").write_text(
+        f'superusers = ["alice"]\n[[rule]]\nprincipal = [{names}]\n'
+        'operations = ["ClusterAction"]\nresources = ["cluster"]\n'
+    )
+    port = free_ports(1)[0] % 20_000 + 10_000
+    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
+    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
+    command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}", "--curve-dir", str(keys)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("cluster is ready: "):
+                break
+        rest = threading.Thread(target=process.stdout.read)
+        rest.start()
+        alice = ["--url", f"zmq+tcp://127.0.0.1:{port}", "--curve-dir", str(keys)]
+        alice += ["--principal", "alice"]
+        assert "sent 100 flights" in run("produce.py", *alice, "--limit", "100")
+        assert "read 100 flights" in run("consume.py", *alice)
+        process.terminate()
+        assert process.wait(60) == 0
+        rest.join()
+    finally:
+        process.kill()
         process.wait()
         process.stdout.close()
 

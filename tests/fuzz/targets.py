@@ -63,7 +63,7 @@ class Packets:
         if rng.random() < 0.1:
             frames = self._other_frames(rng, frames)
         try:
-            found = wire.decode(header, frames)
+            found = wire.decode(header, frames, wire.CLIENT_HEADER_BYTES_MAX)
         except InvalidRequest:
             return False
         again, *rest = wire.encode(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pymq.errors import ConfigError
 from pymq.testing import check_transport
 from pymq.transport import curvezap
 from pymq.transport.base import Arrival
+from pymq.transport.connections import address_of
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvefiles import Public, make_pair, revoke, write_pair
 from pymq.transport.sockets import Tuning
@@ -274,6 +276,43 @@ def test_nobody_takes_over_the_connection_of_another_principal(tmp_path: Path) -
 
 
 # --- before anybody is let in -------------------------------------------------------------------
+
+
+def test_an_address_has_so_many_connections_and_then_waits_for_one_to_end(tmp_path: Path) -> None:
+    make_keys(tmp_path, "server", "alice")
+    seen = Seen()
+    tuning = Tuning(per_address=2)
+    with (
+        server(tmp_path, seen, tuning=tuning) as there,
+        client(tmp_path, "alice", there, "client-2") as second,
+    ):
+        with client(tmp_path, "alice", there, "client-1") as first:
+            until_heard(first, there, seen)
+            until_heard(second, there, seen)
+            with client(tmp_path, "alice", there, "client-3") as third:
+                say(third)
+                turn(third, there, until=lambda: seen.refused)
+                assert seen.refused[0] == ("alice", "127.0.0.1")
+                until_heard(first, there, seen)  # Those who are in stay in.
+        # The first has gone, and the third with it.
+        with client(tmp_path, "alice", there, "client-4") as fourth:
+            until_heard(fourth, there, seen)
+            until_heard(second, there, seen)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_whose_a_descriptor_is(family: int, tmp_path: Path) -> None:
+    with socket.socket(family) as listening:
+        listening.bind(("127.0.0.1", 0) if family == socket.AF_INET else str(tmp_path / "socket"))
+        listening.listen()
+        with socket.socket(family) as made:
+            made.connect(listening.getsockname())
+            accepted, _ = listening.accept()
+            with accepted:
+                expected = "127.0.0.1" if family == socket.AF_INET else ""
+                assert address_of(accepted.fileno()) == expected
+                gone = accepted.fileno()
+            assert address_of(gone) == ""
 
 
 def test_a_node_that_lets_in_anybody_does_not_start(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pymq.node.access.audit import Audit, Refusal
+from pymq.node.access.audit import Asked, Audit
 from pymq.node.access.guard import Guard
 from pymq.node.access.quotas import Quota, Quotas
 from pymq.node.access.requirements import Requirement, requirements
 from pymq.node.access.rules import Kind, Operation, Policy, Rule, load_policy, parse_policy
 
 __all__ = [
+    "Asked",
     "Audit",
     "Guard",
     "Kind",
@@ -16,7 +17,6 @@ __all__ = [
     "Policy",
     "Quota",
     "Quotas",
-    "Refusal",
     "Requirement",
     "Rule",
     "load_policy",

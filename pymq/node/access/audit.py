@@ -1,8 +1,8 @@
-"""What was refused to whom: counted always, written down at a bounded rate.
+"""What was refused to whom, and what was let in if the policy says so, at a bounded rate.
 
 Whoever is refused can ask again a thousand times a second; a log that says so each time would be
-what brings the node down. So each kind of refusal is written once a second at most, with the number
-of those that were not.
+what brings the node down. So each kind of line is written once a second at most, with the number
+of those that were not. Refusals are counted always.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from pymq.core.values import value
 
 EVERY_MS = 1000
-KINDS_MAX = 10_000  # kinds of refusal kept apart
+KINDS_MAX = 10_000  # kinds of lines kept apart
 
 
 @value
-class Refusal:
-    """Somebody asked for something and did not get it."""
+class Asked:
+    """Somebody asked for something."""
 
     principal: str
     source: str  # the machine that asked
     request: str  # the name of the message
-    operation: str  # which was not allowed, or "quota"
+    operation: str  # which it needs, or "quota"
     resource: str  # as it is written in a policy
 
 
@@ -35,12 +35,19 @@ class Audit:
         self.refused = 0  # since the node started
         self._write = write
         self._wall_ms = wall_ms
-        self._seen: OrderedDict[tuple[str, str, str, str], list[int]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, ...], list[int]] = OrderedDict()
 
-    def refuse(self, refusal: Refusal, now: int) -> None:
-        """Note a refusal."""
+    def refuse(self, asked: Asked, now: int) -> None:
+        """Note that it was refused."""
         self.refused += 1
-        key = (refusal.principal, refusal.request, refusal.operation, refusal.resource)
+        self._note("refused", asked, now)
+
+    def allow(self, asked: Asked, now: int) -> None:
+        """Note that it was let in; what became of it is not known yet."""
+        self._note("allowed", asked, now)
+
+    def _note(self, event: str, asked: Asked, now: int) -> None:
+        key = (event, asked.principal, asked.request, asked.operation, asked.resource)
         found = self._seen.get(key)
         if found is None:
             self._seen[key] = found = [now - EVERY_MS, 0]
@@ -53,12 +60,12 @@ class Audit:
         left_out, found[0], found[1] = found[1], now, 0
         entry = {
             "time_ms": self._wall_ms(),
-            "event": "refused",
-            "principal": refusal.principal,
-            "source": refusal.source,
-            "request": refusal.request,
-            "operation": refusal.operation,
-            "resource": refusal.resource,
+            "event": event,
+            "principal": asked.principal,
+            "source": asked.source,
+            "request": asked.request,
+            "operation": asked.operation,
+            "resource": asked.resource,
         }
         if left_out:
             entry["left_out"] = left_out

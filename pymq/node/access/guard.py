@@ -10,9 +10,9 @@ from pymq.core.group import refusal
 from pymq.core.message import Message
 from pymq.core.types import AckMode
 from pymq.errors import AuthorizationFailed, PymqError, QuotaExceeded
-from pymq.node.access.audit import Audit, Refusal
+from pymq.node.access.audit import Asked, Audit
 from pymq.node.access.quotas import Quota, Quotas
-from pymq.node.access.requirements import CLUSTER_ACTION, Requirement, requirements
+from pymq.node.access.requirements import CLUSTER_ACTION, Needs, Requirement, requirements
 from pymq.node.access.rules import Policy
 
 
@@ -43,9 +43,19 @@ class Guard:
         if not principal:
             return self._refuse(principal, source, message, None)
         # Nobody holds up the cluster's own work: what a broker is slow in, all others wait for.
-        if needed and needed[0] is CLUSTER_ACTION:
-            return None
-        return self._measure(principal, source, message)
+        answers = None
+        if not needed or needed[0] is not CLUSTER_ACTION:
+            answers = self._measure(principal, source, message)
+        if answers is None and self._policy.audited:
+            self._note_allowed(principal, source, message, needed)
+        return answers
+
+    def _note_allowed(self, principal: str, source: str, message: Message, needed: Needs) -> None:
+        for need in needed:
+            if need.operation in self._policy.audited:
+                request, operation = type(message).__name__, need.operation.value
+                asked = Asked(principal, source, request, operation, need.resource)
+                self._audit.allow(asked, self._clock())
 
     def sent(self, principal: str, message: Message) -> None:
         """Count what is sent to *principal*: it has asked for it."""
@@ -60,7 +70,7 @@ class Guard:
         wait_ms = self._quotas.wait_ms(principal, now)
         if wait_ms and not isinstance(message, _NEVER_HELD_UP):
             request = type(message).__name__
-            self._audit.refuse(Refusal(principal, source, request, "quota", ""), now)
+            self._audit.refuse(Asked(principal, source, request, "quota", ""), now)
             error = QuotaExceeded(
                 f"{principal} has used up its quota; again in {wait_ms} ms", retry_ms=wait_ms
             )
@@ -75,7 +85,7 @@ class Guard:
         operation = need.operation.value if need else "authenticate"
         resource = need.resource if need else ""
         request = type(message).__name__
-        refused = Refusal(principal, source, request, operation, resource)
+        refused = Asked(principal, source, request, operation, resource)
         self._audit.refuse(refused, self._clock())
         who = principal or "who is not authenticated"
         return denial(

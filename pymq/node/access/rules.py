@@ -110,6 +110,7 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     superusers: frozenset[str] = frozenset()
     quotas: Mapping[str, Quota] = {}
+    audited: frozenset[Operation] = frozenset()  # what is written down also when it was let in
 
     def allows(self, principal: str, operation: Operation, kind: Kind, name: str) -> bool:
         """Whether *principal* may do it; who has no name may do nothing."""
@@ -161,14 +162,18 @@ def parse_policy(found: Mapping[str, Any]) -> Policy:
     Raises:
         ConfigError: something in it is not understood.
     """
-    _only(found, {"superusers", "rule", "quota"}, "the policy")
+    _only(found, {"superusers", "rule", "quota", "audit"}, "the policy")
     rules, quotas = found.get("rule", []), found.get("quota", {})
     if not isinstance(rules, list) or not isinstance(quotas, dict):
         raise ConfigError("rules are written as [[rule]] and quotas as [quota.NAME]")
+    audited = _words(found["audit"], "audit") if found.get("audit") else []
     return Policy(
         rules=tuple(_rule(each, f"rule {number}") for number, each in enumerate(rules, 1)),
         superusers=frozenset(_principals(found.get("superusers", []), "superusers", wild=False)),
         quotas={name: _quota(each, f"quota.{name}") for name, each in quotas.items()},
+        audited=frozenset(
+            operation for word in audited for operation in _operations(word, "audit")
+        ),
     )
 
 

@@ -180,6 +180,34 @@ def test_brokers_are_never_held_up() -> None:
     assert all(door.ask(msg.Ping(1)) is None for _ in range(100))
 
 
+def test_what_was_let_in_is_written_down_if_the_policy_says_so() -> None:
+    allowed = ("topic:orders", "cluster")
+    door = Door(allowing("All", resources=allowed, audit=["Create", "Delete", "Alter"]))
+    assert door.ask(produce()) is None
+    assert door.ask(msg.DescribeCluster(1)) is None
+    assert door.lines == []
+    assert door.ask(msg.DeleteTopic(1, "orders")) is None
+    assert door.ask(msg.Reassign(2, "orders", "0", ("b1",))) is None
+    assert door.ask(msg.DeleteTopic(3, "others"))  # refused
+    told = [(one["event"], one["request"], one["resource"]) for one in door.lines]
+    assert told == [
+        ("allowed", "DeleteTopic", "topic:orders"),
+        ("allowed", "Reassign", "cluster"),
+        ("refused", "DeleteTopic", "topic:others"),
+    ]
+    assert door.audit.refused == 1
+
+
+def test_what_a_quota_holds_up_was_not_let_in() -> None:
+    quota = {"p": {"requests_per_second": 1}}
+    door = Door(allowing("All", resources=("topic:*",), audit="All", quota=quota))
+    assert [bool(door.ask(msg.DeleteTopic(1, f"t{n}"))) for n in range(2)] == [False, True]
+    assert [(one["event"], one["operation"]) for one in door.lines] == [
+        ("allowed", "Delete"),
+        ("refused", "quota"),
+    ]
+
+
 def test_the_audit_log_is_bounded() -> None:
     """A thousand refusals a second are a line a second, which says how many there were."""
     door = Door(Policy())

@@ -128,6 +128,8 @@ def test_nobody_is_nobody() -> None:
         ({"quota": {"p": {"requests_per_second": 0}}}, "whole number above 0"),
         ({"quota": {"p": {"requests_per_second": True}}}, "whole number above 0"),
         ({"quota": {"p": {"bytes": 5}}}, "'bytes' is not known"),
+        ({"audit": ["Kreate"]}, "audit: 'Kreate' is no operation"),
+        ({"audit": 7}, "audit is a text or a list of texts"),
     ],
 )
 def test_what_is_not_understood_is_refused(found: dict[str, Any], complaint: str) -> None:
