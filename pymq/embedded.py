@@ -18,6 +18,8 @@ from pymq.node.broker import Broker
 from pymq.node.controller import Controller, ControllerConfig
 from pymq.node.driver import Driver
 from pymq.node.loop import Loop
+from pymq.node.metered import TimedFiles
+from pymq.node.meters import Meters
 from pymq.node.registration import BrokerConfig
 from pymq.replication.solo import Solo
 from pymq.store.base import BlockStore
@@ -41,7 +43,8 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
         CorruptMetadata: its metadata is damaged.
     """
     folder = Path(path)
-    store = FileStore(os.fspath(folder))  # first of all: it takes the lock
+    files = TimedFiles()
+    store = FileStore(os.fspath(folder), files=files)  # first of all: it takes the lock
     try:
         from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
 
@@ -55,7 +58,7 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
     except BaseException:
         store.close()
         raise
-    return _assemble(store, backend)
+    return _assemble(store, backend, files)
 
 
 def open_memory() -> Client:
@@ -63,14 +66,16 @@ def open_memory() -> Client:
     return _assemble(MemoryStore(), MemoryCoordinator())
 
 
-def _assemble(store: BlockStore, backend: Coordinator) -> Client:
+def _assemble(store: BlockStore, backend: Coordinator, files: TimedFiles | None = None) -> Client:
     wall_offset_ms = _wall_ms() - _clock()
     loop = Loop(_clock)
+    meters = Meters(loop, version(), files)
     now = _clock()
     controller = Controller(
         ControllerConfig(ZKSERVER, offsets_partitions=1, wall_offset_ms=wall_offset_ms),
         lambda: os.urandom(16).hex(),
         now,
+        meters.journal,
     )
     broker = Broker(
         BrokerConfig(BROKER, (ZKSERVER,), wall_offset_ms=wall_offset_ms),
@@ -80,9 +85,10 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
         store.blocks(),
         (),  # One broker has nobody to complete its blocks from.
         now,
+        meters.journal,
     )
-    loop.add_zkserver(ZKSERVER, controller, backend)
-    loop.add_broker(BROKER, broker, store)
+    meters.add_zkserver(controller, backend)
+    meters.add_broker(broker, store)
     driver = Driver(loop)
     try:
         with driver:
@@ -105,8 +111,16 @@ def _assemble(store: BlockStore, backend: Coordinator) -> Client:
             store.close()
 
     client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
+    client.sources.append(meters.collect)
     keep(client)
     return client
+
+
+def version() -> str:
+    """The version of pymq."""
+    from pymq import __version__  # only now: it is still being imported when we are
+
+    return __version__
 
 
 def _clock() -> int:

@@ -43,6 +43,7 @@ MODULES = {
     "embedded": "root",
     "aio": "root",
     "deployed": "root",
+    "metrics": "root",
     "__main__": "cli",
 }
 DEPTH = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
@@ -64,13 +65,14 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 OWNERS = {
     "cbor2": "core/codec.py",
     "kazoo": "coord/",
+    "prometheus_client": "metrics.py",
     "pyspark": "spark/",
     "sqlite3": "coord/",
     "zmq": "transport/",
 }
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
-NOT_AT_IMPORT = {"asyncio", "kazoo", "pyarrow", "pyspark", "zmq"}
+NOT_AT_IMPORT = {"asyncio", "kazoo", "prometheus_client", "pyarrow", "pyspark", "zmq"}
 
 
 class Import(NamedTuple):

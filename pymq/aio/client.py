@@ -21,6 +21,7 @@ from pymq.client.consumer import Consumer
 from pymq.client.groups import LeasesDescription
 from pymq.client.producer import Producer
 from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
+from pymq.core.metrics import Metrics
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
 from pymq.core.types import AckMode
@@ -162,6 +163,10 @@ class AsyncClient(Handle):
     async def cluster(self) -> ClusterDescription:
         """See :meth:`pymq.Client.cluster`."""
         return await self._bridge.call(self._client.cluster)
+
+    async def metrics(self) -> Metrics:
+        """See :meth:`pymq.Client.metrics`."""
+        return await self._bridge.call(self._client.metrics)
 
     def producer(
         self,

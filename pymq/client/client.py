@@ -30,12 +30,14 @@ from pymq.client.questions import Questions, raise_it
 from pymq.client.reader import Reader
 from pymq.client.router import Router
 from pymq.client.sender import Sender
+from pymq.client.tally import Tally
 from pymq.client.undertaker import Undertaker
 from pymq.client.worker import Worker
 from pymq.core import message as msg
 from pymq.core.config import TopicConfig
 from pymq.core.header import EPOCH_HALF
 from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
+from pymq.core.metrics import Metrics
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
 from pymq.core.types import INTERNAL_PREFIX, AckMode, check_name
@@ -81,6 +83,8 @@ class Client(Handle):
         self._made = 0
         self._is_closed = False
         self.questions = Questions(name, self._router, driver)
+        self.tally = Tally()
+        self.sources: list[Callable[[], Metrics]] = []  # of metrics, of nodes in this process
         with driver as loop:
             loop.add(name, self._router)
 
@@ -308,6 +312,24 @@ class Client(Handle):
         """The controller and the brokers."""
         return cast(ClusterDescription, self.questions.ask(msg.DescribeCluster))
 
+    def metrics(self) -> Metrics:
+        """What there is to measure: of this client, and of the broker if that is in this process.
+
+        ``metrics["pymq_messages_in_total"]`` is a figure, ``metrics.value(name, topic="orders")`` a
+        part of it, ``str(metrics)`` the text that Prometheus reads. docs/monitoring.md has the
+        names. Brokers of a cluster tell of themselves, at their own endpoints.
+        """
+        out = Metrics()
+        with self.driver:
+            for source in self.sources:
+                out.merge(source())
+            self.tally.collect(out)
+            producers = list(self._producers)
+            out.add("pymq_producer_buffered_bytes", sum(p._sender.buffered for p in producers))
+            out.add("pymq_producers", len(producers))
+            out.add("pymq_consumers", len(self._consumers))
+        return out
+
     # --- producers and consumers ----------------------------------------------------------------
 
     def producer(
@@ -360,6 +382,7 @@ class Client(Handle):
         elif idempotent:
             config.producer_id = int.from_bytes(self._random_bytes(8), "big") >> 1
         sender = Sender(self._next("p"), self._router, self.driver, config, self._wall_ms)
+        sender.tally = self.tally
         producer = Producer(self, sender, config)
         self._add(producer, sender)
         return producer

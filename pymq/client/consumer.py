@@ -173,6 +173,8 @@ class Consumer(Handle):
             views.append(view)
             max_records -= len(view)
             max_bytes -= view.size
+        count = sum(map(len, views))
+        self._client.tally.consumed += count  # no call in between: other threads count here, too
         return views
 
     def _check(self) -> None:

@@ -22,6 +22,7 @@ from pymq.client.deadlines import Deadlines
 from pymq.client.delivery import Batch, Delivery
 from pymq.client.queue import Queue
 from pymq.client.router import Router
+from pymq.client.tally import Tally
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
 from pymq.core.ready import Ready
@@ -79,6 +80,7 @@ class Sender(Outbox):
         super().__init__()
         self.name = name
         self.config = config
+        self.tally = Tally()  # its client's, once that has made it
         self.buffered = 0  # bytes sent by the user and not yet answered; about right
         self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id
         self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
@@ -457,6 +459,7 @@ class Sender(Outbox):
 
     def _send_again(self, queue: Queue, now: int, pause: int = 0) -> None:
         """Wait for nothing in flight any more, and send it again after *pause*."""
+        self.tally.retries += 1
         for batch in queue.in_flight:
             self._sent.pop(batch.request, None)
             batch.request = 0
@@ -474,6 +477,7 @@ class Sender(Outbox):
             if batch.encoded is not None:
                 queue.taken(batch, batch.encoded.header.producer_epoch)
             batch.base_offset = m.base_offset
+            self.tally.times.observe((now - batch.sent_at) / 1000)
             self._finish(batch)
             queue.shift()
         elif error.retriable:
@@ -556,6 +560,13 @@ class Sender(Outbox):
 
     def _finish(self, batch: Batch) -> None:
         self.buffered -= batch.size
+        tally = self.tally
+        if batch.error is None:
+            tally.records += batch.count
+            tally.bytes += batch.size
+            tally.batches += 1
+        else:
+            tally.errors += batch.count
         batch.encoded = batch.columns = None
         batch.finish()
         self._offer_space()

@@ -63,9 +63,11 @@ class IntakeHost(Protocol):
 class Intake:
     """The batches of one partition that are not answered yet."""
 
-    __slots__ = ("_answers", "_host", "_must_sync", "_parked", "_partition")
+    __slots__ = ("_answers", "_host", "_must_sync", "_parked", "_partition", "bytes", "records")
 
     def __init__(self, partition: Writable, host: IntakeHost) -> None:
+        self.records = 0  # taken in since this replica is here, for the metrics
+        self.bytes = 0
         self._partition = partition
         self._host = host
         self._answers = Answers()
@@ -98,6 +100,8 @@ class Intake:
             self.answer_due(log.stable_end, replicator.high_watermark, now)
             return
         header = log.append(m.batch, epoch).header
+        self.records += header.count
+        self.bytes += header.length
         self._must_sync = self._must_sync or m.sync
         answer = Produced(m.id, header.base_offset, epoch)
         self._await(header.base_offset + header.span, source, m, answer)

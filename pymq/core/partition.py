@@ -120,6 +120,16 @@ class Partition:
         return self._leads_at if self.opened.is_voted else None
 
     @property
+    def epoch(self) -> int:
+        """The leader epoch, as far as this broker knows."""
+        return self.state.epoch if self._leads_at is None else self._leads_at
+
+    @property
+    def taken_in(self) -> tuple[int, int]:
+        """Records, and bytes of batches, that producers have sent here."""
+        return self._intake.records, self._intake.bytes
+
+    @property
     def peers(self) -> tuple[str, ...]:
         """The other brokers that this one must know to be alive."""
         if self.opened.log is None or self.problem is not None:

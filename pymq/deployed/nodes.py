@@ -13,17 +13,21 @@ from typing import Self
 from pymq import coord
 from pymq.coord.base import Coordinator
 from pymq.core.message import LeaderAndIsr
+from pymq.core.metrics import Metrics
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.types import check_name
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.deployed.directory import Directory
 from pymq.deployed.identity import fresh_identity, next_identity
 from pymq.deployed.security import Access, Door, open_transport
+from pymq.embedded import version
 from pymq.errors import PymqError
 from pymq.hash.assign import assignor
 from pymq.node import broker as machine
 from pymq.node.controller import Controller, ControllerConfig
 from pymq.node.loop import Loop
+from pymq.node.metered import TimedFiles
+from pymq.node.meters import Meters, Net
 from pymq.node.registration import BrokerConfig
 from pymq.node.runner import Runner
 from pymq.replication.factory import replicator
@@ -46,9 +50,12 @@ class Node:
     ``close`` ends it in either case, and so does leaving the ``with`` block.
     """
 
-    def __init__(self, transport: Transport, loop: Loop, door: Door | None = None) -> None:
+    def __init__(
+        self, transport: Transport, loop: Loop, meters: Meters, door: Door | None = None
+    ) -> None:
         self.transport = transport
         self.loop = loop
+        self.journal = meters.journal  # of what happens; give it a listener to hear of it
         self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's own thread
         self._runner = Runner(loop, transport, self._note)
         self._thread: threading.Thread | None = None
@@ -56,6 +63,12 @@ class Node:
         self._problem: BaseException | None = None
         self._is_closed = False
         self._door = door
+        self._meters = meters
+        if isinstance(transport, Net):
+            meters.net = transport
+        if door is not None:
+            meters.refused = lambda: door.refused
+        meters.idle_s = lambda: self._runner.idle_s
 
     @property
     def name(self) -> str:
@@ -99,6 +112,15 @@ class Node:
             self._problem = error
         finally:
             self._is_ready.set()
+
+    def metrics(self, timeout: float = 5.0) -> Metrics:
+        """How it stands with the node; any thread may ask while it runs.
+
+        Raises:
+            TimeoutError: it did not come to it within *timeout* seconds.
+            Closed: it does not run any more.
+        """
+        return self._runner.ask(self._meters.collect, timeout)
 
     def stop(self) -> None:
         """Let the node end in order; any thread may call this, and a signal's handler."""
@@ -201,7 +223,10 @@ class Broker(Node):
     ) -> None:
         check_name(name, "broker name")
         is_kept = store is None and os.fspath(data) != "memory:"
-        self.store = store or (FileStore(os.fspath(data)) if is_kept else MemoryStore())
+        files = TimedFiles() if is_kept else None
+        self.store = store or (
+            FileStore(os.fspath(data), files=files) if is_kept else MemoryStore()
+        )
         made: Transport | None = transport
         door: Door | None = None
         try:
@@ -211,6 +236,7 @@ class Broker(Node):
                 access = Access(curve_dir, policy, audit, insecure)
                 made, door = open_transport(name, listen, advertise, name, access, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
+            meters = Meters(loop, version(), files)
             now = monotonic_ms()
             self.machine = machine.Broker(
                 BrokerConfig(
@@ -231,12 +257,13 @@ class Broker(Node):
                 self.store.blocks(),
                 self.store.unsealed(),
                 now,
+                meters.journal,
             )
             self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
             made.on_stranger = self._directory.stranger
-            super().__init__(made, loop, door)
-            loop.add_broker(name, self.machine, self.store)
+            super().__init__(made, loop, meters, door)
+            meters.add_broker(self.machine, self.store)
             loop.add(self._directory.name, self._directory)
         except BaseException:
             if made is not None:
@@ -314,7 +341,8 @@ class ZkServer(Node):
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
         try:
             loop = Loop(monotonic_ms, made.send, made.flush)
-            super().__init__(made, loop, door)
+            meters = Meters(loop, version())
+            super().__init__(made, loop, meters, door)
             now = monotonic_ms()
             config = ControllerConfig(
                 made.node,
@@ -324,13 +352,13 @@ class ZkServer(Node):
                 offsets_replicas=offsets_replicas,
                 wall_offset_ms=wall_ms() - now,
             )
-            self.machine = Controller(config, lambda: os.urandom(16).hex(), now)
+            self.machine = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
             self._backend = (
                 coord.open(coordinator, wake=self._runner.wake)
                 if isinstance(coordinator, str)
                 else coordinator
             )
-            loop.add_zkserver(made.node, self.machine, self._backend)
+            meters.add_zkserver(self.machine, self._backend)
         except BaseException:
             made.close()
             if door is not None:

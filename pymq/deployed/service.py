@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pymq.deployed.nodes import Node
@@ -89,23 +90,39 @@ def secure(parser: argparse.ArgumentParser) -> None:
 def serve(node: Node) -> int:
     """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
 
-    It logs one line as JSON to stderr when it is ready, and one when it has ended.
+    What happens is logged to stderr, a line of JSON each (:data:`pymq.core.journal.EVENTS`).
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    note = node.journal.note
+    node.journal.listener = partial(_write, node.name)
     fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid()}
-    node.on_ready = lambda: log.info("ready", extra={"fields": fields})
+    node.on_ready = lambda: note("ready", **fields)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: node.stop())
     try:
         node.run()
     except PymqError as error:
-        log.error("failed", extra={"fields": {**fields, "code": error.code, "why": str(error)}})
+        note("failed", **fields, code=error.code, why=str(error))
         return 1
-    log.info("stopped", extra={"fields": fields})
+    note("stopped", **fields)
     return 0
+
+
+_LEVELS = {
+    "failed": logging.ERROR,
+    "partition_failed": logging.ERROR,
+    "unclean_election": logging.ERROR,
+    "broker_dead": logging.WARNING,
+    "isr_shrunk": logging.WARNING,
+}
+
+
+def _write(node: str, event: str, fields: dict[str, object]) -> None:
+    """Log an event of *node*."""
+    log.log(_LEVELS.get(event, logging.INFO), event, extra={"fields": {"node": node, **fields}})
 
 
 def endpoints(text: str) -> list[str]:

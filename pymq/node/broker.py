@@ -6,8 +6,9 @@ that have something to write share one write a turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from pymq.core.journal import Journal
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors
 from pymq.core.message import (
@@ -72,6 +73,7 @@ from pymq.errors import (
     PymqError,
     StaleControllerEpoch,
     StaleEpoch,
+    StoreError,
     UnknownPartition,
 )
 from pymq.node.coordinators import Coordinators
@@ -94,8 +96,10 @@ class Broker:
         found: Iterable[BlockId],
         unsealed: Iterable[BlockId],
         now: int,
+        journal: Journal | None = None,
     ) -> None:
         self.me = config.name
+        self.journal = journal or Journal()
         self.storage_id = config.storage_id
         self.incarnation = config.incarnation
         self.rng = rng
@@ -116,6 +120,7 @@ class Broker:
         self._departure = Departure(config.name, config.incarnation)
         self._partitions: dict[tuple[str, str], Partition] = {}  # by topic and partition
         self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
+        self._led: dict[TopicPartition, None] = {}
         self._coordinators = Coordinators(self.me, self, assignors)
         self._schedule = Schedule()
         self._orders = Orders()
@@ -124,6 +129,18 @@ class Broker:
         self._searches: dict[int, Partition] = {}
         self._is_busy = False
         self._registration.register(self.out, now)
+
+    # --- what others look at --------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> Mapping[tuple[str, str], Partition]:
+        """What it hosts, by topic and partition."""
+        return self._partitions
+
+    @property
+    def coordinators(self) -> Coordinators:
+        """The groups that it coordinates."""
+        return self._coordinators
 
     # --- host of partitions and coordinators ----------------------------------------------------
 
@@ -169,9 +186,23 @@ class Broker:
 
     def role_changed(self, partition: Partition, now: int) -> None:
         """The replica here has begun or ceased to lead: groups are taken over or handed over."""
+        self._note_role(partition)
         self._note_unable(partition)
         if partition.name.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
+
+    def _note_role(self, partition: Partition) -> None:
+        """Let people know whether it is led here, and whether it can be."""
+        name = partition.name
+        if partition.leads != (name in self._led):
+            if partition.leads:
+                self._led[name] = None
+                self.journal.note("partition_led", **name._asdict(), epoch=partition.epoch)
+            else:
+                del self._led[name]
+                self.journal.note("partition_not_led", **name._asdict())
+        if isinstance(partition.problem, StoreError):
+            self.journal.note("partition_failed", **name._asdict(), why=str(partition.problem))
 
     def _note_unable(self, partition: Partition) -> None:
         """Let the other replicas know whether this broker can act on the open block."""

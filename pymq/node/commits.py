@@ -28,11 +28,13 @@ from pymq.core.coordination import (
     Uncertain,
 )
 from pymq.core.coordination import Commit as CommitRequest
+from pymq.core.journal import Journal
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Message, Result
 from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import NotController, PymqError, RequestTimeout
+from pymq.node.changes import events
 from pymq.node.image import Draft, Image
 
 TRIES_MAX = 5  # a plan that loses so many races is given up
@@ -92,6 +94,7 @@ class Commits:
         self.image = Image()
         self.hold: Callable[[Task, PymqError], bool] = lambda task, error: False
         self.lost = 0  # races, for the metrics
+        self.journal = Journal()
         self._backend = backend
         self._send = send
         self._reload = reload
@@ -99,6 +102,10 @@ class Commits:
         self._tasks: deque[Task] = deque()
         self._flight: Flight | None = None
         self._is_open = False
+
+    def __len__(self) -> int:
+        """How many changes wait, or are being made."""
+        return len(self._tasks) + (len(self._flight.items) if self._flight else 0)
 
     @property
     def is_busy(self) -> bool:
@@ -214,6 +221,8 @@ class Commits:
             return
         at = len(self._fence)
         for _, draft, _ in flight.items:
+            for what, fields in events(draft):
+                self.journal.note(what, **fields)
             draft.adopt(event.versions[at : at + len(draft.ops)])
             at += len(draft.ops)
         for task, _, result in flight.items:

@@ -22,6 +22,7 @@ from pymq.core.coordination import (
     Suspended,
     Uncertain,
 )
+from pymq.core.journal import Journal
 from pymq.core.message import (
     Answer,
     BrokerHeartbeat,
@@ -105,8 +106,15 @@ class Outbox:
 class Controller:
     """One zkserver, as a machine. *new_id* gives a fresh id of 32 hex digits at each call."""
 
-    def __init__(self, config: ControllerConfig, new_id: Callable[[], str], now: int) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        new_id: Callable[[], str],
+        now: int,
+        journal: Journal | None = None,
+    ) -> None:
         self.me = config.name
+        self.journal = journal or Journal()
         self.deadline = NEVER
         self._config = config
         self._out = Outbox()
@@ -114,6 +122,7 @@ class Controller:
         self._election = Election(node, self._out, self, new_id, config.standby_ms)
         self._members = Members(config.session_ms)
         self._commits = Commits(self._out, self._out.send, self._election.reread)
+        self._commits.journal = self.journal
         self._notices = Notices(self.me, self._commits, self._out.send)
         self._rolls = Rolls(
             self._commits,
@@ -166,6 +175,21 @@ class Controller:
     def image(self) -> Image:
         """The tree, as the active zkserver knows it."""
         return self._commits.image
+
+    @property
+    def members(self) -> Members:
+        """The brokers that are alive, as far as it knows."""
+        return self._members
+
+    @property
+    def queue(self) -> int:
+        """How many changes of the tree wait, or are being made."""
+        return len(self._commits)
+
+    @property
+    def rolls(self) -> int:
+        """How many partitions are being rolled."""
+        return len(self._rolls)
 
     @property
     def unclean_elections(self) -> int:
@@ -262,6 +286,7 @@ class Controller:
 
     def take_over(self, image: Image, now: int) -> None:
         """This zkserver is the active one from now on; it knows of no live brokers yet."""
+        self.journal.note("controller_active", epoch=image.controller_epoch)
         self._commits.begin(image)
         self._registry.begin(now)
         self._subscribers.begin(now)
@@ -276,6 +301,7 @@ class Controller:
     def resign(self) -> None:
         """This zkserver has lost the right to decide anything, and forgets what it was doing."""
         error = self._not_controller()
+        self.journal.note("controller_resigned")
         self._registry.end()
         self._subscribers.end()
         self._commits.end(error)

@@ -155,6 +155,11 @@ class Loop:
         return bool(self._inbox or self._dirty or self._pokes or self._events)
 
     @property
+    def waiting(self) -> int:
+        """How many messages wait to be taken in."""
+        return len(self._inbox)
+
+    @property
     def deadline(self) -> int:
         """When something is due."""
         due = NEVER

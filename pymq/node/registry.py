@@ -103,6 +103,7 @@ class Registry:
         self._commits.do(plan, done=done, failed=failed)
 
     def _registered(self, m: RegisterBroker, changed: list[TopicPartition], now: int) -> None:
+        self._commits.journal.note("broker_registered", broker=m.name, incarnation=m.incarnation)
         self._notices.close(m.name)  # What it was owed is part of what it is sent now.
         self._members.join(m.name, m.incarnation, now)
         self._notices.tell_all(changed, now)
@@ -143,6 +144,7 @@ class Registry:
     def tick(self, now: int) -> None:
         """Find out who is dead, and what can be done about it."""
         for broker in self._members.expire(now):
+            self._commits.journal.note("broker_dead", broker=broker)
             self._notices.close(broker)
             self._died(broker)
             mark("registry.died")

@@ -65,6 +65,10 @@ class Rolls:
         self._rolls: dict[TopicPartition, Roll] = {}
         self._agenda = Agenda(self._rolls)
 
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._rolls)
+
     @property
     def is_busy(self) -> bool:
         """Whether a roll is under way."""

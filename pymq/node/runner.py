@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import select
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
+from pymq.errors import Closed
 from pymq.node.loop import NEVER, Loop
 from pymq.node.netdriver import Arrivals, Net
 from pymq.transport.bell import Bell
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -23,8 +30,11 @@ class Runner:
         self.loop = loop
         self._net = net
         self._note = note
+        self.idle_s = 0.0  # how long it had nothing to do
         self._bell = Bell()
+        self._questions: deque[Callable[[], None]] = deque()  # left by any thread
         self._is_stopped = False
+        self._is_over = False
         self._has_jobs = threading.Event()
         self._worker: threading.Thread | None = None
 
@@ -37,6 +47,8 @@ class Runner:
         is_woken = True
         try:
             while not self._is_stopped and not (until is not None and until()):
+                if self._questions:
+                    self._answer()
                 arrivals = net.poll()
                 if arrivals:
                     if self._note is not None:
@@ -51,15 +63,59 @@ class Runner:
                 due = loop.deadline
                 # A loop looks at its deadlines once a millisecond, even at those that are overdue.
                 ms = None if due >= NEVER else max(1, due - clock())
-                for found, _ in waiting.poll(ms):
+                began = time.monotonic()
+                woken_by = waiting.poll(ms)
+                self.idle_s += time.monotonic() - began
+                for found, _ in woken_by:
                     if found == self._bell.fileno():
                         self._bell.clear()
                         is_woken = True  # by the coordinator's backend, perhaps
         finally:
-            self._is_stopped = True
+            self._is_stopped = self._is_over = True  # Who asks after this line is told so at once.
+            self._answer()
             self._has_jobs.set()
             if self._worker is not None:
                 self._worker.join()
+
+    def ask(self, question: Callable[[], T], timeout: float) -> T:
+        """The answer to *question*, which the thread that turns the loop looks for, between turns.
+
+        Any other thread may call this; it waits, at most *timeout* seconds.
+
+        Raises:
+            TimeoutError: no turn has ended meanwhile.
+            Closed: there are no more turns.
+        """
+        answer: Future[T] = Future()
+
+        def find_out() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # Nobody waits any more.
+            try:
+                answer.set_result(question())
+            except Exception as error:  # it is for whoever has asked
+                answer.set_exception(error)
+
+        self._questions.append(find_out)
+        self._bell.ring()
+        if self._is_over:
+            try:
+                self._questions.remove(find_out)
+            except ValueError:
+                pass  # It was answered in the end.
+            else:
+                raise Closed("the node has ended")
+        try:
+            return answer.result(timeout)
+        finally:
+            answer.cancel()
+
+    def _answer(self) -> None:
+        while self._questions:
+            try:
+                self._questions.popleft()()
+            except IndexError:
+                return  # Whoever left it has taken it back.
 
     def wake(self) -> None:
         """Have the loop turned, soon; any thread may call this, and a signal's handler."""

@@ -320,6 +320,15 @@ class ZmqTransport:
             peer.waiting_bytes -= waiting.popleft()[1]
             self.dropped += 1
 
+    def waiting(self) -> tuple[int, int, int]:
+        """Peers, packets that wait for them, and the bytes of those."""
+        peers = self._peers.by_name.values()
+        return (
+            sum(peer.link is not None or peer.route is not None for peer in peers),
+            sum(len(peer.waiting) for peer in peers),
+            sum(peer.waiting_bytes for peer in peers),
+        )
+
     # --- receiving ------------------------------------------------------------------------------
 
     def poll(self) -> list[Arrival]:

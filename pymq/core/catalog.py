@@ -1,0 +1,128 @@
+"""Every metric that there is: its name, its kind, its labels, and what it says.
+
+Names are Prometheus's way: a unit at the end, ``_total`` for what only rises. Nothing is renamed or
+given another meaning within a major version; docs/monitoring.md has the table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+TOPIC = ("topic",)
+PARTITION = ("topic", "partition")
+GROUP = ("group", "topic", "partition")
+
+
+class Spec(NamedTuple):
+    """What a metric is."""
+
+    kind: str  # counter, gauge or histogram
+    labels: tuple[str, ...]
+    help: str
+
+
+BROKER = {
+    "pymq_messages_in_total": Spec(COUNTER, TOPIC, "Records that were taken in from producers"),
+    "pymq_bytes_in_total": Spec(COUNTER, TOPIC, "Bytes of their batches"),
+    "pymq_bytes_out_total": Spec(COUNTER, TOPIC, "Bytes of batches that were read by clients"),
+    "pymq_replication_bytes_in_total": Spec(COUNTER, (), "Bytes of batches from other brokers"),
+    "pymq_replication_bytes_out_total": Spec(COUNTER, (), "Bytes of batches for other brokers"),
+    "pymq_under_replicated_partitions": Spec(
+        GAUGE, (), "Partitions led here with a replica that is not in sync"
+    ),
+    "pymq_under_min_isr_partitions": Spec(
+        GAUGE, (), "Partitions led here with fewer replicas in sync than min_in_sync"
+    ),
+    "pymq_failed_partitions": Spec(
+        GAUGE, (), "Partitions whose copy here is damaged or cannot be written"
+    ),
+    "pymq_hosted_partitions": Spec(GAUGE, (), "Partitions of which this broker has something"),
+    "pymq_led_partitions": Spec(GAUGE, (), "Partitions whose open block it leads"),
+    "pymq_log_start_offset": Spec(GAUGE, PARTITION, "First offset that is kept; by the leader"),
+    "pymq_log_end_offset": Spec(GAUGE, PARTITION, "Offset of the next record; by the leader"),
+    "pymq_high_watermark": Spec(
+        GAUGE, PARTITION, "Offset before which all may be read; by the leader"
+    ),
+    "pymq_leader_epoch": Spec(GAUGE, PARTITION, "Epoch of the leader; by the leader"),
+    "pymq_replicas": Spec(GAUGE, PARTITION, "Replicas of the open block; by the leader"),
+    "pymq_in_sync_replicas": Spec(GAUGE, PARTITION, "Those that are in sync; by the leader"),
+    "pymq_log_size_bytes": Spec(GAUGE, PARTITION, "Bytes of all its blocks; by the leader"),
+    "pymq_group_members": Spec(GAUGE, ("group",), "Consumers; by the group's coordinator"),
+    "pymq_group_committed_offset": Spec(
+        GAUGE, GROUP, "Lowest offset that is not acknowledged; by the group's coordinator"
+    ),
+    "pymq_group_lag": Spec(
+        GAUGE, GROUP, "Records from there to the high watermark, as far as members have told"
+    ),
+    "pymq_group_in_flight": Spec(GAUGE, GROUP, "Records that are leased and not acknowledged"),
+    "pymq_fsync_seconds": Spec(HISTOGRAM, (), "How long it takes to make a file durable"),
+    "pymq_write_seconds": Spec(
+        HISTOGRAM, (), "How long the writes of a turn take, with their syncs"
+    ),
+}
+
+ZKSERVER = {
+    "pymq_active_controller": Spec(GAUGE, (), "1 if this zkserver decides, else 0"),
+    "pymq_controller_epoch": Spec(GAUGE, (), "Rises with each take-over; by the active one"),
+    "pymq_brokers": Spec(GAUGE, ("state",), "Brokers that are alive, dead, or draining"),
+    "pymq_topics": Spec(GAUGE, (), "Topics, internal ones included; by the active one"),
+    "pymq_partitions": Spec(GAUGE, (), "Their partitions; by the active one"),
+    "pymq_offline_partitions": Spec(
+        GAUGE, (), "Partitions that nobody can lead; by the active one"
+    ),
+    "pymq_short_partitions": Spec(
+        GAUGE, (), "Partitions with fewer replicas than are wanted; by the active one"
+    ),
+    "pymq_rolls_under_way": Spec(GAUGE, (), "Partitions that are being rolled"),
+    "pymq_metadata_queue": Spec(GAUGE, (), "Changes that wait for the coordinator"),
+    "pymq_isr_shrinks_total": Spec(COUNTER, (), "Times that replicas have left an in-sync set"),
+    "pymq_isr_expands_total": Spec(COUNTER, (), "Times that replicas have come into one"),
+    "pymq_leader_elections_total": Spec(COUNTER, (), "Partitions that got another leader"),
+    "pymq_unclean_elections_total": Spec(
+        COUNTER, (), "Partitions that went on although committed records may be missing"
+    ),
+    "pymq_rolls_total": Spec(COUNTER, (), "Blocks that were sealed, and another one opened"),
+}
+
+NODE = {
+    "pymq_request_seconds": Spec(
+        HISTOGRAM, ("request",), "From a request's arrival to its answer, waiting included"
+    ),
+    "pymq_request_errors_total": Spec(
+        COUNTER, ("request", "error"), "Requests that were answered with an error, by its code"
+    ),
+    "pymq_unanswered_requests": Spec(GAUGE, (), "Requests that wait for their answer"),
+    "pymq_inbox_messages": Spec(GAUGE, (), "Messages that wait for the loop"),
+    "pymq_send_queue_bytes": Spec(GAUGE, (), "Bytes that wait until others take them"),
+    "pymq_send_queue_packets": Spec(GAUGE, (), "Packets that wait until others take them"),
+    "pymq_connections": Spec(GAUGE, (), "Other nodes and clients that it talks with"),
+    "pymq_messages_dropped_total": Spec(
+        COUNTER, (), "Messages that were lost or refused by the transport"
+    ),
+    "pymq_refused_total": Spec(COUNTER, (), "Requests that the policy refused"),
+    "pymq_idle_seconds_total": Spec(COUNTER, (), "Time in which the loop had nothing to do"),
+    "pymq_events_total": Spec(COUNTER, ("event",), "What has happened; see the log of events"),
+    "pymq_info": Spec(GAUGE, ("node", "kind", "version"), "Always 1; says who this is"),
+    "process_cpu_seconds_total": Spec(COUNTER, (), "Processor time of the process"),
+    "process_resident_memory_bytes": Spec(GAUGE, (), "Memory of the process"),
+    "process_start_time_seconds": Spec(GAUGE, (), "When it started, in seconds since 1970"),
+    "process_open_fds": Spec(GAUGE, (), "Files and sockets that the process has open"),
+}
+
+CLIENT = {
+    "pymq_producer_records_total": Spec(COUNTER, (), "Records that are answered as written"),
+    "pymq_producer_bytes_total": Spec(COUNTER, (), "Bytes of their batches"),
+    "pymq_producer_batches_total": Spec(COUNTER, (), "Their batches"),
+    "pymq_producer_errors_total": Spec(COUNTER, (), "Records that have failed for good"),
+    "pymq_producer_retries_total": Spec(COUNTER, (), "Times that what was in flight went again"),
+    "pymq_producer_buffered_bytes": Spec(GAUGE, (), "Bytes that are not answered yet"),
+    "pymq_producer_batch_seconds": Spec(
+        HISTOGRAM, (), "From a batch's first leaving to its answer, to the millisecond"
+    ),
+    "pymq_producers": Spec(GAUGE, (), "Producers that are open"),
+    "pymq_consumers": Spec(GAUGE, (), "Consumers that are open"),
+    "pymq_consumer_records_total": Spec(COUNTER, (), "Records that were handed to consumers"),
+}
+
+METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT}

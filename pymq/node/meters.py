@@ -1,0 +1,109 @@
+"""All that a process can tell about its nodes, gathered by the thread that turns their loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from pymq.coord.base import Coordinator
+from pymq.core.journal import Journal
+from pymq.core.metrics import Metrics
+from pymq.node import gauges
+from pymq.node.broker import Broker
+from pymq.node.controller import Controller
+from pymq.node.loop import Loop
+from pymq.node.metered import Meter, MeteredBroker, MeteredStore, MeteredZkServer, TimedFiles
+from pymq.store.base import BlockStore
+
+
+@runtime_checkable
+class Net(Protocol):
+    """What a transport tells of itself."""
+
+    dropped: int  # messages and packets that were lost or refused
+
+    def waiting(self) -> tuple[int, int, int]:
+        """Peers, packets that wait for them, and the bytes of those."""
+        ...
+
+
+class Meters:
+    """The meters of one loop, which drives a broker, a zkserver, or one of each."""
+
+    def __init__(self, loop: Loop, version: str, files: TimedFiles | None = None) -> None:
+        self.journal = Journal()
+        self.net: Net | None = None
+        self.refused: Callable[[], int] | None = None  # how much the policy has refused
+        self.idle_s: Callable[[], float] | None = None
+        self._loop = loop
+        self._version = version
+        self._files = files
+        self._meter = Meter(time.perf_counter)
+        self._brokers: list[Broker] = []
+        self._zkservers: list[Controller] = []
+
+    # --- assembling -----------------------------------------------------------------------------
+
+    def add_broker(self, machine: Broker, store: BlockStore) -> None:
+        """Have the loop drive a broker, and time it."""
+        wrapped = MeteredBroker(machine, self._meter)
+        self._loop.add_broker(machine.me, wrapped, MeteredStore(store, self._meter))
+        self._brokers.append(machine)
+
+    def add_zkserver(self, machine: Controller, backend: Coordinator) -> None:
+        """Have the loop drive a zkserver, and time it."""
+        self._loop.add_zkserver(machine.me, MeteredZkServer(machine, self._meter), backend)
+        self._zkservers.append(machine)
+
+    # --- telling --------------------------------------------------------------------------------
+
+    def collect(self) -> Metrics:
+        """How things stand; for the thread that turns the loop."""
+        out = Metrics()
+        for broker in self._brokers:
+            out.add("pymq_info", 1, broker.me, "broker", self._version)
+            gauges.broker(broker, out)
+            out.add("pymq_write_seconds", self._meter.writes.copy())
+            out.add("pymq_replication_bytes_in_total", self._meter.replicated_in)
+            out.add("pymq_replication_bytes_out_total", self._meter.replicated_out)
+        for zkserver in self._zkservers:
+            out.add("pymq_info", 1, zkserver.me, "zkserver", self._version)
+            gauges.zkserver(zkserver, out)
+        if self._files is not None:
+            out.add("pymq_fsync_seconds", self._files.syncs.copy())
+        self._meter.collect(out)
+        out.add("pymq_inbox_messages", self._loop.waiting)
+        for event, count in self.journal.counts.items():
+            out.add("pymq_events_total", count, event)
+        if self.net is not None:
+            peers, packets, size = self.net.waiting()
+            out.add("pymq_connections", peers)
+            out.add("pymq_send_queue_packets", packets)
+            out.add("pymq_send_queue_bytes", size)
+            out.add("pymq_messages_dropped_total", self.net.dropped)
+        if self.refused is not None:
+            out.add("pymq_refused_total", self.refused())
+        if self.idle_s is not None:
+            out.add("pymq_idle_seconds_total", self.idle_s())
+        return out
+
+
+def process(out: Metrics) -> None:
+    """What the operating system tells of this process; any thread may ask."""
+    times = os.times()
+    out.add("process_cpu_seconds_total", times.user + times.system)
+    folder = Path("/proc/self")
+    try:
+        pages = int((folder / "statm").read_text().split()[1])
+        ticks = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+        since_boot = float(Path("/proc/uptime").read_text().split()[0])
+        open_fds = len(list((folder / "fd").iterdir()))
+    except (OSError, ValueError, IndexError):
+        return  # Not Linux, or too well hidden: the rest has to do.
+    out.add("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
+    age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
+    out.add("process_start_time_seconds", round(time.time() - age, 2))
+    out.add("process_open_fds", open_fds)
