@@ -20,49 +20,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
-from kazoo import exceptions as zk
-from kazoo.protocol.serialization import (
-    CheckVersion,
-    GetChildren,
-    GetData,
-    SetData,
-    Sync,
-    Transaction,
-)
-from kazoo.protocol.serialization import Create as CreateNode
-from kazoo.protocol.serialization import Delete as DeleteNode
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
-
 from pymq.coord.address import ZookeeperAddress, read_credentials
-from pymq.coord.link import (
-    AddWatch,
-    Connected,
-    Ended,
-    Event,
-    Link,
-    Lost,
-    Reply,
-    Request,
-    session_name,
-)
+from pymq.coord.dialect import LOST, REFUSED, Dialect, NoNodeError
+from pymq.coord.link import Connected, Ended, Event, Link, Lost, Reply, Request
+from pymq.coord.news import News
 from pymq.coord.reading import GetNode, ListNode, Reading
 from pymq.coord.tree import validate
 from pymq.core.coordination import (
     Changed,
-    Check,
     Commit,
-    Committed,
-    Conflicted,
     CoordEvent,
     CoordRequest,
-    Create,
-    Delete,
-    Entry,
     Failed,
     Load,
     Loaded,
-    Op,
-    Put,
     Resumed,
     SessionExpired,
     Suspended,
@@ -70,11 +41,9 @@ from pymq.core.coordination import (
 )
 from pymq.errors import (
     AuthenticationFailed,
-    AuthorizationFailed,
     Closed,
     Disconnected,
     ForkedError,
-    InvalidRequest,
     PymqError,
     StoreError,
 )
@@ -83,34 +52,6 @@ __all__ = ["ZookeeperCoordinator"]
 
 COMMITS_OUT = 64  # commits under way at once; kazoo blocks its caller when some 250 are unsent
 READS_OUT = 128  # questions of a load
-_HEADER_BYTES = 8  # of each request, beside its body
-_OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
-
-# A refused operation may be answered with these; all others mean that something else is wrong.
-_REASONS: dict[type[Exception], str] = {
-    zk.NodeExistsError: "exists",
-    zk.NoNodeError: "missing",
-    zk.NoChildrenForEphemeralsError: "no-parent",
-    zk.BadVersionError: "version",
-    zk.NotEmptyError: "not-empty",
-}
-# A request that was answered with one of these was not carried out, and never will be.
-_REFUSED = (
-    zk.APIError,
-    zk.BadArgumentsError,
-    zk.InvalidACLError,
-    zk.MarshallingError,
-    zk.NoAuthError,
-    zk.QuotaExceededError,
-    zk.UnimplementedError,
-)
-# After these, nothing that was sent is answered any more; Lost follows.
-_LOST = (
-    zk.AuthFailedError,
-    zk.ConnectionClosedError,
-    zk.ConnectionLoss,
-    zk.SessionExpiredError,
-)
 _OnReply = Callable[[Any, Exception | None], None]  # (result, error), one of which is None
 
 
@@ -130,11 +71,13 @@ class ZookeeperCoordinator:
         self._address = address
         self._pid = os.getpid()
         credentials = read_credentials(address.auth_file) if address.auth_file else None
-        self._acl: list[ACL] = list(CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
+        self._dialect = Dialect(
+            address.root,
+            is_owned=credentials is not None,
+            max_request_bytes=address.max_request_bytes,
+        )
         self._session = ""
-        self._events: deque[CoordEvent] = deque()
-        self._told: set[str] = set()  # changes told since the last event of another kind
-        self._late: list[Changed] = []  # changes to be told after the next answer to a commit
+        self._news = News()
         self._queue: deque[CoordRequest] = deque()  # asked for, and not begun
         self._waiting: dict[int, _OnReply] = {}  # by number of request
         self._numbers = 0
@@ -150,7 +93,7 @@ class ZookeeperCoordinator:
         if timeout_s > 0:
             self._wait(timeout_s)
         else:
-            self._tell(Suspended())
+            self._news.tell(Suspended())
 
     def _wait(self, timeout_s: float) -> None:
         """Wait until the tree can be used."""
@@ -169,8 +112,7 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._events.clear()  # Whatever happened before, nobody was there to miss it.
-        self._told.clear()
+        self._news.take()  # Whatever happened before, nobody was there to miss it.
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -188,7 +130,7 @@ class ZookeeperCoordinator:
         validate(request)
         self._check()
         if isinstance(request, Commit):
-            self._check_size(request)
+            self._dialect.check_size(request)
         self._queue.append(request)
         self._pump()
 
@@ -207,10 +149,7 @@ class ZookeeperCoordinator:
             self._suspend()
             self._link.drop()
         self._pump()
-        events = list(self._events)
-        self._events.clear()
-        self._told.clear()
-        return events
+        return self._news.take()
 
     def close(self) -> None:
         """End the session; its ephemeral nodes go at once. In a forked child this does nothing."""
@@ -218,7 +157,7 @@ class ZookeeperCoordinator:
             return
         self._is_closed = True
         self._link.close()
-        self._events.clear()
+        self._news.take()
 
     def _check(self) -> None:
         if self._pid != os.getpid():
@@ -229,19 +168,6 @@ class ZookeeperCoordinator:
             raise Closed(f"the coordinator of session {self._session} was closed")
         if self._is_broken and self._problem is not None:
             raise self._problem
-
-    def _check_size(self, commit: Commit) -> None:
-        size = len(self._transaction(commit).serialize()) + _HEADER_BYTES
-        limit = self._address.max_request_bytes
-        if size > limit:
-            # ZooKeeper would close the connection, and nobody would know why.
-            raise InvalidRequest(
-                f"a change of {len(commit.ops)} nodes in {size} bytes; ZooKeeper takes {limit} at "
-                "a time: change less at once, or raise jute.maxbuffer on all its servers and "
-                "max_request_bytes in the coordinator's address",
-                size=size,
-                limit=limit,
-            )
 
     # --- what arrives ---------------------------------------------------------------------------
 
@@ -267,31 +193,31 @@ class ZookeeperCoordinator:
         is_first, is_same = not self._session, session == self._session
         self._is_up, self._session = True, session
         if is_first:
-            self._tell(Resumed())
+            self._news.tell(Resumed())
         elif is_same:
-            self._tell(Resumed())
+            self._news.tell(Resumed())
             self._watch_again()
         else:
             # What was kept for the old session may rely on it.
             for held in self._queue:
                 if isinstance(held, Commit):
-                    self._tell(Uncertain(held.tag))
+                    self._news.tell(Uncertain(held.tag))
             self._queue = deque(held for held in self._queue if isinstance(held, Load))
             self._roots.clear()
             self._has_root = False
-            self._tell(SessionExpired(session))
+            self._news.tell(SessionExpired(session))
 
     def _watch_again(self) -> None:
         """Watches end with the connection; what happened without them, nobody knows."""
         for root in self._roots:
-            self._send(AddWatch(self._full(root)), partial(self._watched_again, root))
+            self._send(self._dialect.watch(root), partial(self._watched_again, root))
 
     def _watched_again(self, root: str, _: Any, error: Exception | None) -> None:
-        if isinstance(error, _LOST):
+        if isinstance(error, LOST):
             return  # It is done again with the next connection.
         if error is not None:
             self._roots.pop(root, None)  # Whoever loads it again hears why.
-        self._tell(Changed(root))
+        self._news.tell(Changed(root))
 
     def _suspend(self) -> None:
         if not self._is_up:
@@ -302,8 +228,8 @@ class ZookeeperCoordinator:
             self._load = None
         if self._has_root is None:
             self._has_root = False
-        self._tell_late()
-        self._tell(Suspended())
+        self._news.release()
+        self._news.tell(Suspended())
 
     def _ended(self, ended: Ended) -> None:
         self._suspend()
@@ -315,33 +241,19 @@ class ZookeeperCoordinator:
             else StoreError(f"the connection to ZooKeeper at {hosts} broke; open it again")
         )
 
-    def _changed(self, path: str) -> None:
-        if path == _OWN or path.startswith(_OWN + "/"):
+    def _changed(self, full: str) -> None:
+        path = self._dialect.path(full)
+        if path is None:
             return
-        path = path[len(self._address.root) :] or "/"
         if self._load is not None:
             self._load[1].changed(path)
         if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots):
             return
         if self._commits:
             # It may be a commit of ours that did it, and its answer is right behind.
-            self._late.append(Changed(path))
+            self._news.hold(Changed(path))
         else:
-            self._tell(Changed(path))
-
-    def _tell(self, event: CoordEvent) -> None:
-        if not isinstance(event, Changed):
-            self._told.clear()
-        elif event.path in self._told:
-            return  # It will be read after this anyway: a storm of changes takes no more room.
-        else:
-            self._told.add(event.path)
-        self._events.append(event)
-
-    def _tell_late(self) -> None:
-        late, self._late = self._late, []
-        for change in late:
-            self._tell(change)
+            self._news.tell(Changed(path))
 
     # --- what is sent ---------------------------------------------------------------------------
 
@@ -349,9 +261,6 @@ class ZookeeperCoordinator:
         self._numbers += 1
         self._waiting[self._numbers] = on_reply
         self._link.send(self._numbers, request, self._session)
-
-    def _full(self, path: str) -> str:
-        return (self._address.root + path).rstrip("/") or "/"
 
     def _pump(self) -> None:
         while self._is_up and self._queue and self._load is None:
@@ -373,15 +282,12 @@ class ZookeeperCoordinator:
         if self._has_root is not False:
             return
         self._has_root, self._problem, self._denial = None, None, None
-        names = self._address.root.split("/")[1:]
-        for depth in range(len(names)):
-            path = "/" + "/".join(names[: depth + 1])
-            self._send(CreateNode(path, b"", self._acl, 0), self._prepared)
-        # Whether it is ours to read says whether the credentials are the right ones.
-        self._send(GetChildren(self._address.root or "/", None), self._entered)
+        for request in self._dialect.ancestors():
+            self._send(request, self._prepared)
+        self._send(self._dialect.enter(), self._entered)
 
     def _prepared(self, _: Any, error: Exception | None) -> None:
-        if isinstance(error, _REFUSED):
+        if isinstance(error, REFUSED):
             self._denial = error  # No matter if it is there already.
 
     def _entered(self, _: Any, error: Exception | None) -> None:
@@ -389,75 +295,32 @@ class ZookeeperCoordinator:
             self._has_root = True
         elif self._has_root is None:
             self._has_root = False
-            if isinstance(error, (*_REFUSED, zk.NoNodeError)):
-                self._problem = self._error(self._denial or error, "/")
+            if isinstance(error, (*REFUSED, NoNodeError)):
+                self._problem = self._dialect.error(self._denial or error, "/")
                 while self._queue:
-                    self._tell(Failed(self._queue.popleft().tag, self._problem))
+                    self._news.tell(Failed(self._queue.popleft().tag, self._problem))
 
     # --- commits --------------------------------------------------------------------------------
 
     def _begin_commit(self, commit: Commit) -> None:
         on_reply = partial(self._committed, commit)
         self._commits += 1
-        self._send(self._transaction(commit), on_reply)
-
-    def _transaction(self, commit: Commit) -> Transaction:
-        return Transaction([self._operation(op) for op in commit.ops])
-
-    def _operation(self, op: Op) -> Request:
-        path = self._full(op.path)
-        made: Request
-        match op:
-            case Create():
-                made = CreateNode(path, op.data, self._acl, int(op.ephemeral))
-            case Put():
-                made = SetData(path, op.data, op.version)
-            case Delete():
-                made = DeleteNode(path, op.version)
-            case Check():
-                made = CheckVersion(path, op.version)
-            case _:
-                assert_never(op)
-        return made
+        self._send(self._dialect.transaction(commit), on_reply)
 
     def _committed(self, commit: Commit, result: Any, error: Exception | None) -> None:
         self._commits -= 1
-        self._tell(self._outcome(commit, result, error))
-        self._tell_late()
-
-    def _outcome(self, commit: Commit, result: Any, error: Exception | None) -> CoordEvent:
-        if error is not None:
-            if isinstance(error, _REFUSED):
-                return Failed(commit.tag, self._error(error, commit.ops[0].path))
-            return Uncertain(commit.tag)  # The connection, the session, or who knows what.
-        for index, (op, outcome) in enumerate(zip(commit.ops, result, strict=True)):
-            if isinstance(outcome, Exception) and not isinstance(outcome, zk.RolledBackError):
-                reason = _REASONS.get(type(outcome))
-                if reason is None:
-                    return Failed(commit.tag, self._error(outcome, op.path))
-                if reason == "missing" and isinstance(op, Create):
-                    reason = "no-parent"
-                return Conflicted(commit.tag, index, reason)
-        return Committed(commit.tag, tuple(map(_version, commit.ops, result)))
-
-    def _error(self, error: Exception, path: str) -> PymqError:
-        if isinstance(error, zk.NoAuthError):
-            return AuthorizationFailed(
-                f"ZooKeeper does not let us use {self._full(path)}: other credentials own it",
-                path=path,
-            )
-        return StoreError(f"ZooKeeper refused a request for {self._full(path)}: {error!r}")
+        self._news.tell(self._dialect.outcome(commit, result, error))
+        self._news.release()
 
     # --- loads ----------------------------------------------------------------------------------
 
     def _begin_load(self, load: Load) -> None:
         reading = Reading(load.root)
         self._load = load, reading
-        full = self._full(load.root)
         if load.root not in self._roots:
             self._roots[load.root] = None
-            self._send(AddWatch(full), partial(self._readied, reading))
-        self._send(Sync(full), partial(self._readied, reading))
+            self._send(self._dialect.watch(load.root), partial(self._readied, reading))
+        self._send(self._dialect.sync(load.root), partial(self._readied, reading))
         self._read(reading)
 
     def _readied(self, reading: Reading, _: Any, error: Exception | None) -> None:
@@ -466,11 +329,11 @@ class ZookeeperCoordinator:
 
     def _read(self, reading: Reading) -> None:
         for question in reading.ask(READS_OUT):
-            path = self._full(question.path)
+            request = self._dialect.read(question)
             if isinstance(question, GetNode):
-                self._send(GetData(path, None), partial(self._got, reading, question))
+                self._send(request, partial(self._got, reading, question))
             else:
-                self._send(GetChildren(path, None), partial(self._listed, reading, question))
+                self._send(request, partial(self._listed, reading, question))
 
     def _got(self, reading: Reading, asked: GetNode, result: Any, error: Exception | None) -> None:
         if not self._is_read(reading, error):
@@ -478,10 +341,7 @@ class ZookeeperCoordinator:
         if error is not None:
             reading.got(asked.path, None, False)
         else:
-            data, stat = result
-            owner = session_name(stat.ephemeralOwner) if stat.ephemeralOwner else None
-            entry = Entry(asked.path, data, stat.version, owner)
-            reading.got(asked.path, entry, stat.numChildren > 0)
+            reading.got(asked.path, *self._dialect.entry(asked.path, result))
         self._go_on(reading)
 
     def _listed(
@@ -489,15 +349,13 @@ class ZookeeperCoordinator:
     ) -> None:
         if not self._is_read(reading, error):
             return
-        names = None if error is not None else result
-        if names and self._full(asked.path) == "/":
-            names = [name for name in names if name != _OWN[1:]]
+        names = None if error is not None else self._dialect.names(asked.path, result)
         reading.listed(asked.path, names)
         self._go_on(reading)
 
     def _is_read(self, reading: Reading, error: Exception | None) -> bool:
         """Whether this answer is one: a node that is not there is a fact as well."""
-        if error is not None and not isinstance(error, zk.NoNodeError):
+        if error is not None and not isinstance(error, NoNodeError):
             self._failed(reading, error)
         return self._load is not None and self._load[1] is reading
 
@@ -505,27 +363,13 @@ class ZookeeperCoordinator:
         self._read(reading)
         if reading.is_done and self._load is not None:
             load, self._load = self._load[0], None
-            self._tell(Loaded(load.tag, reading.entries()))
+            self._news.tell(Loaded(load.tag, reading.entries()))
 
     def _failed(self, reading: Reading, error: Exception) -> None:
-        if self._load is None or self._load[1] is not reading or isinstance(error, _LOST):
+        if self._load is None or self._load[1] is not reading or isinstance(error, LOST):
             return
         load, self._load = self._load[0], None
-        if isinstance(error, _REFUSED):
-            self._tell(Failed(load.tag, self._error(error, load.root)))
+        if isinstance(error, REFUSED):
+            self._news.tell(Failed(load.tag, self._dialect.error(error, load.root)))
         else:
             self._queue.appendleft(load)  # The server had no time, or the like: once more.
-
-
-def _version(op: Op, outcome: Any) -> int:
-    match op:
-        case Create():
-            return 0
-        case Put():
-            return int(outcome.version)
-        case Delete():
-            return -1
-        case Check():
-            return op.version
-        case _:
-            assert_never(op)
