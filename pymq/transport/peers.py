@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import deque
 from typing import TYPE_CHECKING
 
 from pymq.core.values import Factory, define
+from pymq.errors import ConfigError
 from pymq.transport import wire
 from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, node_of
 from pymq.transport.shapes import Buffer
@@ -14,10 +17,28 @@ if TYPE_CHECKING:
     from pymq.transport.curvezap import Watch
     from pymq.transport.sockets import Socket
 
+_IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
 NAMES_KEPT = 10_000  # names of machines that are not looked up anew each time
 FENCED_KEPT = 1_000
 
 Frames = list[Buffer]
+
+
+def make_identity(node: str) -> bytes:
+    """The routing id of a process of *node*, which no other process has.
+
+    Raises:
+        ConfigError: *node* cannot be the name of a node.
+    """
+    identity = f"{node}/{os.urandom(8).hex()}".encode()
+    if not _IDENTITY.fullmatch(identity):
+        raise ConfigError(f"{node!r} cannot be the name of a node")
+    return identity
+
+
+def node_of_identity(identity: bytes) -> str | None:
+    """The node of whoever connects with a routing id; None if it is no such id."""
+    return identity[:-17].decode() if _IDENTITY.fullmatch(identity) else None
 
 
 @define

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pymq.core.values import value
 from pymq.errors import ConfigError, MissingExtra
+from pymq.transport.shapes import Buffer
 from pymq.transport.wire import FRAME_BYTES_MAX
 
 try:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Secure = Callable[[Socket], object]  # is called with a socket before anybody can reach it
 
 SCHEMES = ("tcp://", "ipc://")
+COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than sharing
 SOCKETS_MAX = 65_535
 BIND_S = 2.0  # a port that was just closed is free again after a moment
 
@@ -156,3 +158,11 @@ def descriptor(socket: Socket) -> int:
     found = socket.get(zmq.FD)
     assert isinstance(found, int)
     return found
+
+
+def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
+    """Send the parts of a packet; the first one may be refused, and those after it are not."""
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+        socket.send(frame, flags, copy=len(frame) <= COPY_MAX)

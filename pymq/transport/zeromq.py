@@ -12,7 +12,6 @@ answered the same way; one that has not is connected to, if it is known where it
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import time
 from collections.abc import Callable
@@ -21,44 +20,31 @@ from typing import TYPE_CHECKING
 import zmq
 
 from pymq.core.message import Message
-from pymq.errors import Closed, ConfigError, ForkedError, InvalidRequest, RecordTooLarge
+from pymq.errors import Closed, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, Arrival, Gate
-from pymq.transport.connections import Connections
+from pymq.transport.base import Arrival, Gate
 from pymq.transport.curve import KeyRing
-from pymq.transport.curvezap import (
-    Authenticator,
-    OnRefused,
-    Watch,
-    secure_client,
-    secure_server,
-    self_test,
-    user_id,
-)
-from pymq.transport.peers import Frames, Link, Peer, Peers
+from pymq.transport.curvezap import OnRefused, user_id
+from pymq.transport.dialer import Dialer
+from pymq.transport.door import Door
+from pymq.transport.peers import Link, Peer, Peers, make_identity
 from pymq.transport.shapes import Buffer
 from pymq.transport.sockets import (
     SCHEMES,
     Tuning,
     check_endpoint,
-    descriptor,
-    is_local,
     make_context,
-    make_dealer,
-    make_router,
     reachable,
+    send_frames,
 )
 
 if TYPE_CHECKING:
     from pymq.transport.sockets import Socket
 
-COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than sharing
 SHARE_PACKETS = 512  # that one poll takes in, or ...
 SHARE_BYTES = 16 << 20
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
 GREET_S = 1.0  # who was greeted so lately is not greeted because it greets
-REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
-_IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
 
 
 class ZmqTransport:
@@ -95,34 +81,37 @@ class ZmqTransport:
         self.on_stranger = on_stranger
         self._keys = keys
         self._keys_version = keys.version if keys is not None else 0
-        self._on_refused = on_refused
         self._on_sent = on_sent
         self._pid = os.getpid()
         self._is_closed = False
         self._context = make_context()
         self._selector = selectors.DefaultSelector()
         self._router: Socket | None = None
-        self._doorman: Authenticator | None = None
+        self._door: Door | None = None
         try:
             if listen is not None:
-                if keys is None and not insecure and not is_local(listen):
-                    raise ConfigError(
-                        f"{listen} is open to the network, and there are no keys: give a folder of "
-                        "keys (curve_dir), or say insecure to let anybody do anything"
-                    )
-                self._router, bound = self._bind(listen)
-                self._selector.register(descriptor(self._router), selectors.EVENT_READ, None)
-                self.endpoint = check_endpoint(advertise or reachable(bound))
+                door = self._door = Door(
+                    listen,
+                    self._context,
+                    self._selector,
+                    self.tuning,
+                    keys=keys,
+                    insecure=insecure,
+                    on_refused=on_refused,
+                )
+                self._router = door.socket
+                self.endpoint = check_endpoint(advertise or reachable(door.bound))
             self.node = node or self.endpoint
-            self._identity = f"{self.node}/{os.urandom(8).hex()}".encode()
-            if not _IDENTITY.fullmatch(self._identity):
-                raise ConfigError(f"{self.node!r} cannot be the name of a node")
+            identity = make_identity(self.node)
             if keys is not None and listen is not None:
                 keys.check_own(self.node, self.endpoint)
         except BaseException:
             self._selector.close()
             self._context.destroy(linger=0)
             raise
+        self._dialer = Dialer(
+            identity, self._context, self._selector, self.tuning, keys, self._note_problem
+        )
         self._peers = Peers()
         self._dirty: dict[Peer, None] = {}  # with a packet that is being put together
         self._blocked: dict[Peer, None] = {}  # with packets that could not leave
@@ -130,23 +119,6 @@ class ZmqTransport:
         self._has_taken = False  # the last poll has found something; ...
         self._is_burst = False  # ... and so has the one before, or it has found a lot
         self._swept_at = time.monotonic()
-
-    def _bind(self, listen: str) -> tuple[Socket, str]:
-        keys = self._keys
-        if keys is None:
-            return make_router(self._context, listen, self.tuning)
-        # Before there is a door.
-        most = self.tuning.per_address
-        doorman = self._doorman = Authenticator(self._context, keys, self._on_refused, most)
-        self._selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
-        router, bound = make_router(
-            self._context, listen, self.tuning, lambda socket: secure_server(socket, keys)
-        )
-        self_test(self._context, doorman, keys, bound)
-        if bound.startswith("tcp://"):
-            crowd = doorman.connections = Connections(router)
-            self._selector.register(descriptor(crowd.socket), selectors.EVENT_READ, crowd.note)
-        return router, bound
 
     # --- who is where ---------------------------------------------------------------------------
 
@@ -164,7 +136,7 @@ class ZmqTransport:
         peer = self._peers.by_name.get(node)
         if peer is not None:
             if peer.link is not None and peer.link.endpoint != endpoint:
-                self._unlink(peer)
+                self._dialer.hang_up(peer)
             if peer.waiting:
                 self._pump(peer, time.monotonic())
 
@@ -174,61 +146,11 @@ class ZmqTransport:
             if self.on_stranger is not None:
                 self.on_stranger(peer.name)
             return None
-        link = self._make_link(peer, endpoint)
-        if link is None:
-            return None
-        peer.link, socket = link, link.socket
-        self._selector.register(descriptor(socket), selectors.EVENT_READ, link)
-        peer.greeted_at = time.monotonic()
-        peer.waiting.appendleft((peer.greeted_at, 0, wire.encode([("", "", _hello())])))
+        link = self._dialer.call(peer, endpoint)
+        if link is not None:
+            peer.greeted_at = time.monotonic()
+            peer.waiting.appendleft((peer.greeted_at, 0, wire.encode([("", "", _hello())])))
         return link
-
-    def _make_link(self, peer: Peer, endpoint: str) -> Link | None:
-        context, me, keys = self._context, self._identity, self._keys
-        if keys is None:
-            return Link(endpoint, make_dealer(context, endpoint, me, self.tuning), peer)
-        now = time.monotonic()
-        if now < peer.refused_until:
-            return None
-        expected = keys.at(peer.name, endpoint)
-        if expected is None:
-            peer.refused_until = now + REFUSED_S
-            self.problem = f"{keys.folder} has no key for {peer.name} at {endpoint}"
-            return None
-        own, key = keys.own, expected.key
-        watch: list[Watch] = []
-
-        def secure(socket: Socket) -> None:
-            secure_client(socket, own.public, own.secret, key)
-            watch.append(Watch(socket, endpoint))
-
-        socket = make_dealer(context, endpoint, me, self.tuning, secure)
-        link = Link(endpoint, socket, peer, key, watch[0])
-        peer.principal = expected.name
-        self._selector.register(
-            descriptor(watch[0].socket), selectors.EVENT_READ, lambda: self._watched(link)
-        )
-        return link
-
-    def _watched(self, link: Link) -> None:
-        """Something has become of a connection that we make."""
-        assert link.watch is not None
-        problem = link.watch.problem()
-        if problem:
-            self.problem = problem
-            if link.watch.is_over and link.peer.link is link:
-                self._unlink(link.peer)  # Our key may be known when it is tried again.
-                link.peer.refused_until = time.monotonic() + REFUSED_S
-
-    def _unlink(self, peer: Peer) -> None:
-        if peer.link is not None:
-            if peer.link.watch is not None:
-                self._selector.unregister(descriptor(peer.link.watch.socket))
-                peer.link.watch.close()
-            self._selector.unregister(descriptor(peer.link.socket))
-            peer.link.socket.close(0)
-            self._unread.pop(peer.link, None)
-            peer.link = None
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -295,7 +217,7 @@ class ZmqTransport:
             try:
                 if peer.route is not None:
                     socket.send(peer.route, zmq.SNDMORE | zmq.NOBLOCK)
-                _send(socket, waiting[0][2])
+                send_frames(socket, waiting[0][2])
             except zmq.Again:
                 break
             except zmq.ZMQError as error:
@@ -344,7 +266,7 @@ class ZmqTransport:
             else:
                 news.append(key.data)
         for tell in news:
-            tell()  # It may close a link, and then takes it out of those that are unread.
+            tell()  # It may close a link, which is then not read any more.
         arrivals: list[Arrival] = []
         # Who gets nothing waits at the descriptor, which tells of nothing that it has told before.
         while self._unread and self._take_in(arrivals) and not arrivals:
@@ -460,52 +382,18 @@ class ZmqTransport:
             return
         self._keys_version = keys.version
         for peer in list(self._peers.by_name.values()):
-            if peer.link is not None:
-                expected = keys.at(peer.name, peer.link.endpoint)
-                if expected is None or expected.key != peer.link.key:
-                    self._unlink(peer)
+            self._dialer.check(peer)
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
                 # Not fenced: keys that are copied are gone for a moment.
                 self.dropped += self._peers.forget_route(peer)
 
     def _admit(self, identity: bytes, key: str) -> Peer | None:
-        """The peer that has connected to us under a routing id; None if it is not to be heard.
-
-        *key* is what the connection has proved to have, when there are keys.
-        """
-        keys, principal, problem = self._keys, ANONYMOUS, ""
-        if keys is not None:
-            principal = keys.principal(key) or ANONYMOUS
-        if keys is not None and not principal:
-            problem = "the key of this connection was revoked"
-        elif not _IDENTITY.fullmatch(identity):
-            problem = "a routing id is NODE/ and 16 hex digits"
-        elif identity in self._peers.fenced:
-            problem = "another process has connected under the name of this node"
-        elif (node := identity[:-17].decode()) == self.node:
-            problem = f"{node} is here"
-        elif keys is not None and not self._may_be(keys, principal, node):
-            problem = f"{principal} may not go by the name of {node}"
-        else:
-            peer = self._peers.get(node)
-            self._peers.admit(peer, identity)
-            peer.key, peer.principal = key, principal
-            return peer
-        if self._on_refused is not None:
-            self._on_refused(principal, repr(identity)[2:-1])
-        self._lose(1, f"{identity!r:.100}: {problem}")
-        assert self._router is not None
+        assert self._door is not None
         try:
-            self._router.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-            _send(self._router, wire.encode([("", "", wire.Refused(InvalidRequest(problem)))]))
-        except zmq.ZMQError:
-            pass  # It has gone, or does not listen: so it stays without an explanation.
-        return None
-
-    def _may_be(self, keys: KeyRing, principal: str, node: str) -> bool:
-        there = self._peers.by_name.get(node)
-        is_taken = there is not None and there.route is not None and there.principal != principal
-        return not is_taken and keys.may_be(principal, node)
+            return self._door.admit(self.node, self._peers, identity, key)
+        except InvalidRequest as error:
+            self._lose(1, f"{identity!r:.100}: {error}")
+            return None
 
     def _sweep(self, now: float) -> None:
         """Find out which connections to us are gone: only sending something tells."""
@@ -516,6 +404,9 @@ class ZmqTransport:
 
     def _lose(self, count: int, why: str) -> None:
         self.dropped += count
+        self.problem = why
+
+    def _note_problem(self, why: str) -> None:
         self.problem = why
 
     # --- the end --------------------------------------------------------------------------------
@@ -538,11 +429,3 @@ class ZmqTransport:
 
 def _hello() -> wire.Hello:
     return wire.Hello(software="pymq")
-
-
-def _send(socket: Socket, frames: Frames) -> None:
-    """Send the parts of a packet; the first one may be refused, and those after it are not."""
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
-        socket.send(frame, flags, copy=len(frame) <= COPY_MAX)

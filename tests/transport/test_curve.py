@@ -329,7 +329,7 @@ def test_a_node_that_lets_in_anybody_does_not_start(
         with pytest.raises(ConfigError, match="was let in at tcp://127"):
             ZmqTransport("server", listen="tcp://127.0.0.1:0", keys=KeyRing(tmp_path, "server"))
     with monkeypatch.context() as patch:
-        patch.setattr("pymq.transport.zeromq.secure_server", lambda socket, keys: None)
+        patch.setattr("pymq.transport.door.secure_server", lambda socket, keys: None)
         with pytest.raises(ConfigError, match="this node does not start"):
             ZmqTransport("server", listen="tcp://127.0.0.1:0", keys=KeyRing(tmp_path, "server"))
 
