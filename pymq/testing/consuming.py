@@ -19,6 +19,8 @@ from pymq.testing.world import SECOND
 if TYPE_CHECKING:
     from pymq.testing.workload import App
 
+PATIENCE = 100_000  # microseconds before an application that got an error asks again
+
 _PATTERN = bytes(range(256)) * 16
 
 
@@ -68,13 +70,24 @@ class Consuming(ABC):
         if not self.is_up:
             return
         intake, records = self.intake, []
-        if not intake.chunks and (problem := intake.take_problem()) is not None:
+        problem = None if intake.chunks else intake.take_problem()
+        if problem is not None:
             self.trouble(problem)
         while intake.chunks:
             view = intake.chunks.popleft()
             intake.handed_out(view)
             records += view.records()
         self.take(records)
+        if problem is None:
+            self._want()
+        else:
+            # Asking on at once for what cannot be read would be all that happens from then on.
+            self.app.world.after(PATIENCE, self._want)
+
+    def _want(self, _: object = None, __: object = None) -> None:
+        if not self.is_up:
+            return
+        intake = self.intake
         with self.app.driver as loop:
             intake.want(self.app.config.get("want", 100), loop.clock())
             loop.touch(intake.name)
