@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "load_after": machine.load(),
     }
     report.show(results, about)
-    _write(results, about, options.json, options.png)
+    _write(results, about, options)
     return 1 if any(side.error for result in results for side in result.sides.values()) else 0
 
 
@@ -63,6 +63,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each side")
     parser.add_argument("--json", type=Path, default=OUT / "bench.json", metavar="FILE")
     parser.add_argument("--png", type=Path, default=OUT / "bench.png", metavar="FILE")
+    parser.add_argument("--curves", type=Path, default=OUT / "bench-growth.png", metavar="FILE")
     parser.add_argument(
         "--folder",
         type=Path,
@@ -84,20 +85,26 @@ def _tell(what: str) -> None:
 
 
 def _write(
-    results: Sequence[PartResult], about: dict[str, Any], json_file: Path, png_file: Path
+    results: Sequence[PartResult], about: dict[str, Any], options: argparse.Namespace
 ) -> None:
-    for file in (json_file, png_file):
+    for file in (options.json, options.png, options.curves):
         file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report.as_json(results, about), indent=1)
-    json_file.write_text(text + "\n", encoding="utf-8")
+    options.json.write_text(text + "\n", encoding="utf-8")
+    written = [options.json]
     try:
-        from benchmarks.plot import draw
+        from benchmarks import growth_plot, plot
     except ModuleNotFoundError as error:
         print(f"no plot: {error.name} is not installed", file=sys.stderr)
-        print(f"written: {json_file}")
-        return
-    draw(results, about, png_file)
-    print(f"written: {json_file} {png_file}")
+    else:
+        growing = [result for result in results if result.part.axis]
+        if len(growing) < len(results):
+            plot.draw([result for result in results if not result.part.axis], about, options.png)
+            written.append(options.png)
+        if growing:
+            growth_plot.draw(growing, about, options.curves)
+            written.append(options.curves)
+    print("written:", *written)
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ class Part:
     goals: tuple[Goal, ...] = ()
     units: Mapping[str, Unit] = field(default_factory=dict)  # of measures that are no rate
     runs_max: int = 100  # for what takes long and hardly varies
+    axis: str = ""  # of a curve: what the number at the end of each measure's name counts
 
     def unit(self, measure: str) -> Unit:
         """What *measure* counts."""

@@ -15,10 +15,14 @@ MODULES = (
     "benchmarks.embedded.partitions",
     "benchmarks.embedded.start",
     "benchmarks.embedded.own",
-    "benchmarks.embedded.sizes",
     "benchmarks.replication.idle",
     "benchmarks.network.one",
     "benchmarks.network.three",
+    "benchmarks.growth.records",
+    "benchmarks.growth.partitions",
+    "benchmarks.growth.consumers",
+    "benchmarks.growth.brokers",
+    "benchmarks.growth.sizes",
 )
 
 

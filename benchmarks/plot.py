@@ -1,4 +1,4 @@
-"""All goals at a glance, and how throughput changes with the size of a record."""
+"""All goals at a glance."""
 
 from __future__ import annotations
 
@@ -17,33 +17,19 @@ from benchmarks.runner import GoalResult, PartResult
 
 INK, FAINT, PALE = "#1f2933", "#8a94a0", "#e4e8ec"
 BLUE, RED, GREEN = "#2b6cb0", "#d9480f", "#2f855a"
-SIZES_PART = "sizes"
 
 
 def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> None:
     """Write the picture to *file*."""
-    curves = next((result for result in results if result.part.name == SIZES_PART), None)
     goals = [
         (result, found)
         for result in results
         for found in result.goals
         if found.goal.bound and found.reached
     ]
-    height = max(4.5, 1.9 + 0.36 * len(goals), 7.0 if curves else 0)
-    width = 14 if curves else 9
+    width, height = 10, max(4.5, 1.9 + 0.36 * len(goals))
     figure = Figure(figsize=(width, height), dpi=110, facecolor="white")
     top = 1 - 1.15 / height
-    grid = figure.add_gridspec(
-        2,
-        2 if curves else 1,
-        width_ratios=(1.15, 1) if curves else None,
-        left=3.3 / width,
-        right=0.975,
-        top=top,
-        bottom=0.75 / height,
-        wspace=0.2,
-        hspace=0.42,
-    )
     figure.text(
         0.4 / width,
         1 - 0.45 / height,
@@ -61,10 +47,8 @@ def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> 
         fontsize=9.5,
         color=FAINT,
     )
-    _goals(figure.add_subplot(grid[:, 0]), goals)
-    if curves is not None:
-        _curves(figure.add_subplot(grid[0, 1]), curves, "put")
-        _curves(figure.add_subplot(grid[1, 1]), curves, "get")
+    place = (3.3 / width, 0.75 / height, 0.975 - 3.3 / width, top - 0.75 / height)
+    _goals(figure.add_axes(place), goals)
     figure.savefig(file)
 
 
@@ -107,7 +91,7 @@ def _goals(axes: Axes, goals: Sequence[tuple[PartResult, GoalResult]]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
     axes.axvline(1, color=INK, linewidth=1, zorder=0)
-    _plain(axes, "how much of each goal is reached; right of the line is better than asked for")
+    plain(axes, "how much of each goal is reached; right of the line is better than asked for")
 
 
 def _name(result: PartResult, found: GoalResult) -> str:
@@ -126,44 +110,8 @@ def _said(result: PartResult, found: GoalResult) -> str:
     return f"{number(found.reached)} {unit} ({wanted})"
 
 
-def _curves(axes: Axes, result: PartResult, what: str) -> None:
-    """Records a second by size, one line a side."""
-    for (name, side), colour in zip(result.sides.items(), (FAINT, BLUE), strict=False):
-        found = [m for m in side.measures if m.startswith(f"{what} ")]
-        sizes = [int(m.split()[1]) for m in found]
-        rates = [side.median(m) or 0.0 for m in found]
-        axes.plot(sizes, rates, "o-", color=colour, label=name, linewidth=2)
-        above = name.startswith("pymq")
-        for size, rate in zip(sizes, rates, strict=True):
-            axes.annotate(
-                f"{number(rate * size / 1e6)}",
-                (size, rate),
-                xytext=(0, 8 if above else -14),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=colour,
-            )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(
-        [10, 100, 1024, 4096, 16384, 65536], ["10 B", "100 B", "1 K", "4 K", "16 K", "64 K"]
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.margins(y=0.18)
-    axes.legend(loc="lower left", fontsize=9, labelcolor=INK, frameon=False)
-    title = {"put": "put, no fsync", "get": "get in bulk"}[what]
-    _plain(axes, f"{title}: records/s by record size (at the points: MB/s)")
-    axes.grid(axis="y", color=PALE, linewidth=0.8)
-
-
-def _thousands(value: float, _: int) -> str:
-    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k"
-
-
-def _plain(axes: Axes, title: str) -> None:
+def plain(axes: Axes, title: str) -> None:
+    """Leave out of a plot what says nothing."""
     axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelcolor=INK)

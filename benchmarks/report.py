@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.model import Unit
-from benchmarks.runner import GoalResult, PartResult
+from benchmarks.runner import GoalResult, PartResult, SideResult
 
 MARKS = {True: "met", False: "MISSED", None: ""}
 PROBLEM = 60  # characters of it in the table; the JSON has all
@@ -29,9 +29,8 @@ def rows(result: PartResult) -> list[tuple[str, ...]]:
     """The table's rows of a part: one a side and measure, and more where a side has more goals."""
     found: list[tuple[str, ...]] = []
     for name, side in result.sides.items():
-        problem = side.error or (f"missing: {side.missing}" if side.missing else None)
-        if problem:
-            found.append((name, "", "-", problem[:PROBLEM], "", "", ""))
+        if problem := _problem(side):
+            found.append((name, "", "-", problem, "", "", ""))
         for measure in side.measures:
             unit = result.part.unit(measure)
             goals = [g for g in result.goals if g.goal.ours == (name, measure)]
@@ -42,6 +41,45 @@ def rows(result: PartResult) -> list[tuple[str, ...]]:
                 found.append((*start, *_goal(goal)))
                 start = ("", "", "", "")
     return found
+
+
+def curves(result: PartResult) -> list[tuple[str, ...]]:
+    """The table of a part that grows along an axis: a row a side and measure, a column a step."""
+    steps = sorted(
+        {step for side in result.sides.values() for _, step in map(split, side.measures)}
+    )
+    found = [("", "", *(compact(step) for step in steps))]
+    for name, side in result.sides.items():
+        if problem := _problem(side):
+            found.append((name, problem, *[""] * len(steps)))
+        for what in dict.fromkeys(what for what, _ in map(split, side.measures)):
+            values = [side.median(f"{what} {step}") for step in steps]
+            unit = next(result.part.unit(m).name for m in side.measures if split(m)[0] == what)
+            cells = ("" if value is None else figure(value) for value in values)
+            found.append((name, f"{what}, {unit}", *cells))
+    return found
+
+
+def split(measure: str) -> tuple[str, int]:
+    """What is measured, and at which step of the axis."""
+    what, _, step = measure.rpartition(" ")
+    return what, int(step)
+
+
+def compact(step: int) -> str:
+    """A round number, short."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if step >= size and step % size == 0:
+            return f"{step // size}{unit}"
+    for unit, size in (("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if step >= size and step % size == 0:
+            return f"{step // size}{unit}"
+    return str(step)
+
+
+def _problem(side: SideResult) -> str | None:
+    problem = side.error or (f"missing: {side.missing}" if side.missing else None)
+    return problem and problem[:PROBLEM]
 
 
 def _measured(
@@ -69,6 +107,11 @@ def show(results: Sequence[PartResult], machine: dict[str, Any]) -> None:
     print(summary(results))
 
 
+def _table(result: PartResult) -> list[tuple[str, ...]]:
+    """All rows, the heading first."""
+    return curves(result) if result.part.axis else [HEAD, *rows(result)]
+
+
 def _show_rich(results: Sequence[PartResult]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -87,9 +130,11 @@ def _show_rich(results: Sequence[PartResult]) -> None:
             pad_edge=False,
             padding=(0, 2, 0, 0),
         )
-        for index, head in enumerate(HEAD):
-            table.add_column(head, justify="right" if index in {2, 3} else "left", no_wrap=True)
-        for row in rows(result):
+        head, *body = _table(result)
+        for index, name in enumerate(head):
+            is_number = index >= 2 if result.part.axis else index in {2, 3}
+            table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+        for row in body:
             style = {"met": "green", "MISSED": "bold red"}.get(row[-1], "")
             table.add_row(*row[:-1], Text(row[-1], style=style))
         console.print(table)
@@ -99,8 +144,8 @@ def _show_rich(results: Sequence[PartResult]) -> None:
 def _show_plain(results: Sequence[PartResult]) -> None:
     for result in results:
         print(f"{result.part.name}: {result.part.title}")
-        body = [HEAD, *rows(result)]
-        widths = [max(len(row[i]) for row in body) for i in range(len(HEAD))]
+        body = _table(result)
+        widths = [max(len(row[i]) for row in body) for i in range(len(body[0]))]
         for row in body:
             print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
         print()
@@ -138,6 +183,7 @@ def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str,
             {
                 "name": result.part.name,
                 "title": result.part.title,
+                "axis": result.part.axis,
                 "sides": [
                     {
                         "name": name,

@@ -66,11 +66,12 @@ def test_every_goal_names_sides_that_there_are() -> None:
 
 def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
     """Fresh processes, a table, JSON and a picture."""
-    files = [tmp_path / "bench.json", tmp_path / "bench.png"]
-    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E1-put-durable", "E6"]
-    places = ["--json", str(files[0]), "--png", str(files[1]), "--folder", str(tmp_path)]
+    files = [tmp_path / name for name in ("bench.json", "bench.png", "growth.png")]
+    command = [sys.executable, "-m", "benchmarks", "--tiny"]
+    command += ["--only", "E1-put-durable", "E6", "G3"]
+    places = ["--json", files[0], "--png", files[1], "--curves", files[2], "--folder", tmp_path]
     done = subprocess.run(
-        [*command, *places], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, *map(str, places)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "E1-put-durable: " in done.stdout
@@ -79,5 +80,7 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
     assert found["machine"]["scale"] == "tiny"
     runs = [side["runs"] for part in found["parts"] for side in part["sides"]]
     assert all(len(run) == 1 and min(run[0].values()) > 0 for run in runs)
-    assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.png"]
+    assert "each sees all, records/s" in done.stdout
+    for file in files[1:]:
+        assert file.read_bytes().startswith(b"\x89PNG")
+    assert sorted(tmp_path.iterdir()) == files

@@ -33,10 +33,11 @@ def sqlite_put(db: sqlite3.Connection, groups: Iterable[Sequence[bytes]]) -> Non
         db.execute("COMMIT")
 
 
-def sqlite_get(db: sqlite3.Connection) -> int:
-    """Read everything, in chunks of a thousand rows; returns the bytes seen."""
+def sqlite_get(db: sqlite3.Connection, after: int = 0, limit: int = -1) -> int:
+    """Read everything, or *limit* rows, in chunks of a thousand; returns the bytes seen."""
     total = 0
-    cursor = db.execute("SELECT value FROM records ORDER BY id")
+    query = "SELECT value FROM records WHERE id > ? ORDER BY id LIMIT ?"
+    cursor = db.execute(query, (after, limit))
     while rows := cursor.fetchmany(1000):
         total += sum([len(row[0]) for row in rows])
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.embedded import ours, peers
 from benchmarks.model import Job, Measures, Part, Side, Stopwatch, Unit, random_values
 
-SIZES = (10, 100, 1024, 4096, 16384, 65536)
+SIZES = (10, 100, 1024, 4096, 16384, 65536, 1 << 18, 1 << 20)
 BYTES = 24 << 20  # of each size, at most
 COUNT = 100_000
 GROUP_BYTES = 1 << 18
@@ -66,13 +66,14 @@ def _pymq(job: Job) -> Measures:
 
 PARTS = (
     Part(
-        "sizes",
-        "put and get by record size, no fsync",
+        "G5-sizes",
+        "put and get by the size of a record, no fsync",
         (
             Side("sqlite3", "WAL, synchronous OFF, 256 KiB or 1,000 a commit", _sqlite),
             Side("pymq", 'send_many and poll_batches, fsync="os"', _pymq),
         ),
         units={f"{how} {size}": Unit("records/s") for how in ("put", "get") for size in SIZES},
         runs_max=3,
+        axis="bytes a record",
     ),
 )
