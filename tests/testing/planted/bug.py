@@ -73,6 +73,8 @@ HUNTS = {
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
     "fetch-rolls": Hunt(3, 1, "rolls", 8, HASTE, "leader"),
+    "raft-network": Hunt(3, 1, "network", 8, HASTE, "raft"),
+    "raft-crash": Hunt(3, 1, "crash", 8, HASTE, "raft"),
 }
 
 

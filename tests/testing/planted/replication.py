@@ -105,8 +105,7 @@ bug(
     RAFT,
     "a new leader does not open its term: what is there stays uncommitted until somebody sends",
     "thesis 6.4, erratum of chapter 4 (B6)",
-    "network-3 crash-3 swarm-3",
-    is_slow=True,
+    "raft-crash raft-network",
 )
 
 

@@ -63,8 +63,7 @@ bug(
     AREA,
     "what recovery has left out stays in the file, behind what is written next",
     "LevelDB, Kafka before KAFKA-1036",
-    "crash crash-3 disk-3",
-    is_slow=True,
+    "disk crash",
 )
 
 
@@ -138,8 +137,7 @@ bug(
     AREA,
     "a checkpoint is written before what it vouches for",
     "PySyncObj #197 (B16)",
-    "crash crash-3",
-    is_slow=True,
+    "crash fetch-crash",
 )
 
 
@@ -179,8 +177,7 @@ bug(
     AREA,
     "cutting a log takes the batch before with it",
     "KIP-101 (B20): truncation below what is visible",
-    "network-3 swarm-3 crash-3",
-    is_slow=True,
+    "fetch-network fetch-crash",
 )
 
 
