@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs/howto"
@@ -46,3 +49,47 @@ def test_the_tests_of_applications(tmp_path: Path) -> None:
     for number, block in enumerate(blocks("testing.md", "python")):
         (tmp_path / f"test_{number}.py").write_text(block)
     assert "14 passed" in run_tests(tmp_path)
+
+
+def test_what_an_operator_should_look_at() -> None:
+    """The function of the page, on a cluster that loses a broker and gets it back."""
+    names: dict[str, Any] = {}
+    exec(blocks("cluster.md", "python")[0], names)
+    with Cluster(brokers=3, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("orders", replicas=3, acks="raft")
+        with mq.producer() as producer:
+            producer.send("orders", b"tea").result()
+            cluster.run(seconds=1)
+            assert names["troubles"](mq) == []
+            cluster.crash("broker-1")
+            producer.send("orders", b"milk").result()
+            cluster.run(seconds=5)
+            assert names["troubles"](mq) == [
+                "broker-1 is away",
+                "orders/0 is not in sync on broker-1",
+            ]
+            cluster.restart("broker-1")
+            cluster.run(seconds=5)
+            assert names["troubles"](mq) == []
+
+
+@pytest.mark.parametrize("script", ["zkserver", "broker"])
+def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
+    """Each option in the page's files is one of the script's; only the keys are missing."""
+    texts = [
+        text for text in blocks("cluster.md", "toml") if ("name =" in text) == (script == "broker")
+    ]
+    (text,) = texts
+    (tmp_path / "node.toml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"examples/{script}.py"), "--config", "node.toml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "/etc/pymq/keys" in done.stderr
