@@ -145,6 +145,12 @@ class NotLeader(PymqError):
     code = "NOT_LEADER"
     retriable = True
 
+    @classmethod
+    def of(cls, partition: object, leader: str | None) -> NotLeader:
+        """The error of a partition whose *leader* is another one, or nobody."""
+        who = f"is led by {leader}" if leader else "has no leader now"
+        return cls(f"{partition} {who}", leader=leader)
+
 
 class NotController(PymqError):
     """This zkserver is not the active one; ask another of the list."""

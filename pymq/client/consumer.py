@@ -428,7 +428,7 @@ class Consumer(Handle):
     def _names(self) -> Names:
         if self._reader is not None:
             return list(self._reader.cursors)
-        return [p.partition for p in self._client.questions.topic_metadata(self.topic).partitions]
+        return self._client.questions.partitions(self.topic)
 
     def _bounds(self, partition: str) -> tuple[int, int]:
         return self._client.questions.bounds(self.topic, partition)

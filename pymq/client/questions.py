@@ -28,6 +28,7 @@ from pymq.errors import (
 
 RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
 RETRY_PAUSE_MAX_S = 0.25
+SOON_S = 1.0  # how long a zkserver has where what is known will do as well
 TRY_S = 0.5  # how long a broker has to answer, the first time; then twice as long, up to ...
 TRY_MAX_S = 4.0
 
@@ -58,6 +59,20 @@ class Questions:
         check_topic(topic)
         ask = self.ask(lambda r: msg.GetMetadata(r, topic), timeout=timeout)
         return cast(TopicMetadata, ask)
+
+    def partitions(self, topic: str) -> list[str]:
+        """The names of a topic's partitions, also of those that were added since it was heard of.
+
+        If no zkserver answers soon, it is those that are known: records do not need one.
+        """
+        known = self._router.topics.get(topic)
+        try:
+            found = self.topic_metadata(topic, REQUEST_S if known is None else SOON_S)
+        except RequestTimeout:
+            if known is None:
+                raise
+            found = known
+        return [partition.partition for partition in found.partitions]
 
     def partition_name(self, topic: str, partition: str | int) -> str:
         """A partition's name, from its name or its index.
@@ -116,7 +131,9 @@ class Questions:
         tries = 0
         while missing:
             left = max(TRY_S, until - self._driver.monotonic())
-            self._check_partitions(self.topic_metadata(topic, left), missing)
+            # Who is known to lead is asked at once: records and offsets need no zkserver.
+            if tries or any(self._router.find(topic, name) is None for name in missing):
+                self._check_partitions(self.topic_metadata(topic, left), missing)
             patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
             calls: dict[str, Call] = {}
             with self._driver as loop:
@@ -183,10 +200,13 @@ class Questions:
     ) -> Message:
         until = self._driver.monotonic() + timeout
         pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
+        place, tries = self._router.coordinator_of(group), 0
         while True:
             coordinator: str | None = None
             try:
-                self.topic_metadata(OFFSETS_TOPIC, left)
+                if tries or place is None or self._router.find(*place) is None:
+                    self.topic_metadata(OFFSETS_TOPIC, left)
+                tries += 1
                 coordinator = self._router.coordinator(group)
                 if coordinator is None:
                     raise NoBrokers(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pymq.core.message import GroupOffset, GroupState
 from pymq.core.values import value
-from pymq.errors import RequestTimeout
+from pymq.errors import PymqError
 
 if TYPE_CHECKING:
     from pymq.client.consumer import Consumer
@@ -74,7 +74,7 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
         ends = {p: end for p, (_, end) in consumer._all_bounds(STATUS_S).items()}
         if worker is not None:
             state = consumer._group_state(STATUS_S)
-    except RequestTimeout as error:
+    except PymqError as error:
         silence = str(error)
     if reader is not None and not ends:
         ends = {p: c.end for p, c in reader.cursors.items()}

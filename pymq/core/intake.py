@@ -120,9 +120,9 @@ class Intake:
         opened = partition.opened
         replicator = opened.replicator
         if replicator is not None and not replicator.is_leader and not opened.is_appointed:
-            return NotLeader(f"{name} is led by {replicator.leader}", leader=replicator.leader)
+            return NotLeader.of(name, replicator.leader)
         if replicator is None and (opened.log is None or state.leader != partition.me):
-            return NotLeader(f"{name} is led by {state.leader}", leader=state.leader)
+            return NotLeader.of(name, state.leader)
         header = m.batch.header
         if header.count == 0 or header.span != header.count or header.is_control:
             return InvalidRequest("a producer's batch holds records and nothing else")
@@ -154,8 +154,7 @@ class Intake:
             mark("partition.sequence_too_early")
             error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
         elif error is None and not partition.leads:
-            leader = partition.opened.leader
-            error = NotLeader(f"{partition.name} is led by {leader}", leader=leader)
+            error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
             # Whoever goes on behind its records relies on them: told once they are safe.

@@ -269,7 +269,7 @@ class OpenBlock:
             return ReplicaNotAvailable(lost)
         if not replicator.is_leader:
             mark("partition.seal.not_leader")
-            return NotLeader(f"{name} is led by {replicator.leader}")
+            return NotLeader.of(name, replicator.leader)
         return None
 
     def close(self, now: int) -> None:

@@ -139,9 +139,8 @@ class Serving:
         if asked == END or offset >= self.open_start:
             if partition.leads or partition.state.leader is None:
                 return None
-            leader = partition.opened.leader
             mark("serving.not_leader")
-            return NotLeader(f"{partition.name} is led by {leader}", leader=leader)
+            return NotLeader.of(partition.name, partition.opened.leader)
         if offset < self.log_start:
             return None  # It is gone, and nobody has it: that is told otherwise.
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]

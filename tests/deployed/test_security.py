@@ -249,6 +249,22 @@ def test_a_policy_that_changes_holds_soon_and_a_broken_one_does_not(secured: Sec
             send_for_five_seconds(producer)
 
 
+@pytest.mark.parametrize("mode", ["ptp", "psb"])
+def test_a_consumer_that_is_not_allowed_any_more_says_so(secured: Secured, mode: Any) -> None:
+    with secured.open("root") as mq:
+        mq.create_topic("orders")
+    group = "orders-1" if mode == "ptp" else None
+    with secured.open("alice") as mq, mq.consumer("orders", mode=mode, group=group) as consumer:
+        assert consumer.poll(timeout=0.1) == []
+        assert consumer.status().idle == "it has reached the end of all its partitions"
+        secured.policy.write_text(POLICY.replace('"alice"', '"carol"'))
+        until = time.monotonic() + WAIT_S
+        while "alice may not Read" not in str(consumer.status().idle):
+            assert time.monotonic() < until, consumer.status()
+        with pytest.raises(AuthorizationFailed, match="alice may not Read"):
+            consumer.poll(timeout=WAIT_S)
+
+
 def test_a_revoked_client_is_out_within_five_seconds(secured: Secured) -> None:
     with secured.open("root") as mq:
         mq.create_topic("orders")
