@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 from pymq.core.values import define
 
 if TYPE_CHECKING:
-    from pymq.testing.disk import SimDisk, _File
+    from pymq.testing.disk import SimDisk
+    from pymq.testing.simfile import SimFile
 
 COMBINED_MAX = 12
 TORN_MAX = 3
@@ -33,7 +34,7 @@ SECTOR = 512
 
 @define
 class Remains:
-    """One of the states; a :class:`pymq.testing.disk.Survival`."""
+    """One of the states; a :class:`pymq.testing.simfolders.Survival`."""
 
     names: frozenset[tuple[str, str]]  # that are as they are now
     files: dict[int, bytes]  # what is in those that were written
@@ -42,7 +43,7 @@ class Remains:
         """Whether a name is as it is now, and not as before."""
         return (folder, name) in self.names
 
-    def content(self, file: _File) -> bytes:
+    def content(self, file: SimFile) -> bytes:
         """What is there of a file that was written."""
         return self.files[id(file)]
 
@@ -75,7 +76,7 @@ def remains(disk: SimDisk) -> list[Remains]:
     return found
 
 
-def _history(file: _File) -> list[bytes]:
+def _history(file: SimFile) -> list[bytes]:
     """What was in a file after each write since its last sync, the oldest first."""
     if file.disk is not None:  # A sync has failed: what the disk has is no stage of what was seen.
         return [file.synced(), file.written()]

@@ -1,0 +1,176 @@
+"""A file of the disk in memory: what programs see of it, and what a crash may leave of it.
+
+What was synced is there. Of what was written since, any part is there, as sectors of 512 bytes,
+each on its own, and the length may be ahead of the data: then there are zeros.
+"""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["SimFile"]
+
+SECTOR = 512
+PAGE = 4096
+
+_FAR = 1 << 62
+
+
+class SimFile:
+    """What programs see of a file, and what is needed to find out what the disk may have of it."""
+
+    __slots__ = ("data", "dirty", "disk", "is_shared", "kept", "path", "undo")
+
+    def __init__(self, path: str, data: bytearray) -> None:
+        self.path = path  # its last name, to find it
+        self.data = data  # as programs see it
+        self.is_shared = False  # with the file of another disk: to be copied before it is changed
+        self.kept = _FAR  # what is before this was not touched since the last sync
+        # How to get back to what was last synced, step by step from the end: (position, what was
+        # there, how long the file was). An append is undone by any step before it.
+        self.undo: list[tuple[int, bytes, int]] = []
+        # After a failed sync, what is really on the disk; the pages in memory count as clean. Of
+        # those changed since then (from, to) is kept, or (length, -1) for a cut.
+        self.disk: bytes | None = None
+        self.dirty: list[tuple[int, int]] = []
+
+    def touch(self, position: int, old: bytes, end: int) -> bytearray:
+        """Get ready to change the file at *position*, where *old* is now; returns its content."""
+        if self.is_shared:
+            self.data, self.is_shared = bytearray(self.data), False
+        if old or not self.undo:
+            self.undo.append((position, old, len(self.data)))
+        self.kept = min(self.kept, position)
+        if self.disk is not None:
+            self.dirty.append((position, end))
+        return self.data
+
+    def synced(self) -> bytes:
+        """What was there at the last sync that succeeded."""
+        if self.disk is not None:
+            return self.disk
+        data = bytearray(self.data)
+        for position, old, length in reversed(self.undo):
+            data[position : position + len(old)] = old
+            del data[length:]
+        return bytes(data)
+
+    def sync(self) -> None:
+        """Let the disk have all changes since the last sync, failed or not."""
+        if self.disk is not None:
+            disk = self.written()
+            self.disk = None if disk == self.data else disk
+            self.dirty.clear()
+        self.undo.clear()
+        self.kept = _FAR
+
+    def written(self) -> bytes:
+        """What would be on the disk if it were synced now."""
+        if self.disk is None:
+            return bytes(self.data)
+        disk = bytearray(self.disk)
+        for position, end in self.dirty:
+            if end < 0:
+                del disk[position:]
+                continue
+            page, stop = position - position % PAGE, min(end + -end % PAGE, len(self.data))
+            disk.extend(bytes(max(page - len(disk), 0)))
+            disk[page:stop] = self.data[page:stop]
+        # The length is no page: that it has changed is not forgotten.
+        del disk[len(self.data) :]
+        return bytes(disk.ljust(len(self.data), b"\0"))
+
+    def settle(self, data: bytes) -> None:
+        """All of the file is on the disk, and it is *data*."""
+        self.data, self.is_shared, self.kept = bytearray(data), False, _FAR
+        self.undo.clear()
+        self.disk = None
+        self.dirty.clear()
+
+    def copy(self) -> SimFile:
+        """Another one like it; they share their data until one of them changes it."""
+        self.is_shared = True
+        made = SimFile(self.path, self.data)
+        made.is_shared, made.kept, made.disk = True, self.kept, self.disk
+        made.undo, made.dirty = self.undo.copy(), self.dirty.copy()
+        return made
+
+    def write(self, new: bytes, position: int) -> int:
+        """Put *new* at *position*; zeros fill what lies between it and the end."""
+        size, end = len(self.data), position + len(new)
+        if position == size:
+            data = self.touch(position, b"", end)
+            data += new
+        else:
+            data = self.touch(position, bytes(self.data[position:end]), end)
+            if position > size:
+                data.extend(bytes(position - size))
+            data[position:end] = new
+        return len(new)
+
+    def cut(self, size: int) -> None:
+        """Cut it to *size* bytes, which are fewer than there are."""
+        data = self.touch(size, bytes(self.data[size:]), -1)
+        del data[size:]
+
+    def flip(self, position: int, bit: int) -> None:
+        """Let a byte rot, in memory and on the disk."""
+        data = bytearray(self.data)
+        data[position] ^= bit
+        self.data, self.is_shared = data, False
+        if self.disk is not None and position < len(self.disk):
+            rotten = bytearray(self.disk)
+            rotten[position] ^= bit
+            self.disk = bytes(rotten)
+
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether a crash may change it."""
+        return bool(self.undo) or self.disk is not None
+
+    def lose(self, rng: random.Random | None, *, holes: bool) -> None:
+        """A sync has failed: the disk has what *rng* decides, or what it had before."""
+        if self.is_unsynced:
+            self.disk = self.survived(rng, holes=holes) if rng else self.synced()
+            self.undo.clear()
+            self.dirty.clear()
+            self.kept = _FAR
+
+    def forget(self, position: int) -> None:
+        """Read what is at *position* and beyond from the disk again."""
+        if self.disk is None or self.dirty:
+            return
+        position -= position % PAGE
+        length = len(self.data)  # that is no page, and stays
+        self.data, self.is_shared = self.data[:position], False
+        self.data += self.disk[position:length]
+        self.data.extend(bytes(length - len(self.data)))
+        if self.data == self.disk:
+            self.disk = None
+
+    def survived(self, rng: random.Random, *, holes: bool) -> bytes:
+        """What a crash leaves of it; with *holes*, later sectors perhaps without earlier ones."""
+        old, new, kept = self.synced(), self.written(), self.kept
+        if self.disk is not None:
+            kept = len(new) if old.startswith(new) else 0
+        if len(new) <= kept and len(new) < len(old):  # only cut: that is one step of the journal
+            return rng.choice((old, new))
+        low, high = sorted((len(old), len(new)))
+        size = rng.choice((low, high, rng.randint(low, high)))
+        kept = min(kept, low)
+        how = rng.random()
+        found = bytearray(size)
+        found[:kept] = new[:kept]
+        at = kept
+        if holes:
+            share = rng.choice((0.0, 0.3, 0.7, 1.0))
+            while at < size:
+                end = min(at - at % SECTOR + SECTOR, size)
+                piece = (new if rng.random() < share else old)[at:end]
+                found[at : at + len(piece)] = piece
+                at = end
+        else:
+            torn = rng.choice((kept, size, rng.randint(kept, size)))
+            for piece, at in ((new[kept:torn], kept), (old[torn:size], torn)):
+                found[at : at + len(piece)] = piece
+        return old if how < 0.1 else bytes(found)
