@@ -348,7 +348,9 @@ class Client(Handle):
         """Make a producer.
 
         Args:
-            acks: wait for less than the partition's mode gives; None takes the partition's mode.
+            acks: wait for something else than the partition's mode has it; None is that mode. With
+                ``"raft"`` on a partition of mode ``leader`` a record is answered when all in sync
+                have it, and refused while they are fewer than ``min_in_sync``.
             linger_ms: how long a record may wait for others to share its batch.
             batch_bytes: how large a batch grows before it is sent.
             buffer_bytes: how much may be unanswered before ``send`` waits.

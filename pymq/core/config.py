@@ -22,13 +22,13 @@ class TopicConfig:
     block_bytes: int = 128 << 20  # a block is rolled when it has reached this size ...
     block_ms: int = 7 * 24 * 3600 * 1000  # ... or this age
     retention_bytes: int | None = None  # of one partition; None keeps everything
-    retention_ms: int | None = None
-    cleanup_policy: str = "delete"
+    retention_ms: int | None = None  # blocks whose newest record is older go
+    cleanup_policy: str = "delete"  # or "compact": keep the last record of each key
     max_record_bytes: int = 1 << 20  # key, value and headers together
-    min_in_sync: int = 1
-    unclean_election: bool = False
+    min_in_sync: int = 1  # fewer, and producers that wait for all in sync are refused
+    unclean_election: bool = False  # go on without records that may have been acknowledged
     fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
-    fsync_interval_ms: int = 1000
+    fsync_interval_ms: int = 1000  # of fsync="interval"
     tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a deletion visible
 
     @classmethod

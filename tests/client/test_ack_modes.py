@@ -1,0 +1,174 @@
+"""What an answer is worth by ack mode, and what it is not: the table in docs/guarantees.md.
+
+Three replicas in the simulator. A record is sent when all is well, then something happens to those
+that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq.errors import DeliveryTimeout
+from pymq.testing import Cluster
+
+BROKERS = ("broker-0", "broker-1", "broker-2")
+Make = Callable[..., "World"]
+
+
+class World:
+    """A topic whose first record is on all replicas, synced."""
+
+    def __init__(self, acks: str, seed: int = 5, **config: Any) -> None:
+        self.cluster = Cluster(brokers=3, seed=seed).start()
+        self.mq = self.cluster.client()
+        self.mq.create_topic("t", replicas=3, acks=acks, **config)
+        self.producer = self.mq.producer(delivery_timeout_s=3)
+        self.send(b"first")
+        self.cluster.run(seconds=3)
+
+    @property
+    def leader(self) -> str:
+        found = self.mq.describe_topic("t").partitions[0].leader
+        assert found is not None
+        return found
+
+    @property
+    def others(self) -> set[str]:
+        return set(BROKERS) - {self.leader}
+
+    def send(self, value: bytes) -> int:
+        return self.producer.send("t", value).result().offset
+
+    def values(self) -> list[bytes]:
+        with self.mq.consumer("t", mode="psb") as consumer:
+            return [record.value for record in consumer.until_end()]
+
+
+@pytest.fixture
+def world() -> Iterator[Make]:
+    """Make worlds; no rule is broken in any of them, whatever its mode does not promise."""
+    made: list[World] = []
+
+    def make(acks: str, seed: int = 5, **config: Any) -> World:
+        made.append(World(acks, seed, **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.cluster.check()
+
+
+@pytest.mark.parametrize(("acks", "kept"), [("raft", True), ("leader", False), ("none", False)])
+def test_the_leader_is_lost_before_others_have_it(world: Make, acks: str, kept: bool) -> None:
+    """It is cut off from the others, answers or does not, and dies; another one leads."""
+    here = world(acks)
+    first, others = here.leader, here.others
+    here.cluster.cut({first}, others)
+    here.send(b"second")
+    here.cluster.crash(first)
+    here.cluster.heal()
+    here.cluster.run(seconds=5)
+    assert here.leader in others
+    here.cluster.restart(first)
+    here.cluster.run(seconds=5)
+    assert here.values() == ([b"first", b"second"] if kept else [b"first"])
+
+
+@pytest.mark.parametrize(
+    ("acks", "fsync", "kept"),
+    [
+        ("raft", None, True),
+        ("leader", "always", True),
+        ("leader", "interval", False),
+        ("leader", "os", False),
+    ],
+)
+def test_all_lose_power_after_an_answer(
+    world: Make, acks: str, fsync: str | None, kept: bool
+) -> None:
+    """At once, with nothing left but what was synced; then all are back."""
+    here = world(acks, fsync=fsync)
+    here.send(b"second")
+    for broker in BROKERS:
+        here.cluster.crash(broker, "none")
+    for broker in BROKERS:
+        here.cluster.restart(broker)
+    here.cluster.run(seconds=5)
+    assert here.values() == ([b"first", b"second"] if kept else [b"first"])
+
+
+@pytest.mark.parametrize("acks", ["raft", "leader"])
+def test_the_leader_is_killed_and_starts_again(world: Make, acks: str) -> None:
+    """kill -9: what was written is there, synced or not."""
+    here = world(acks)
+    here.send(b"second")
+    leader = here.leader
+    here.cluster.crash(leader, "all")
+    here.cluster.restart(leader)
+    here.cluster.run(seconds=5)
+    assert here.values() == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("acks", ["raft", "leader"])
+def test_a_minority_loses_its_disks(world: Make, acks: str) -> None:
+    """What all in sync have got survives any one of them."""
+    here = world(acks)
+    here.send(b"second")
+    here.cluster.run(seconds=1)
+    leader = here.leader
+    here.cluster.wipe(leader)
+    here.cluster.restart(leader)
+    here.cluster.run(seconds=10)
+    assert here.values() == [b"first", b"second"]
+
+
+@pytest.mark.parametrize(("acks", "goes_on"), [("raft", False), ("leader", True), ("none", True)])
+def test_one_of_three_is_left(world: Make, acks: str, goes_on: bool) -> None:
+    """Whoever needs a majority does not answer without one."""
+    here = world(acks)
+    for broker in here.others:
+        here.cluster.crash(broker)
+    here.cluster.run(seconds=15)
+    if goes_on:
+        here.send(b"second")
+    else:
+        with pytest.raises(DeliveryTimeout):
+            here.send(b"second")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
+    """On a partition of mode ``leader`` that is Kafka's ``acks=all``: the leader may go at once."""
+    here = world("leader", seed=seed, fsync="always")
+    with here.mq.producer(acks="raft") as producer:
+        producer.send("t", b"second").result()
+        first, others = here.leader, here.others
+        here.cluster.crash(first)
+        here.cluster.run(seconds=5)
+        assert here.leader in others
+        assert here.values() == [b"first", b"second"]
+
+
+def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
+    """What would be on one replica alone is refused; who waits for the leader only is not."""
+    here = world("leader", min_in_sync=2)
+    for broker in here.others:
+        here.cluster.crash(broker)
+    here.cluster.run(seconds=15)
+    with here.mq.producer(acks="raft", delivery_timeout_s=3) as producer:
+        assert isinstance(producer.send("t", b"second").exception(), DeliveryTimeout)
+        assert here.values() == [b"first"]
+    here.send(b"third")
+    assert here.values() == [b"first", b"third"]
+
+
+def test_what_is_not_answered_has_no_offset() -> None:
+    """And what becomes of it nobody is told."""
+    with pymq.open("memory:") as mq:
+        mq.create_topic("t", acks="none")
+        with mq.producer() as producer:
+            assert producer.send("t", b"x").result().offset == -1
