@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from pymq.errors import MissingExtra
+from pymq.testing.zookeeper import find_jars
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -77,6 +80,15 @@ def _tell_planted(terminalreporter: pytest.TerminalReporter) -> None:
 def rewrite_scripts(request: pytest.FixtureRequest) -> bool:
     """Whether scripts are to be written anew and not compared."""
     return bool(request.config.getoption("--rewrite-scripts"))
+
+
+@pytest.fixture(scope="session")
+def needs_zookeeper() -> None:
+    """Skip, and say so, where a ZooKeeper cannot be started."""
+    try:
+        find_jars()
+    except MissingExtra as missing:
+        pytest.skip(f"no real ZooKeeper here: {missing}")
 
 
 @pytest.fixture(autouse=True)

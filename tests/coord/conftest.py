@@ -6,20 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pymq.errors import MissingExtra
-from pymq.testing.zookeeper import ZooKeeper, find_jars
+from pymq.testing.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.fixture(scope="session")
-def needs_zookeeper() -> None:
-    """Skip, and say so, where a ZooKeeper cannot be started."""
-    try:
-        find_jars()
-    except MissingExtra as missing:
-        pytest.skip(f"no real ZooKeeper here: {missing}")
 
 
 @pytest.fixture(scope="session")

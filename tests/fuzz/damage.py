@@ -116,9 +116,9 @@ def _distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
             case 1:
                 items.insert(at, _strange(rng, items[at], others))
             case 2:
-                # Not very many of what has many in it: it is not the damage that is to take memory.
-                many = 2 if any(type(part) is list for part in items) else 40
-                items[at:] = items[at:] * rng.choice((2, many))
+                # It is not the damage that is to take memory.
+                many = len(items) > 40 or any(type(part) is list for part in items)
+                items[at:] = items[at:] * rng.choice((2, 2 if many else 40))
             case 3:
                 to = rng.randrange(len(items))
                 items[at], items[to] = items[to], items[at]
