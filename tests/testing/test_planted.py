@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
 SOAK = 400
 BY_TEST = [name for name in BUGS if BUGS[name].test]
-OPEN = ["sealed-unfenced"]  # its test found it until the times of messages changed
 FOUND = [name for name in BUGS if BUGS[name].hunts]
 SOON = [name for name in FOUND if not BUGS[name].is_slow]
 
@@ -46,15 +45,7 @@ def test_a_planted_bug_is_found(name: str, record_property: Property) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="its moment is missed"))
-        if name in OPEN
-        else name
-        for name in BY_TEST
-    ],
-)
+@pytest.mark.parametrize("name", BY_TEST)
 def test_an_ordinary_test_finds_it(name: str, record_property: Property) -> None:
     """What no run comes by in a reasonable time, a test that makes it happen finds at once."""
     bug = BUGS[name]
@@ -79,7 +70,6 @@ def test_most_are_found_soon() -> None:
     assert len(SOON) >= 0.9 * len(FOUND)
     assert len(AREAS) == 5
     assert len(BY_TEST) + len(FOUND) == len(BUGS)
-    assert len(OPEN) <= 1
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -9,6 +9,7 @@ import attrs
 from pymq.core.coordination import Conflicted, SessionExpired
 from pymq.core.intake import Intake
 from pymq.core.message import Produced
+from pymq.core.open_block import OpenBlock
 from pymq.core.partition import Partition
 from pymq.core.sealing import Sealing
 from pymq.core.types import TopicPartition
@@ -160,6 +161,14 @@ bug(
 @plant("sealed-unfenced", Sealing, "is_fenced")
 def never_fenced(is_fenced: Any, self: Sealing) -> bool:
     return False
+
+
+@plant("sealed-unfenced", OpenBlock, "acting")
+def acts_though_fenced(acting: Any, self: OpenBlock) -> Any:
+    # It looks at what the property says by itself, because it is asked all the time.
+    if self.log is None or self.log.is_recovering or self._is_broken:
+        return None
+    return self.replicator
 
 
 @plant("sealed-unfenced", Sealing, "must_write")
