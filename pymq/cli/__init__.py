@@ -2,7 +2,8 @@
 
 A subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds its own; and
 ``run(args, show)``, which does it and returns the exit code. What it does not catch is told in one
-line by :func:`main`.
+line by :func:`main`, with what to do next below it. A command with commands of its own adds each
+with :func:`pymq.cli.words.word`.
 
 Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was interrupted.
 """
@@ -10,6 +11,7 @@ Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was inter
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,10 +19,25 @@ from importlib import import_module
 from typing import Protocol, cast
 
 import pymq
+from pymq.cli.hints import hints
 from pymq.cli.show import FAILED, INTERRUPTED, USAGE, Show
+from pymq.cli.words import common
 from pymq.errors import ConfigError, InvalidName, PymqError
 
-COMMANDS = ("demo", "keys", "verify")
+COMMANDS = (
+    "topic",
+    "produce",
+    "consume",
+    "group",
+    "cluster",
+    "explain",
+    "doctor",
+    "bench",
+    "verify",
+    "keys",
+    "demo",
+    "completion",
+)
 
 
 class Command(Protocol):
@@ -54,24 +71,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PymqError, OSError) as error:
         if args.debug:
             raise
-        code_name = error.code if isinstance(error, PymqError) else "OS_ERROR"
-        show.error(f"{error} ({code_name})")
+        _tell(error, show)
         return USAGE if isinstance(error, (ConfigError, InvalidName)) else FAILED
+
+
+def _tell(error: PymqError | OSError, show: Show) -> None:
+    code = error.code if isinstance(error, PymqError) else "OS_ERROR"
+    if show.is_json:
+        is_retriable = isinstance(error, PymqError) and error.retriable
+        found = {"code": code, "message": str(error), "retriable": is_retriable}
+        print(json.dumps({"error": {**found, "hints": hints(error)}}), file=sys.stderr)
+    else:
+        show.error(f"{error} ({code})", hints(error))
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print JSON, for programs")
-    common.add_argument("--debug", action="store_true", help="show where an error comes from")
-    top = argparse.ArgumentParser(prog="pymq", description=pymq.__doc__.splitlines()[0])
+    top = argparse.ArgumentParser(
+        prog="pymq", description=pymq.__doc__.splitlines()[0], allow_abbrev=False
+    )
     top.add_argument("--version", action="version", version=f"pymq {pymq.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         command = cast(Command, import_module(f"pymq.cli.{name}"))
         sub = commands.add_parser(
-            name, help=command.HELP, description=command.HELP, parents=[common]
+            name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
+        common(sub)
         command.arguments(sub)
         sub.set_defaults(run=command.run)
     return top

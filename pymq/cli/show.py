@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
+_BETWEEN = 2  # characters between two columns
 
 
 class Step(Protocol):
@@ -49,37 +50,73 @@ class Show:
         else:
             print(text)
 
-    def error(self, text: str) -> None:
-        """Tell in one line what went wrong, and what to do next."""
+    def error(self, text: str, hints: Sequence[str] = ()) -> None:
+        """Tell in one line what went wrong, and in more of them what to do next."""
         line = " ".join(text.split())
         print(f"error: {line}", file=sys.stderr)
+        for hint in hints:
+            print(f"  hint: {hint}", file=sys.stderr)
 
-    def table(self, columns: Row, rows: Sequence[Row], *, left: int = 1) -> None:
-        """Print a table whose first *left* columns are text and whose others are numbers."""
+    def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Print names and what they stand for, one a line."""
+        width = max(len(name) for name, _ in pairs)
+        for name, found in pairs:
+            self.say(f"{name:<{width}}  {found}")
+
+    def table(self, columns: Row, rows: Sequence[Row], *, left: int | Collection[str] = 1) -> None:
+        """Print a table; its first *left* columns, or those that it names, are text.
+
+        The others are numbers.
+        """
         if self.is_json:
             return
+        texts = set(columns[:left]) if isinstance(left, int) else set(left)
         if self._console is None or not self._console.is_terminal:
-            print(_plain(columns, rows, left))
+            print(_plain(columns, rows, texts))
             return
+        # Of a terminal that is too narrow only text suffers, and of that only its spaces: a number
+        # or a name cut short is a wrong one.
+        needs = [
+            max(_need(cell, is_text=name in texts) for cell in cells)
+            for name, *cells in zip(columns, columns, *rows, strict=True)
+        ]
+        if sum(needs) + _BETWEEN * len(columns) > self._console.width:
+            self._expanded(columns, rows)
+        else:
+            self._rich(columns, rows, texts, needs)
+
+    def _rich(
+        self, columns: Row, rows: Sequence[Row], texts: Collection[str], needs: Sequence[int]
+    ) -> None:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, name in enumerate(columns):
-            # Of a terminal that is too narrow only text suffers: a number cut short is a wrong one.
-            width = None if index < left else max(len(row[index]) for row in (columns, *rows))
-            justify: Literal["left", "right"] = "left" if index < left else "right"
-            table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, need in zip(columns, needs, strict=True):
+            justify: Literal["left", "right"] = "left" if name in texts else "right"
+            table.add_column(name, justify=justify, no_wrap=name not in texts, min_width=need)
         for row in rows:
             table.add_row(*(_escape(cell) for cell in row))
         self._console.print(table)
 
+    def _expanded(self, columns: Row, rows: Sequence[Row]) -> None:
+        """A row is a paragraph, with a line for each column."""
+        for row in rows:
+            self.say()
+            self.fields(list(zip(columns, row, strict=True)))
+
     @contextmanager
-    def progress(self, what: str, total: int, start: int = 0) -> Iterator[Step]:
-        """Show how far something is, of *total* from *start* on, and how fast it goes."""
-        if self.is_json:
+    def progress(
+        self, what: str, total: int | None, start: int = 0, *, is_told: bool = True
+    ) -> Iterator[Step]:
+        """Show how far something is, of *total* from *start* on, and how fast it goes.
+
+        Where no bar can be drawn, a line says so in the end if it *is_told*.
+        """
+        is_terminal = self._console is not None and self._console.is_terminal
+        if self.is_json or not (is_terminal or is_told):
             yield _Silent()
-        elif self._console is None or not self._console.is_terminal:
+        elif not is_terminal:
             line = _Line(what, total, start)
             try:
                 yield line
@@ -99,7 +136,7 @@ class _Silent:
 class _Line:
     """One line once it is over: for files, and terminals without rich."""
 
-    def __init__(self, what: str, total: int, start: int) -> None:
+    def __init__(self, what: str, total: int | None, start: int) -> None:
         self._what = what
         self._total = total
         self._done = start
@@ -109,7 +146,8 @@ class _Line:
         self._done = done
 
     def close(self) -> None:
-        print(f"{self._what}: {self._done:,} of {self._total:,} {self._rate.text(self._done)}")
+        total = "" if self._total is None else f" of {self._total:,}"
+        print(f"{self._what}: {self._done:,}{total} {self._rate.text(self._done)}")
 
 
 class _Bar:
@@ -155,13 +193,19 @@ def _escape(cell: str) -> str:
     return cell.replace("[", r"\[")
 
 
-def _plain(columns: Row, rows: Sequence[Row], left: int) -> str:
+def _need(cell: str, *, is_text: bool) -> int:
+    """How wide a column must be for a cell."""
+    return max(map(len, cell.split()), default=0) if is_text else len(cell)
+
+
+def _plain(columns: Row, rows: Sequence[Row], texts: Collection[str]) -> str:
+    rows = [[cell.replace(", ", ",") for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
 
     def line(cells: Row) -> str:
         padded = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            cell.ljust(width) if name in texts else cell.rjust(width)
+            for name, cell, width in zip(columns, cells, widths, strict=True)
         ]
         return "  ".join(padded).rstrip()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from pymq.client.client import Client
+from pymq.core.values import value
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.deployed.directory import Directory
 from pymq.embedded import keep
@@ -15,8 +17,55 @@ from pymq.node.loop import Loop
 from pymq.node.netdriver import NetDriver
 from pymq.transport.base import Transport
 
+if TYPE_CHECKING:
+    from pymq.transport.zeromq import ZmqTransport
+
 SCHEME = "zmq+"
 OPTIONS = ("curve_dir", "principal")  # of a URL
+
+
+@value
+class Where:
+    """A cluster, as a URL names it: its zkservers, and the keys to talk with them."""
+
+    controllers: tuple[str, ...]  # endpoints
+    curve_dir: str | None = None
+    principal: str | None = None
+
+
+def parse_url(
+    url: str,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> Where:
+    """Understand ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``; arguments win over the URL.
+
+    Raises:
+        ConfigError: it is no such URL.
+    """
+    if not url.startswith(SCHEME):
+        raise ConfigError(f"{url!r} is no URL of a cluster; zmq+tcp://HOST:PORT is one")
+    where, options = _options(url.removeprefix(SCHEME))
+    controllers = tuple(endpoints(where))
+    folder = curve_dir or options.get("curve_dir")
+    principal = principal or options.get("principal")
+    if folder is None and principal is not None:
+        raise ConfigError("a principal needs keys: give curve_dir, too")
+    return Where(controllers, None if folder is None else os.fspath(folder), principal)
+
+
+def open_transport(where: Where) -> ZmqTransport:
+    """A transport for a client of a cluster.
+
+    Raises:
+        ConfigError: there is no such key.
+        MissingExtra: pyzmq is not installed.
+    """
+    from pymq.transport.curve import KeyRing  # only now: they load zmq
+    from pymq.transport.zeromq import ZmqTransport
+
+    keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
+    return ZmqTransport(f"client-{os.urandom(8).hex()}", keys=keys)
 
 
 def open_cluster(
@@ -36,20 +85,10 @@ def open_cluster(
         ConfigError: the URL is not one, or there is no such key.
         MissingExtra: pyzmq is not installed.
     """
-    from pymq.transport.curve import KeyRing  # only now: they load zmq
-    from pymq.transport.zeromq import ZmqTransport
-
-    where, options = _options(url.removeprefix(SCHEME))
-    controllers = endpoints(where)
-    curve_dir = curve_dir or options.get("curve_dir")
-    principal = principal or options.get("principal")
-    if curve_dir is None and principal is not None:
-        raise ConfigError("a principal needs keys: give curve_dir, too")
-    keys = None if curve_dir is None else KeyRing(curve_dir, principal)
-    node = f"client-{os.urandom(8).hex()}"
-    transport = ZmqTransport(node, keys=keys)
+    where = parse_url(url, curve_dir, principal)
+    transport = open_transport(where)
     try:
-        return connect(node, transport, controllers)
+        return connect(transport.node, transport, where.controllers)
     except BaseException:
         transport.close()
         raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +88,80 @@ def test_it_looks_alike_without_rich(
         "long [name]  1,000",
     ]
     assert lines[5].startswith("work: 10 of 10 in ")
+
+
+class Screen(io.StringIO):
+    """A terminal that rich draws on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_a_narrow_terminal_shows_everything(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is wrapped, and where that does not do, a row becomes a paragraph; nothing is cut."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")  # of a dumb one rich takes the width for granted
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    show = Show(is_json=False)
+    columns = ("partition", "replicas", "end", "committed", "size")
+    names = "broker-0, broker-1, broker-2"
+    show.table(columns, [("0", names, "1,234,567,890", "1", "9")], left=2)
+    found = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    for text in (*columns, *names.split(", "), "1,234,567,890"):
+        assert text in found
+    assert max(map(len, found.splitlines())) <= max(width, 40)
+    is_paragraph = any(line.split() == ["committed", "1"] for line in found.splitlines())
+    assert is_paragraph == (width == 30)
+
+
+@pytest.mark.parametrize("argv", [["--url", "first", "topic"], ["topic", "list", "--ur", "x"]])
+def test_options_stand_where_they_belong_and_in_full(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert "usage: pymq" in capsys.readouterr().err
+
+
+def test_the_url_is_given_or_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYMQ_URL", raising=False)
+    assert main(["topic", "list"]) == 2
+    assert "Give --url or set PYMQ_URL" in capsys.readouterr().err
+    for name in ("one", "two"):
+        assert main(["topic", "create", name, "--url", str(tmp_path / name)]) == 0
+    monkeypatch.setenv("PYMQ_URL", str(tmp_path / "one"))
+    capsys.readouterr()
+    two = str(tmp_path / "two")
+    for argv, expected in (
+        (["topic", "list", "--names"], "one"),
+        (["topic", "list", "--names", "--url", f"file://{two}"], "two"),
+        (["topic", "--url", two, "list", "--names"], "two"),
+        (["topic", "--url", "nowhere", "list", "--names", "--url", two], "two"),
+    ):
+        assert main(argv) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_errors_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list", "--json", "--url", str(tmp_path / "none")]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error = json.loads(shown.err)["error"]
+    assert error.keys() == {"code", "message", "retriable", "hints"}
+    assert error["code"] == "STORE_ERROR"
+
+
+def test_every_command_tells_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, words in {
+        "topic": ["create", "list", "describe", "alter", "delete", "set-state"],
+        "group": ["list", "describe", "reset"],
+        "cluster": ["status", "reassign", "decommission", "recommission", "recover"],
+    }.items():
+        assert main([command, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in words)
+        assert main([command]) == 2
+        capsys.readouterr()

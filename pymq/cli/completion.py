@@ -1,0 +1,37 @@
+"""``pymq completion``: a script that teaches a shell to complete what is typed."""
+
+from __future__ import annotations
+
+import argparse
+
+from pymq.cli.show import OK, Show
+from pymq.errors import MissingExtra
+
+HELP = "print a script that makes bash, zsh or fish complete commands and options"
+SHELLS = ("bash", "zsh", "fish")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.epilog = (
+        'bash: eval "$(pymq completion bash)" in ~/.bashrc; zsh: pymq completion zsh > a file '
+        "_pymq in a folder of $fpath; fish: pymq completion fish > "
+        "~/.config/fish/completions/pymq.fish"
+    )
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def run(args: argparse.Namespace, show: Show) -> int:
+    """Print the script."""
+    try:
+        import shtab
+    except ImportError:
+        raise MissingExtra("completion needs shtab: pip install 'pymq-log[cli]'") from None
+    from pymq.cli import parser
+
+    script: str = shtab.complete(parser(), args.shell)
+    if show.is_json:
+        show.result({"shell": args.shell, "script": script})
+    else:
+        print(script)
+    return OK

@@ -1,0 +1,60 @@
+"""Ctrl-C that ends a command where it can end, and not in the middle of a write."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupt:
+    """While it is entered, SIGINT and SIGTERM only note that an end is asked for.
+
+    A second one is a ``KeyboardInterrupt`` wherever the program is, for those who do not want to
+    wait. Outside of the main thread, which hears no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._may_raise = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked or self._may_raise:
+            self.is_asked = True
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+    @contextmanager
+    def breakable(self) -> Iterator[None]:
+        """Wait for something outside, which an interrupt may break off at once.
+
+        Raises:
+            KeyboardInterrupt: it did.
+        """
+        self._may_raise = True
+        try:
+            if self.is_asked:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_raise = False

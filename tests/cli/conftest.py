@@ -1,0 +1,117 @@
+"""The command line against a folder, and against a little cluster over ZeroMQ."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import pymq
+from pymq.cli import main
+
+BROKERS = ("broker-0", "broker-1", "broker-2")
+_numbers = itertools.count(1)
+
+
+class Told(NamedTuple):
+    """What a command has said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of its output, by words."""
+        return [line.split() for line in self.out.splitlines()]
+
+
+class Queue:
+    """A queue, and the command line for it."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self._capsys = capsys
+
+    def run(self, *argv: object) -> Told:
+        """Run a command that ends well."""
+        told = self.call(*argv)
+        assert told.code == 0, told
+        return told
+
+    def call(self, *argv: object) -> Told:
+        """Run a command, whatever comes of it."""
+        self._capsys.readouterr()
+        code = main([*map(str, argv), "--url", self.url])
+        return Told(code, *self._capsys.readouterr())
+
+    def json(self, *argv: object, code: int = 0) -> Any:
+        """Run a command as a program would."""
+        told = self.call(*argv, "--json")
+        assert told.code == code, told
+        return json.loads(told.out)
+
+    def fails(self, *argv: object) -> dict[str, Any]:
+        """Run a command that fails, both ways; what it says to programs."""
+        told = self.call(*argv)
+        as_json = self.call(*argv, "--json")
+        assert told.code == as_json.code != 0
+        error: dict[str, Any] = json.loads(as_json.err)["error"]
+        first, *hints = told.err.splitlines()
+        assert first == f"error: {' '.join(error['message'].split())} ({error['code']})"
+        assert [line.removeprefix("  hint: ") for line in hints] == error["hints"]
+        return error
+
+    def open(self) -> pymq.Client:
+        """A client; of a folder there may be one at a time, and no command beside it."""
+        return pymq.open(self.url)
+
+    def put(self, topic: str, values: Sequence[object], partition: str = "0") -> None:
+        """Send values."""
+        with self.open() as mq, mq.producer() as producer:
+            rows = [str(item).encode() for item in values]
+            producer.send_many(topic, rows, partition=partition).wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The URL of a cluster of one zkserver and three brokers."""
+    with pymq.ZkServer(offsets_partitions=1, session_ms=1_500).start() as zkserver:
+        brokers = [pymq.Broker(name, zkservers=[zkserver.endpoint]) for name in BROKERS]
+        try:
+            for broker in brokers:
+                broker.start()
+            yield f"zmq+{zkserver.endpoint}"
+        finally:
+            for broker in brokers:
+                broker.close()
+
+
+@pytest.fixture(params=["folder", "zmq"])
+def queue(
+    request: pytest.FixtureRequest,
+    cluster: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Queue:
+    """A queue of either kind."""
+    if request.param == "zmq":
+        return Queue(cluster, capsys)
+    pymq.open(tmp_path / "data").close()
+    return Queue(str(tmp_path / "data"), capsys)
+
+
+@pytest.fixture
+def remote(cluster: str, capsys: pytest.CaptureFixture[str]) -> Queue:
+    """A cluster, for what a folder cannot do."""
+    return Queue(cluster, capsys)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"t{next(_numbers)}"
