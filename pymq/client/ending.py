@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pymq.core.message import GroupState
 from pymq.core.record import Record
 from pymq.errors import FencedMember, RequestTimeout
 
@@ -46,6 +47,8 @@ class Ending:
         except FencedMember:
             return False  # What was acknowledged in vain is delivered again.
         state = consumer._group_state()
+        if not self._is_told(state):
+            return False  # What others had may be ours by now.
         found = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
@@ -54,6 +57,13 @@ class Ending:
         )
         # What was delivered may have been so to us, while we asked.
         return is_delivered and not intake.chunks
+
+    def _is_told(self, state: GroupState) -> bool:
+        """Whether the consumer knows what its group has assigned to it."""
+        worker = self._consumer._worker
+        assert worker is not None
+        own = [m.partitions for m in state.members if m.member == worker.membership.name]
+        return [set(partitions) for partitions in own] == [set(worker.assigned)]
 
     def stall(self) -> None:
         """Nothing has come for a while.

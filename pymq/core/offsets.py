@@ -105,7 +105,8 @@ class Offsets:
         """Read on from *offset*, here or from another broker that holds what is missing here."""
         self._requests += 1
         self._asked, self._at, self._holder = self._requests, offset, holder
-        wait = RETRY_MS if holder is None else 0  # for the high watermark
+        # For the high watermark; where the log is empty, all of it has been read.
+        wait = RETRY_MS if holder is None and self._target else 0
         fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, wait)
         if holder is not None:
             self.retry_at = now + ASK_MS

@@ -389,11 +389,12 @@ class Controller:
     def _metadata(self, source: str, m: GetMetadata, now: int) -> None:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in self.image.topics:
             # The internal topic is made when the first group needs it, as in Kafka.
-            if not self._members.is_settled or not usable(self.image, self._members.live):
+            c, count = self._config, len(usable(self.image, self._members.live))
+            # Enough will do; for fewer, all are given the time to register first.
+            if count < (1 if self._members.is_settled else c.offsets_replicas):
                 wait = NoBrokers("the brokers that groups are kept on are not there yet")
                 self._out.send(source, Answer(m.id, error=wait))
                 return
-            c = self._config
             make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas)
             self._admin.create_topic("", make, now, fewer=True)
         self._read(source, m.id, lambda image: lookup.metadata(image, m.topic, self._members.live))

@@ -222,6 +222,41 @@ def test_all_brokers_are_restarted_one_by_one() -> None:
         second.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int) -> None:
+    """Also if we have not heard yet that its partitions are ours."""
+    with Cluster(brokers=1, seed=seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=4)
+        put(mq, *range(40))
+        with mq.consumer("t", group="g") as stays:
+            leaves = other.consumer("t", group="g")
+            while len(stays.assignment()) != 2:
+                cluster.run(0.1)
+            rest = list(leaves.until_end())
+            done = list(stays.until_end())
+            stays.ack(done)
+            assert sorted(values(done + rest)) == list(range(40))
+            leaves.close()
+            assert sorted(values(list(stays.until_end()))) == sorted(values(rest))
+
+
+@pytest.mark.parametrize(("brokers", "after_s"), [(3, 0), (3, 10), (1, 10)])
+def test_the_first_group_of_a_cluster_waits_for_nothing(brokers: int, after_s: int) -> None:
+    """The topic for offsets is made as soon as there are enough brokers for it; it is empty."""
+    with Cluster(brokers=brokers, zkservers=2, seed=1) as cluster:
+        cluster.run(after_s)
+        mq = cluster.client()
+        mq.create_topic("t", replicas=brokers, acks="raft")
+        put(mq, 1)
+        since = cluster.now
+        with mq.consumer("t", group="g") as consumer:
+            assert values(consumer.poll(timeout=5.0)) == [1]
+        assert cluster.now - since < 0.1
+        offsets = mq.describe_topic(OFFSETS).partitions
+        assert {len(found.replicas) for found in offsets} == {brokers}
+
+
 def test_until_end_goes_on_over_a_move() -> None:
     with Cluster(brokers=3, seed=31) as cluster:
         mq = cluster.client()
