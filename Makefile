@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
 
-.PHONY: demo test soak bench docs lint spark venv lock clean
+.PHONY: demo test soak bench figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -38,6 +38,9 @@ bench: .venv/made-bench-$(KEY)
 
 # What examples/spark_pipeline.py needs, which asks for it by itself; Java 17 is yours to install.
 spark: .venv/made-spark-$(KEY)
+
+figures: .venv/made-bench-$(KEY)  # what `make bench` has measured becomes what README and documentation show
+	$(BIN)/python -m benchmarks.publish
 
 docs: .venv/made-docs-$(KEY)
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build

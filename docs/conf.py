@@ -10,7 +10,7 @@ project = "pymq"
 author = "The pymq authors"
 copyright = "The pymq authors"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference", "figures"]
 exclude_patterns = ["_build", "_ext", "Thumbs.db"]
 nitpicky = True  # a name in a docstring that leads nowhere is an error, as a broken link is
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import markdown, publish
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Job, Needs, Part, Side
 from benchmarks.parts import all_parts, chosen
-from benchmarks.report import rows, summary
+from benchmarks.report import as_json, rows, summary
 from benchmarks.runner import PartResult, SideResult, missing
 
 
@@ -84,3 +85,28 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
     for file in files[1:]:
         assert file.read_bytes().startswith(b"\x89PNG")
     assert sorted(tmp_path.iterdir()) == files
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    """Its table is made from the JSON beside it, and from nothing else."""
+    found = markdown.load(publish.FIGURES / "bench.json")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert publish.with_figures(readme, found) == readme
+    assert publish.section(found) in readme
+    assert "folder" not in found["machine"]
+
+
+def test_markdown_of_a_run() -> None:
+    """A goal with a peer is a line; what is missing is named, and a missed goal is said to be."""
+    goal = Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0)
+    result = result_of(part_of(goal), a=[100, 100], pymq=[110, 130])
+    result.sides["b"].missing = "a_module"
+    machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
+    machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}
+    machine |= {"scale": "default", "load": 0.5, "load_after": 3.0, "packages": {"x": "1"}}
+    found = as_json([result], machine)
+    told = "| a part | 120 records/s (`pymq`) | 100 records/s (a) | **1.200x** | >= 2x, missed |"
+    assert markdown.headlines(found).splitlines()[-1] == told
+    assert "| b |  |  | - | missing: a_module |" in markdown.parts(found)
+    assert "| **pymq** |  | put | 120 records/s | 110 .. 130 |" in markdown.parts(found)
+    assert "only the ratios" in markdown.about(found)

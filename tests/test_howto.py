@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+import pymq
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,3 +98,44 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "/etc/pymq/keys" in done.stderr
+
+
+def test_settings_of_kafka_and_ours() -> None:
+    """What the page says that a setting is called here is one of ours, with that default."""
+    page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
+    known: dict[str, dict[str, object]] = {
+        "producer": defaults(pymq.Client.producer),
+        "consumer": defaults(pymq.Client.consumer),
+        "topic": {field.name: field.default for field in attrs.fields(pymq.TopicConfig)},
+    }
+    for kind, ours in known.items():
+        (section,) = re.findall(rf"(?ms)^## Settings of a {kind}\n(.*?)^## ", page)
+        rows = [row.split("|")[3:5] for row in section.splitlines() if row.startswith("| ")]
+        told = {name: default for row in rows for name, default in pairs(*row)}
+        assert len(told) >= 7
+        assert set(told) <= set(ours)
+        for name, default in told.items():
+            if re.match(r'None$|True$|False$|["\d]', default):
+                assert said(default) == ours[name], name
+
+
+def defaults(function: Callable[..., object]) -> dict[str, object]:
+    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
+
+
+METHODS = {"poll", "next_sequence"}  # which the page names beside settings
+
+
+def pairs(names: str, values: str) -> list[tuple[str, str]]:
+    """The names in a cell, each with its default in the next one, if it is told there."""
+    found = [name for name in re.findall(r"`(\w+)`", names) if name not in METHODS]
+    told = [value.strip(" `") for value in values.split(", ")]
+    if len(found) != len(told):
+        told = ["-"] * len(found)
+    return list(zip(found, told, strict=True))
+
+
+def said(default: str) -> object:
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "days": 86_400_000, "day": 86_400_000}
+    number, _, unit = default.partition(" ")
+    return int(number) * units[unit] if unit else ast.literal_eval(default)

@@ -102,6 +102,23 @@ def test_all_lose_power_after_an_answer(
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
+def test_all_lose_power_and_the_leader_is_late(world: Make, acks: str) -> None:
+    """Everything was synced where it was; the others come back first and one of them leads."""
+    here = world(acks, fsync="always")
+    first, others = here.leader, here.others
+    with here.mq.producer(acks="raft") as producer:
+        producer.send("t", b"second").result()
+        for broker in BROKERS:
+            here.cluster.crash(broker, "none")
+        for broker in sorted(others):
+            here.cluster.restart(broker)
+        here.cluster.run(seconds=5)
+        here.cluster.restart(first)
+        here.cluster.run(seconds=5)
+        assert here.values() == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_the_leader_is_killed_and_starts_again(world: Make, acks: str) -> None:
     """kill -9: what was written is there, synced or not."""
     here = world(acks)

@@ -1,0 +1,136 @@
+"""What was measured, as Markdown for README and documentation, made from the JSON of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import compact, figure, share, split
+
+Found = dict[str, Any]  # as ``benchmarks.report.as_json`` makes it
+
+
+def load(file: Path) -> Found:
+    """Read what a run has written."""
+    found: Found = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a bar in a cell is none of it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def about(found: Found) -> str:
+    """On what, when and how: a figure without these says nothing."""
+    machine = found["machine"]
+    scale = {"quick": "a quarter of the records, ", "tiny": "hardly any records, "}
+    is_busy = max(machine["load"], machine["load_after"]) > machine["cores"]
+    busy = (
+        " The machine was busy with other work: only the ratios say something." if is_busy else ""
+    )
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, {machine['file_system']}; Python {machine['python']}, "
+        f"SQLite {machine['sqlite']}, pymq {machine['pymq']}; {machine['date'][:10]}. "
+        f"Medians of {machine['runs']} runs in turn, {scale.get(machine['scale'], '')}"
+        f"load {machine['load']} before and {machine['load_after']} after.{busy}"
+    )
+
+
+def versions(found: Found) -> str:
+    """Of all that was measured beside each other."""
+    packages = found["machine"]["packages"]
+    return ", ".join(f"{name} {version}" for name, version in packages.items())
+
+
+def headlines(found: Found, *, one_a_part: bool = False) -> str:
+    """A line for each goal that asks for something of a peer: ours, the best of theirs, the ratio.
+
+    With *one_a_part* only the first of each part.
+    """
+    rows = []
+    for part in found["parts"]:
+        goals = [
+            goal
+            for goal in part["goals"]
+            if goal["peer"] and goal["reached"] is not None and _bound(goal)
+        ]
+        rows += [_headline(part, goal) for goal in goals[: 1 if one_a_part else None]]
+    return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
+
+
+def _headline(part: Found, goal: Found) -> tuple[str, ...]:
+    side = goal["side"].removeprefix("pymq").strip() or "pymq"
+    return (
+        part["title"],
+        f"{_value(part, goal['side'], goal['measure'])} (`{side}`)",
+        f"{_value(part, goal['peer'], goal['measure'])} ({goal['peer']})",
+        f"**{share(goal['reached'])}x**",
+        _bound(goal),
+    )
+
+
+def _value(part: Found, side: str, measure: str) -> str:
+    (found,) = [each for each in part["sides"] if each["name"] == side]
+    # A peer's figure may be of another measure than ours, as the best of several.
+    name = measure if measure in found["median"] else next(iter(found["median"]))
+    return f"{figure(found['median'][name])} {found['units'][name]}"
+
+
+def _bound(goal: Found) -> str:
+    if goal["at_least"] is not None:
+        text = f">= {goal['at_least']:g}x"
+    elif goal["at_most"] is not None:
+        text = f"<= {goal['at_most']:g}x"
+    else:
+        return ""
+    return text if goal["met"] else f"{text}, missed"
+
+
+def part_table(part: Found) -> str:
+    """All sides of a part, each with what matters for fairness, and the lowest and highest run."""
+    rows: list[tuple[str, ...]] = []
+    for side in part["sides"]:
+        name = f"**{side['name']}**" if side["name"].startswith("pymq") else side["name"]
+        if problem := _problem(side):
+            rows.append((name, side["setting"], "", "-", problem))
+        for measure, median in side["median"].items():
+            runs = [run[measure] for run in side["runs"] if measure in run]
+            spread = f"{figure(min(runs))} .. {figure(max(runs))}"
+            unit = side["units"][measure]
+            rows.append((name, side["setting"], measure, f"{figure(median)} {unit}", spread))
+    return table(("", "setting", "", "median", "lowest to highest"), rows)
+
+
+def curve_table(part: Found) -> str:
+    """A part that grows along an axis: a row a side and measure, a column a step of the axis."""
+    steps = sorted({split(m)[1] for side in part["sides"] for m in side["median"]})
+    rows: list[tuple[str, ...]] = []
+    for side in part["sides"]:
+        if problem := _problem(side):
+            rows.append((side["name"], problem, *[""] * len(steps)))
+        for what in dict.fromkeys(split(m)[0] for m in side["median"]):
+            cells = [side["median"].get(f"{what} {step}") for step in steps]
+            unit = next(unit for m, unit in side["units"].items() if split(m)[0] == what)
+            told = ("" if cell is None else figure(cell) for cell in cells)
+            rows.append((side["name"], f"{what}, {unit}", *told))
+    return table(("", "", *map(compact, steps)), rows)
+
+
+def _problem(side: Found) -> str:
+    return side["error"] or (f"missing: {side['missing']}" if side["missing"] else "")
+
+
+def parts(found: Found) -> str:
+    """Every part with its table."""
+    texts = []
+    for part in found["parts"]:
+        told = curve_table(part) if part["axis"] else part_table(part)
+        texts.append(f"### {part['name']}: {part['title']}\n\n{told}")
+    return "\n\n".join(texts)
