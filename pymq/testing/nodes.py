@@ -145,6 +145,10 @@ class BrokerHost(Host):
         self.broker = Broker(config, replicator, assignor, rng, found, unsealed, self.clock())
         self.loop.add_broker(self.name, self.broker, self.store)
 
+    def hosts(self, key: tuple[str, int]) -> bool:
+        """Whether it has a partition, by topic id and index, and knows where its log ends."""
+        return any(look.block[:2] == key for look in self.looks.values())
+
     def die(self) -> None:
         """Die, and forget everything but the disk."""
         super().die()

@@ -334,14 +334,10 @@ class Run:
             if number is None:
                 continue
             for log in self.watch.ledger.replicas(BlockId(*key, number)):
-                if log.chain_at(history.end()) is None and self._hosts(log.node, key):
+                host = self.cluster.brokers[log.node]
+                if log.chain_at(history.end()) is None and host.hosts(key):
                     return False
         return True
-
-    def _hosts(self, node: str, key: tuple[str, int]) -> bool:
-        host = self.cluster.brokers[node]
-        name = self.watch.names[key]
-        return any(tuple(seen) == name for seen in host.looks)
 
     # --- at last --------------------------------------------------------------------------------
 

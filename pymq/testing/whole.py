@@ -55,12 +55,8 @@ def _behind(cluster: Cluster, watch: Watch) -> Iterator[str]:
         if number is None:
             continue
         for log in watch.ledger.replicas(BlockId(*key, number)):
-            if log.chain_at(history.end()) is None and _hosts(cluster, watch, log.node, key):
+            if log.chain_at(history.end()) is None and cluster.brokers[log.node].hosts(key):
                 yield f"{log.node} has {key} up to {log.end} of {history.end()}"
-
-
-def _hosts(cluster: Cluster, watch: Watch, node: str, key: tuple[str, int]) -> bool:
-    return any(tuple(seen) == watch.names[key] for seen in cluster.brokers[node].looks)
 
 
 def _verify(cluster: Cluster, name: str) -> None:
