@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 from pymq.core.marks import mark
 from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Stopped, StopReplica
+from pymq.core.metadata import PartitionState
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, StaleEpoch, UnknownPartition
@@ -20,6 +21,7 @@ from pymq.node.commits import Commits, Send
 NEVER = 1 << 62
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
+BYTES_MAX = 4 << 20  # of states in a message, about; a packet's header may have four times as much
 LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
 
 Stop = str | TopicPartition  # a whole topic, by its id, or a partition
@@ -53,6 +55,7 @@ class Notices:
 
     def __init__(self, me: str, commits: Commits, send: Send) -> None:
         self.me = me
+        self.bytes_max = BYTES_MAX
         self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # who has confirmed
         self._commits = commits
         self._send = send
@@ -144,22 +147,35 @@ class Notices:
     def _send_states(
         self, broker: str, box: Mailbox, names: list[TopicPartition], *, full: bool = False
     ) -> int:
-        """Send the states of *names* as they are now; what is gone by now is owed no more."""
-        image, key = self._commits.image, self.next_id()
-        states = []
+        """Send the states of *names* as they are now; what is gone by now is owed no more.
+
+        What is too much for one message is sent in several, the last of which counts as *full*.
+        """
+        image, key, size = self._commits.image, self.next_id(), 0
+        states: list[PartitionState] = []
         for name in names:
             found = image.find(name)
             if found is None or broker not in found.hosts:
                 mark("notices.gone_meanwhile")
                 box.owed.pop(name, None)
                 continue
+            state = image.topics[name.topic].state(name.partition)
+            if states and size + _size(state) > self.bytes_max:
+                self._send_part(broker, box, key, states, full=False)
+                key, states, size = self.next_id(), [], 0
             box.owed[name] = key
-            states.append(image.topics[name.topic].state(name.partition))
+            states.append(state)
+            size += _size(state)
         if states or full:
-            epoch = image.controller_epoch
-            message = LeaderAndIsr(key, self.me, epoch, tuple(states), full, box.incarnation)
-            self._send(broker, message)
+            self._send_part(broker, box, key, states, full=full)
         return key
+
+    def _send_part(
+        self, broker: str, box: Mailbox, key: int, states: list[PartitionState], *, full: bool
+    ) -> None:
+        epoch = self._commits.image.controller_epoch
+        message = LeaderAndIsr(key, self.me, epoch, tuple(states), full, box.incarnation)
+        self._send(broker, message)
 
     def _stop(self, broker: str, box: Mailbox, what: Stop) -> None:
         image, key = self._commits.image, self.next_id()
@@ -261,3 +277,11 @@ class Notices:
 def _is_final(error: PymqError | None) -> bool:
     """Whether telling a broker again would change nothing: it has done it, or knows better."""
     return error is None or isinstance(error, (StaleEpoch, UnknownPartition))
+
+
+def _size(state: PartitionState) -> int:
+    """How many bytes of a message a state takes, at least about."""
+    return 500 + sum(
+        100 + 60 * len(block.replicas) + 12 * len(block.epochs) + len(block.past)
+        for block in state.blocks
+    )

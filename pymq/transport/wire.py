@@ -160,12 +160,13 @@ Item = tuple[str, str, "Message | Link"]  # (to, from, what), without nodes
 class Packet:
     """A packet that is being put together."""
 
-    __slots__ = ("frames", "rows", "size")
+    __slots__ = ("_is_last", "frames", "rows", "size")
 
     def __init__(self) -> None:
         self.rows: list[Any] = [VERSION]
         self.frames: Frames = []
         self.size = 0  # bytes of payload frames
+        self._is_last = False  # what was put in may be so large that nothing should follow
 
     def add(self, to: str, source: str, message: Message | Link) -> None:
         """Put a message in.
@@ -184,12 +185,16 @@ class Packet:
             self.size += len(frame)
         row[:0] = (number, to, source)
         self.rows.append(row)
+        self._is_last = number in _ALONE
 
     @property
     def is_full(self) -> bool:
         """Whether what comes next should have a packet of its own."""
         return (
-            self.size >= PACKET_BYTES or len(self.rows) > MESSAGES or len(self.frames) >= FRAMES_MAX
+            self.size >= PACKET_BYTES
+            or len(self.rows) > MESSAGES
+            or len(self.frames) >= FRAMES_MAX
+            or self._is_last
         )
 
     def seal(self) -> list[Buffer]:
@@ -256,6 +261,7 @@ def decode(
     return items
 
 
+_ALONE = frozenset(number for number, cls in NUMBERS.items() if cls is msg.LeaderAndIsr)
 _NO_PAYLOAD = frozenset(
     number for number, cls in NUMBERS.items() if cls is not msg.Produce and cls not in PAYLOAD
 )

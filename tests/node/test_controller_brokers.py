@@ -14,6 +14,7 @@ from pymq.core.message import (
     GetMetadata,
     LeaderAndIsr,
     LeaderAndIsrAnswer,
+    Message,
     Progress,
     Reassign,
     RegisterBroker,
@@ -53,6 +54,42 @@ def test_a_registration_is_committed_and_answered_with_everything() -> None:
     full = broker.last(LeaderAndIsr)
     assert (full.full, full.incarnation) == (True, 2)
     assert full.partitions == (cluster.image.topics["t"].state("0"),)
+
+
+def test_what_is_too_much_for_a_message_is_sent_in_several() -> None:
+    """It was dropped by the transport, so that a broker with very much never came back."""
+    cluster = Cluster(brokers=2)
+    cluster.topic(replicas=2, partitions=10)
+    cluster.active.machine._notices.bytes_max = 3_000
+    broker = cluster.restart("b1")
+    told = broker.all(LeaderAndIsr)
+    assert [m.full for m in told[:3]] == [False, False, True]
+    names = [state.partition for m in told[:3] for state in m.partitions]
+    assert sorted(names, key=int) == [str(number) for number in range(10)]
+    cluster.pass_ms(20_000)
+    assert len(broker.all(LeaderAndIsr)) == len(told)  # Each was confirmed by itself.
+
+
+def test_a_part_that_was_lost_is_sent_again() -> None:
+    cluster = Cluster(brokers=2)
+    cluster.topic(replicas=2, partitions=10)
+    cluster.active.machine._notices.bytes_max = 3_000
+    lost: list[Message] = []
+
+    def is_lost(source: str, peer: str, message: Message) -> bool:
+        if peer != "b1" or not isinstance(message, LeaderAndIsr) or lost:
+            return False
+        lost.append(message)
+        return True
+
+    cluster.dropped = is_lost
+    broker = cluster.restart("b1")
+    (first,) = lost
+    assert isinstance(first, LeaderAndIsr)
+    cluster.pass_ms(1_000)
+    told = [state.partition for m in broker.all(LeaderAndIsr) for state in m.partitions]
+    assert {state.partition for state in first.partitions} <= set(told)
+    assert cluster.active.machine._notices._boxes["b1"].is_empty
 
 
 def test_asking_again_changes_nothing() -> None:

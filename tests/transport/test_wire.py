@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pymq.core import codec
-from pymq.core.message import Fetched, Produce, Produced, Settled
+from pymq.core.message import Fetched, LeaderAndIsr, Produce, Produced, Settled
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
@@ -180,6 +180,15 @@ def test_damaged_packets_are_refused_or_are_other_packets(seed: int) -> None:
         again, *rest = wire.encode(found)
         assert [plain(i) for i in wire.decode(again, rest)] == [plain(item) for item in found]
     assert refused
+
+
+def test_what_may_be_large_ends_its_packet() -> None:
+    """Several of them would be more than the header of a packet may have."""
+    packet = wire.Packet()
+    packet.add("", "", Produced(1))
+    assert not packet.is_full
+    packet.add("", "", LeaderAndIsr(2, "zk", 1, ()))
+    assert packet.is_full
 
 
 def test_errors_travel_with_their_class_and_what_can_travel_of_their_details() -> None:
