@@ -38,7 +38,7 @@ class Feed(Producer):
             topic.rotate()
         if queue not in self._filled:
             self._filled.add(queue)
-            self._sender.full.append(queue)
+            self._backlog.full.append(queue)
             self._driver.soon(self._seal)
 
     def _seal(self, loop: Loop) -> None:
@@ -56,6 +56,7 @@ class AsyncProducer(Handle):
         self._producer = producer
         self._feed = Feed(producer)
         self._sender = producer._sender
+        self._backlog = producer._backlog
         self._topics = producer._topics
         self._limit = producer._config.buffer_bytes
         self._timeout = producer._config.delivery_timeout_ms / 1000
@@ -90,7 +91,7 @@ class AsyncProducer(Handle):
                 send again. Nothing was sent.
             Closed: the producer was closed.
         """
-        if self._sender.buffered + self._held_bytes >= self._limit:
+        if self._backlog.buffered + self._held_bytes >= self._limit:
             self._refuse()
         found = self._topics.get(topic)
         if (
@@ -112,7 +113,7 @@ class AsyncProducer(Handle):
 
         self._bridge.driver.soon(empty)
         raise BufferFull(
-            f"{self._sender.buffered + self._held_bytes} bytes wait to be answered; await a "
+            f"{self._backlog.buffered + self._held_bytes} bytes wait to be answered; await a "
             "delivery or flush(), then send again"
         )
 
@@ -191,10 +192,10 @@ class AsyncProducer(Handle):
             await asyncio.wait([self._releases[topic]])
 
         def send() -> Deliveries:
-            sender = self._sender
-            if sender.buffered >= self._limit and not sender.wait_for_space(self._timeout):
+            backlog = self._backlog
+            if backlog.buffered >= self._limit and not backlog.wait_for_space(self._timeout):
                 raise BufferFull(
-                    f"{sender.buffered} bytes wait to be answered, and none was for "
+                    f"{backlog.buffered} bytes wait to be answered, and none was for "
                     f"{self._timeout:g} s; slow down or look at the broker"
                 )
             return self._producer.send_many(topic, rows, names, partition=partition)
@@ -263,7 +264,7 @@ class AsyncProducer(Handle):
                 if sender._is_closed:
                     self._bridge.tell(_answer, [waiter], Closed("the producer was closed"))
                     continue
-                sender.full.append(owner)
+                sender.backlog.full.append(owner)
                 sender._seal_due(now)
                 loop.touch(sender.name)
                 owner = delivery.owner

@@ -325,7 +325,7 @@ class Client(Handle):
                 out.merge(source())
             self.tally.collect(out)
             producers = list(self._producers)
-            out.add("pymq_producer_buffered_bytes", sum(p._sender.buffered for p in producers))
+            out.add("pymq_producer_buffered_bytes", sum(p._backlog.buffered for p in producers))
             out.add("pymq_producers", len(producers))
             out.add("pymq_consumers", len(self._consumers))
         return out

@@ -131,6 +131,19 @@ class Batch(Waitable):
                 delivery.owner = self
                 delivery.index = index
 
+    def apart(self) -> list[Delivery]:
+        """The records one by one, also those of a bulk send."""
+        if self.deliveries is None:
+            source = self.columns or self.encoded
+            assert source is not None, "an unanswered batch has its records"
+            keys = source.keys or [None] * self.count
+            self.deliveries = []
+            for index, (item, key) in enumerate(zip(source.values, keys, strict=True)):
+                delivery = Delivery(self, item, key)
+                delivery.index = index
+                self.deliveries.append(delivery)
+        return self.deliveries
+
     def metadata(self, index: int) -> RecordMetadata:
         """Where record number *index* of the batch was written."""
         base, times = self.base_offset, self.timestamps
@@ -197,9 +210,9 @@ class Delivery:
     def _settled(self, timeout: float | None) -> Batch:
         owner = self.owner
         queue = owner.queue if isinstance(owner, Batch) else owner
-        batch = queue.sender.settle(self, timeout)
+        batch = queue.backlog.settle(self, timeout)
         if batch.error is not None:
-            queue.sender.looked_at(self)
+            queue.backlog.looked_at(self)
         return batch
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
@@ -210,7 +223,7 @@ class Delivery:
         def call() -> None:
             callback(self)
 
-        queue.sender.on_done(self, call)
+        queue.backlog.on_done(self, call)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "pending"
@@ -268,7 +281,7 @@ class Deliveries:
                 raise DeliveryTimeout(f"not all records were answered within {timeout} s")
         failed = [batch for batch in self._batches() if batch.error is not None]
         for batch in failed:
-            batch.queue.sender.looked_at_batch(batch)
+            batch.queue.backlog.looked_at_batch(batch)
         if failed and failed[0].error is not None:
             raise failed[0].error
 

@@ -72,6 +72,7 @@ class Producer(Handle):
         self._client = client
         self._driver = client.driver
         self._sender = sender
+        self._backlog = sender.backlog
         self._config = config
         self._topics: dict[str, Topic] = {}
         self._clock = client.driver.loop.clock
@@ -138,13 +139,13 @@ class Producer(Handle):
             delivery = Delivery(queue, value, key)
         else:
             delivery, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
-        sender = self._sender
-        if sender.buffered >= self._buffer_bytes:
+        backlog = self._backlog
+        if backlog.buffered >= self._buffer_bytes:
             self._wait_for_space()
         queue.items.append(delivery)
         size += RECORD_BYTES
         queue.bytes += size
-        sender.buffered += size
+        backlog.buffered += size
         if queue.bytes >= self._batch_bytes:
             self._fill(found, queue)
         elif not queue.is_armed:
@@ -181,7 +182,7 @@ class Producer(Handle):
             return  # Its answers are waited for; whoever takes them in looks at it.
         queue.is_armed = True
         due = now + self._linger_ms
-        self._sender.armed.append((due, queue))
+        self._backlog.armed.append((due, queue))
         self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: Topic, queue: Queue) -> None:
@@ -189,18 +190,17 @@ class Producer(Handle):
         if queue is topic.sticky:
             topic.rotate()
         queue.bytes = 0  # Whoever seals it may be busy; the next to be told is a batch later.
-        sender = self._sender
-        sender.full.append(queue)
-        sender.push()
+        self._backlog.full.append(queue)
+        self._sender.push()
         if self._is_closed:
             raise Closed("the producer was closed")
 
     def _wait_for_space(self) -> None:
         """Before a record is taken: what raises must not be sent all the same."""
         timeout = self._config.delivery_timeout_ms / 1000
-        if not self._sender.wait_for_space(timeout):
+        if not self._backlog.wait_for_space(timeout):
             raise BufferFull(
-                f"{self._sender.buffered} bytes wait to be answered, and none was for "
+                f"{self._backlog.buffered} bytes wait to be answered, and none was for "
                 f"{timeout:g} s; this record was not sent: slow down or look at the broker"
             )
         if self._is_closed:
@@ -272,14 +272,14 @@ class Producer(Handle):
             found.rotate()
         else:
             parts = self._by_key(found, columns)
-        sender = self._sender
-        if sender.buffered >= self._buffer_bytes:
+        sender, backlog = self._sender, self._backlog
+        if backlog.buffered >= self._buffer_bytes:
             self._wait_for_space()
         for queue, part in parts:
             queue.has_parts = True
             queue.items.append(part)
-            sender.buffered += part.columns.size
-            sender.full.append(queue)
+            backlog.buffered += part.columns.size
+            backlog.full.append(queue)
         sender.push()
         return Deliveries(self._driver, [part for _, part in parts], sender.seal)
 
@@ -324,9 +324,8 @@ class Producer(Handle):
         self._raise_failed()
 
     def _raise_failed(self) -> None:
-        failed, self._sender.failed = self._sender.failed, {}
-        if failed:
-            records = list(failed.values())
+        records = self._backlog.take_failed()
+        if records:
             error = records[0].exception()
             raise DeliveryFailed(
                 f"{len(records)} records were not written, the first because: {error}",

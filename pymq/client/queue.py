@@ -32,6 +32,7 @@ class Queue:
     """One partition's records on their way."""
 
     __slots__ = (
+        "backlog",
         "bytes",
         "callbacks",
         "config",
@@ -55,7 +56,6 @@ class Queue:
         "places",
         "retry_at",
         "sealed",
-        "sender",
         "target",
         "topic",
         "topic_id",
@@ -64,7 +64,7 @@ class Queue:
     )
 
     def __init__(self, sender: Sender, topic: str, partition: str) -> None:
-        self.sender = sender
+        self.backlog = sender.backlog
         self.config = sender.config
         self.topic = topic
         self.partition = partition
@@ -271,6 +271,37 @@ class Queue:
         if not self.is_renumbering:
             self.is_renumbering = True
             self.epoch += 1
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def next_batch(self, unanswered: int) -> Batch | None:
+        """Take out the next batch if it may leave; *unanswered* have left that need no answer."""
+        in_flight, most = self.in_flight, self.config.max_in_flight
+        if not self.sealed or len(in_flight) + unanswered >= most:
+            return None
+        batch = self.sealed[0]
+        if in_flight:
+            last = in_flight[-1]
+            if not self.is_sure and last.sequence >= 0:
+                return None  # It tells where the partition stands.
+            if self._is_of_the_past(last):
+                return None  # The next one would fence it.
+            place = batch.place or self.places + 1
+            if place >= in_flight[0].place + most:
+                return None  # The partition would forget the first one.
+        if not batch.place:
+            self.places += 1
+            batch.place = self.places
+        return self.sealed.popleft()
+
+    def _is_of_the_past(self, batch: Batch) -> bool:
+        """Whether a batch is asked for by the numbers of an earlier epoch."""
+        encoded = batch.encoded
+        return (
+            encoded is not None
+            and batch.sequence >= 0
+            and encoded.header.producer_epoch < self.epoch
+        )
 
     def shift(self) -> None:
         """Let go of what is answered, up to the first that is not."""

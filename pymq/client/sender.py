@@ -13,13 +13,12 @@ up; if another leads by now, it gets everything at once.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 
-from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.backlog import Backlog
+from pymq.client.base import NEVER, Driver, Outbox
 from pymq.client.deadlines import Deadlines
-from pymq.client.delivery import Batch, Delivery
+from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.client.tally import Tally
@@ -81,10 +80,7 @@ class Sender(Outbox):
         self.name = name
         self.config = config
         self.tally = Tally()  # its client's, once that has made it
-        self.buffered = 0  # bytes sent by the user and not yet answered; about right
-        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id
-        self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
-        self.full: deque[Queue] = deque()  # to be sealed now
+        self.backlog = Backlog(name, driver, config.buffer_bytes)
         self._router = router
         self._driver = driver
         self._wall_ms = wall_ms
@@ -94,52 +90,10 @@ class Sender(Outbox):
         self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
         self._timers: Deadlines[Queue] = Deadlines()
         self._has_news = False  # of leaders
-        self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
         self._is_closed = False
         router.listen(name, self._on_metadata)
 
     # --- called by handles, from any thread -----------------------------------------------------
-
-    def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
-        """Wait until a delivery is done.
-
-        Raises:
-            DeliveryTimeout: *timeout* seconds are over.
-        """
-        until = None if timeout is None else self._driver.monotonic() + timeout
-        owner = delivery.owner
-        while not isinstance(owner, Batch):
-            self._wait_sealed(delivery, owner, until)
-            owner = delivery.owner
-        if not owner.is_done:
-            left = None if until is None else until - self._driver.monotonic()
-            if not self._driver.wait(owner, left):
-                raise _timeout(timeout)
-        return owner
-
-    def _wait_sealed(self, delivery: Delivery, queue: Queue, until: float | None) -> None:
-        """Have a delivery sealed, by turning the loop or by whoever turns it.
-
-        He may be in the middle of a sync. To wait for the loop itself would be unfair, since a
-        thread that lets go of a lock and wants it again gets it before those who sleep; so we wait
-        for what we want, and those who do so together are served together.
-        """
-        is_first = not queue.is_due
-        if is_first:
-            queue.is_due = True
-            self.full.append(queue)
-            if self._driver.turn(self.name):
-                return
-        waiter = threading.Lock()
-        waiter.acquire()
-        queue.waiters.append(waiter)
-        if is_first:
-            self._driver.poke(self.name)
-        # The machine makes it a batch's first, and then takes the waiters: one sees the other.
-        if not isinstance(delivery.owner, Batch):
-            left = None if until is None else until - self._driver.monotonic()
-            if not self._driver.sleep(waiter, left):
-                raise _timeout(None)
 
     def seal(self) -> None:
         """Have what is full sealed before this returns."""
@@ -149,49 +103,8 @@ class Sender(Outbox):
 
     def push(self) -> None:
         """Have sealed and sent what is full: now, or with the answers to some of many requests."""
-        if len(self.full) * SHARE >= len(self._sent):
+        if len(self.backlog.full) * SHARE >= len(self._sent):
             self._driver.push(self.name)
-
-    def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        """Call *callback* once a delivery is done; never waits, so that a callback may do it."""
-        owner = delivery.owner
-        if not isinstance(owner, Batch):
-            entry = (delivery, callback)
-            owner.callbacks.append(entry)
-            queue, owner = owner, delivery.owner
-            if not isinstance(owner, Batch):
-                return  # The machine finds it when it seals the queue.
-            try:
-                queue.callbacks.remove(entry)
-            except ValueError:
-                return  # It has found it.
-        owner.then(callback)
-
-    def looked_at(self, delivery: Delivery) -> None:
-        """The user knows of this failure."""
-        self.failed.pop(id(delivery), None)
-
-    def looked_at_batch(self, batch: Batch) -> None:
-        """The user knows of these failures."""
-        for delivery in batch.deliveries or ():
-            self.failed.pop(id(delivery), None)
-
-    def wait_for_space(self, timeout: float) -> bool:
-        """Wait until the buffer has room; returns whether it has.
-
-        It does not wait for the right to turn the loop: whoever has it may be at a disk that hangs.
-        """
-        space = Waitable()
-        self._space.append(space)
-        self._offer_space()  # Whoever made room just now may not have seen it.
-        self._driver.push(self.name)
-        if self._driver.wait(space, timeout):
-            return True
-        try:
-            self._space.remove(space)
-        except ValueError:
-            return True  # It came just now.
-        return False
 
     def flush(self) -> list[Batch]:
         """Seal everything and return what is not answered yet."""
@@ -226,10 +139,11 @@ class Sender(Outbox):
     # --- sealing --------------------------------------------------------------------------------
 
     def _seal_due(self, now: int, *, everything: bool = False) -> None:
-        while self.full:
-            self._seal(self.full.popleft(), now)
-        while self.armed and (everything or self.armed[0][0] <= now):
-            queue = self.armed.popleft()[1]
+        full, armed = self.backlog.full, self.backlog.armed
+        while full:
+            self._seal(full.popleft(), now)
+        while armed and (everything or armed[0][0] <= now):
+            queue = armed.popleft()[1]
             if not queue.is_armed:
                 continue
             if everything or not self._is_stuck(queue, now):
@@ -257,9 +171,10 @@ class Sender(Outbox):
 
     def ready(self, now: int) -> Ready | None:
         """Seal what is due and send what may be sent."""
-        armed = self.armed
-        if self.full or self._space or (armed and armed[0][0] <= now):
-            self._seal_due(now, everything=bool(self._space))  # What lingers keeps a buffer full.
+        backlog = self.backlog
+        armed, is_crowded = backlog.armed, backlog.is_crowded
+        if backlog.full or is_crowded or (armed and armed[0][0] <= now):
+            self._seal_due(now, everything=is_crowded)  # What lingers keeps a buffer full.
         if self._has_news:
             self._has_news = False
             for queue in self._live:
@@ -326,9 +241,10 @@ class Sender(Outbox):
 
         An answer does not put it off, which would cost more than a tick in vain now and then.
         """
-        if self.armed:
+        armed = self.backlog.armed
+        if armed:
             try:
-                return min(self._timers.due, self.armed[0][0])
+                return min(self._timers.due, armed[0][0])
             except IndexError:
                 pass  # The thread that turns the loop has sealed it just now.
         return self._timers.due
@@ -357,20 +273,7 @@ class Sender(Outbox):
             return  # What is in flight goes first.
         acks = self.config.acks if self.config.acks is not None else leader.acks
         unanswered, in_flight, is_first = 0, queue.in_flight, not queue.in_flight
-        while queue.sealed and len(in_flight) + unanswered < self.config.max_in_flight:
-            batch = queue.sealed[0]
-            if in_flight:
-                if not queue.is_sure and in_flight[-1].sequence >= 0:
-                    break  # It tells where the partition stands.
-                if _is_of_the_past(in_flight[-1], queue):
-                    break  # The next one would fence it.
-                place = batch.place or queue.places + 1
-                if place >= in_flight[0].place + self.config.max_in_flight:
-                    break  # The partition would forget the first one.
-            queue.sealed.popleft()
-            if not batch.place:
-                queue.places += 1
-                batch.place = queue.places
+        while (batch := queue.next_batch(unanswered)) is not None:
             self._requests += 1
             request, encoded = self._requests, queue.number(batch, acks)
             produce = Produce(request, queue.topic, queue.partition, acks, encoded)
@@ -559,7 +462,6 @@ class Sender(Outbox):
             self._send_again(queue, now)
 
     def _finish(self, batch: Batch) -> None:
-        self.buffered -= batch.size
         tally = self.tally
         if batch.error is None:
             tally.records += batch.count
@@ -567,51 +469,12 @@ class Sender(Outbox):
             tally.batches += 1
         else:
             tally.errors += batch.count
-        batch.encoded = batch.columns = None
-        batch.finish()
-        self._offer_space()
+        self.backlog.finish(batch)
 
     def _fail(self, batch: Batch, error: PymqError) -> None:
         batch.error = error
-        if batch.deliveries is None:
-            batch.deliveries = _deliveries(batch)
-        self.failed.update((id(delivery), delivery) for delivery in batch.deliveries)
         self._finish(batch)
-
-    def _offer_space(self) -> None:
-        while self._space and self.buffered < self.config.buffer_bytes:
-            try:
-                space = self._space.popleft()
-            except IndexError:
-                return  # Another thread took it.
-            space.finish()
 
     def _on_metadata(self) -> None:
         self._has_news = True
         self._driver.loop.touch(self.name)
-
-
-def _is_of_the_past(batch: Batch, queue: Queue) -> bool:
-    """Whether a batch is asked for by the numbers of an earlier epoch."""
-    encoded = batch.encoded
-    return (
-        encoded is not None and batch.sequence >= 0 and encoded.header.producer_epoch < queue.epoch
-    )
-
-
-def _deliveries(batch: Batch) -> list[Delivery]:
-    """The records of a bulk send, one by one."""
-    source = batch.columns or batch.encoded
-    assert source is not None, "an unanswered batch has its records"
-    keys = source.keys or [None] * batch.count
-    made = []
-    for index, (item, key) in enumerate(zip(source.values, keys, strict=True)):
-        delivery = Delivery(batch, item, key)
-        delivery.index = index
-        made.append(delivery)
-    return made
-
-
-def _timeout(timeout: float | None) -> DeliveryTimeout:
-    within = "in time" if timeout is None else f"within {timeout:g} s"
-    return DeliveryTimeout(f"no answer {within}; the record is still being sent")

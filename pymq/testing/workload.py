@@ -154,13 +154,14 @@ class App:
             delivery = Delivery(queue, value_of(number, size), key)
             queue.items.append(delivery)
             queue.bytes += size + RECORD_BYTES
-            self.sender.buffered += size + RECORD_BYTES
-            self.sender.on_done(delivery, partial(self._answered, delivery, sent))
+            self.sender.backlog.buffered += size + RECORD_BYTES
+            self.sender.backlog.on_done(delivery, partial(self._answered, delivery, sent))
         if not queue.is_armed:
             queue.is_armed = True
-            self.sender.armed.append((self.loop.clock() + self.config.get("linger_ms", 5), queue))
+            due = self.loop.clock() + self.config.get("linger_ms", 5)
+            self.sender.backlog.armed.append((due, queue))
         if queue.bytes >= self.config.get("batch_bytes", 1 << 18):
-            self.sender.full.append(queue)
+            self.sender.backlog.full.append(queue)
         self.driver.push(self.sender.name)
         self.driver.arm(0)
 

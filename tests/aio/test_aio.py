@@ -271,7 +271,7 @@ def test_a_full_buffer_is_an_error_at_once_and_bulk_sends_wait() -> None:
             await producer.send("t", b"so that the topic is known")
             sent = 1
             with Held(mq):
-                while producer._sender.buffered < 1000:
+                while producer._backlog.buffered < 1000:
                     producer.send("t", bytes(100))
                     sent += 1
                 with pytest.raises(errors.BufferFull):

@@ -39,7 +39,7 @@ class Bench:
         self.queue.items.append(Delivery(self.queue, value, None))
         if not self.queue.is_armed and self.queue.held_at != now:
             self.queue.is_armed = True
-            self.sender.armed.append((now, self.queue))
+            self.sender.backlog.armed.append((now, self.queue))
         return self.left(now)
 
     def left(self, now: int) -> list[Produce]:

@@ -1,0 +1,156 @@
+"""What the threads of a producer have sent, and what they wait for.
+
+Threads put records into queues and queues into the backlog, without a lock; the producer's machine
+takes them out. A thread that wants its record answered, or room for the next one, waits here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pymq.client.base import Driver, Waitable
+from pymq.client.delivery import Batch, Delivery
+from pymq.errors import DeliveryTimeout
+
+if TYPE_CHECKING:
+    from pymq.client.queue import Queue
+
+__all__ = ["Backlog"]
+
+
+class Backlog:
+    """What is still to be sealed for the machine *name*, and who waits for that."""
+
+    def __init__(self, name: str, driver: Driver, buffer_bytes: int) -> None:
+        self.buffered = 0  # bytes sent by the user and not yet answered; about right
+        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id
+        self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
+        self.full: deque[Queue] = deque()  # to be sealed now
+        self._name = name
+        self._driver = driver
+        self._buffer_bytes = buffer_bytes
+        self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
+
+    # --- for threads that wait ------------------------------------------------------------------
+
+    def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
+        """Wait until a delivery is done.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over.
+        """
+        until = None if timeout is None else self._driver.monotonic() + timeout
+        owner = delivery.owner
+        while not isinstance(owner, Batch):
+            self._wait_sealed(delivery, owner, until)
+            owner = delivery.owner
+        if not owner.is_done:
+            left = None if until is None else until - self._driver.monotonic()
+            if not self._driver.wait(owner, left):
+                raise _timeout(timeout)
+        return owner
+
+    def _wait_sealed(self, delivery: Delivery, queue: Queue, until: float | None) -> None:
+        """Have a delivery sealed, by turning the loop or by whoever turns it.
+
+        He may be in the middle of a sync. To wait for the loop itself would be unfair, since a
+        thread that lets go of a lock and wants it again gets it before those who sleep; so we wait
+        for what we want, and those who do so together are served together.
+        """
+        is_first = not queue.is_due
+        if is_first:
+            queue.is_due = True
+            self.full.append(queue)
+            if self._driver.turn(self._name):
+                return
+        waiter = threading.Lock()
+        waiter.acquire()
+        queue.waiters.append(waiter)
+        if is_first:
+            self._driver.poke(self._name)
+        # The machine makes it a batch's first, and then takes the waiters: one sees the other.
+        if not isinstance(delivery.owner, Batch):
+            left = None if until is None else until - self._driver.monotonic()
+            if not self._driver.sleep(waiter, left):
+                raise _timeout(None)
+
+    def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
+        """Call *callback* once a delivery is done; never waits, so that a callback may do it."""
+        owner = delivery.owner
+        if not isinstance(owner, Batch):
+            entry = (delivery, callback)
+            owner.callbacks.append(entry)
+            queue, owner = owner, delivery.owner
+            if not isinstance(owner, Batch):
+                return  # The machine finds it when it seals the queue.
+            try:
+                queue.callbacks.remove(entry)
+            except ValueError:
+                return  # It has found it.
+        owner.then(callback)
+
+    def wait_for_space(self, timeout: float) -> bool:
+        """Wait until the buffer has room; returns whether it has.
+
+        It does not wait for the right to turn the loop: whoever has it may be at a disk that hangs.
+        """
+        space = Waitable()
+        self._space.append(space)
+        self.offer_space()  # Whoever made room just now may not have seen it.
+        self._driver.push(self._name)
+        if self._driver.wait(space, timeout):
+            return True
+        try:
+            self._space.remove(space)
+        except ValueError:
+            return True  # It came just now.
+        return False
+
+    # --- failures -------------------------------------------------------------------------------
+
+    def take_failed(self) -> list[Delivery]:
+        """The failures that nobody has looked at; after this somebody has."""
+        failed, self.failed = self.failed, {}
+        return list(failed.values())
+
+    def looked_at(self, delivery: Delivery) -> None:
+        """The user knows of this failure."""
+        self.failed.pop(id(delivery), None)
+
+    def looked_at_batch(self, batch: Batch) -> None:
+        """The user knows of these failures."""
+        for delivery in batch.deliveries or ():
+            self.failed.pop(id(delivery), None)
+
+    # --- for the machine ------------------------------------------------------------------------
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether somebody waits for room."""
+        return bool(self._space)
+
+    def finish(self, batch: Batch) -> None:
+        """A batch is answered, or has failed: whoever waits for it or for its room is woken."""
+        self.buffered -= batch.size
+        if batch.error is not None:
+            self.failed.update((id(delivery), delivery) for delivery in batch.apart())
+        batch.encoded = batch.columns = None
+        batch.finish()
+        self.offer_space()
+
+    def offer_space(self) -> None:
+        """Wake those who wait for room, as far as there is some."""
+        while self._space and self.buffered < self._buffer_bytes:
+            try:
+                space = self._space.popleft()
+            except IndexError:
+                return  # Another thread took it.
+            space.finish()
+
+
+def _timeout(timeout: float | None) -> DeliveryTimeout:
+    within = "in time" if timeout is None else f"within {timeout:g} s"
+    return DeliveryTimeout(f"no answer {within}; the record is still being sent")
