@@ -19,7 +19,8 @@ from pymq.errors import OutOfOrderSequence
 def sent(count: int) -> tuple[Queue, list[Batch], list[RecordBatch]]:
     """Batches of one record each, in flight under the numbers from 0 on."""
     config = SenderConfig(None, 0, 1, 1 << 20, 0, 7, 0, 120_000, 5)
-    owner: Any = SimpleNamespace(config=config, backlog=None)  # A queue only asks how its producer behaves.
+    # A queue only asks how its producer behaves.
+    owner: Any = SimpleNamespace(config=config, backlog=None)
     queue = Queue(owner, "t", "0")
     for number in range(count):
         queue.items.append(Delivery(queue, b"%d" % number, None))
