@@ -162,7 +162,7 @@ class BlockLog:
             self.max_timestamp = int(max_timestamp)
             epochs, self.seal_end = rest or ([], None)
             self.epochs = [(int(epoch), int(start)) for epoch, start in epochs]
-        except (InvalidRequest, TypeError, ValueError) as error:
+        except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
         self.producers = ProducerTable.restore(producers)
 

@@ -175,6 +175,6 @@ class ProducerTable:
                 table._producers[int(producer_id)] = Producer(
                     int(epoch), int(next_sequence), last[-REMEMBERED:]
                 )
-        except (PymqError, TypeError, ValueError) as error:
+        except (PymqError, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of producers: {error}") from None
         return table

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pymq.core import codec
 from pymq.core.header import Header
 from pymq.core.producers import ProducerTable
 from pymq.core.record import RecordBatch
+from pymq.errors import CorruptMetadata
 
 PRODUCER = 7
 
@@ -30,3 +34,12 @@ def test_what_could_not_be_written_is_no_repeat() -> None:
     assert table.check(header(0, 0)) == 0
     assert table.check(header(1, 1)) is None
     assert table.next_sequence(PRODUCER) == 1
+
+
+@pytest.mark.parametrize(
+    "item", [5, [[1, 0, 5]], [[float("inf"), 0, 5, []]], [[1, 0, 5, [[0, 0, "x", 0]]]], {"a": 1}]
+)
+def test_what_is_no_snapshot_is_refused(item: object) -> None:
+    """Whoever keeps a checkpoint goes by what it raises, and does without."""
+    with pytest.raises(CorruptMetadata):
+        ProducerTable.restore(codec.dumps(item))

@@ -35,7 +35,7 @@ TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred 
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20
 WARM = 300  # inputs in which caches fill, which is no growth
-CHECK = 500  # inputs between two looks at the memory
+WATCH_S = 5.0  # after which the alarm is set anew
 
 
 def main() -> int:
@@ -61,12 +61,14 @@ def attempt(name: str, target: Target, first: int, inputs: int) -> tuple[int, in
     each = getattr(target, "inputs", 1)
     count = max(-(-inputs // each), 1)
     taken = harmed = 0
-    slowest, began, memory = 0.0, time.perf_counter(), 0
+    slowest, began, memory, watched = 0.0, time.perf_counter(), 0, 0.0
     for number in range(first, first + count):
-        if (number - first) % CHECK == WARM % CHECK:
-            faulthandler.dump_traceback_later(HANG_S, exit=True)
-            memory = memory or resident()
+        if number - first == WARM:
+            memory = resident()
         start = time.perf_counter()
+        if start > watched + WATCH_S:
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
+            watched = start
         try:
             taken += target.attempt(Random(number))
         except Exception:
