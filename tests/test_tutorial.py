@@ -104,6 +104,24 @@ def test_the_page_with_brokers(tmp_path: Path) -> None:
         walk("4-brokers.md", tmp_path, str(port))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    """From a clone to a cluster with records in it, but for what installs or never ends."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"(?ms)^## A cluster of three brokers$.*?^```sh\n(.*?)^```$", page)
+    lines = text.splitlines()
+    assert 5 <= len(lines) < 10
+    port = free_ports(1)[0] % 20_000 + 10_000
+    begin = next(i for i, line in enumerate(lines) if "local_cluster.py" in line) + 1
+    script = "\n".join(line for line in lines[begin:] if "pymq ui" not in line)
+    with local_cluster(port, tmp_path):
+        pymq = f'pymq() {{ "{sys.executable}" -m pymq "$@"; }}'
+        script = script.replace(PORT, str(port))
+        told = run("bash", "-euo", "pipefail", "-c", f"{pymq}\n{script}", folder=tmp_path)
+    assert "broker-2" in told, told
+
+
 @contextmanager
 def local_cluster(port: int, folder: Path) -> Iterator[None]:
     """What the page starts first."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from pymq.cli import main, parser
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-ELSEWHERE = {"demo", "keys", "verify", "completion"}  # README and docs/security.md tell of these
+# README, docs/guide.md and docs/security.md tell of these.
+ELSEWHERE = {"demo", "keys", "verify", "completion"}
 
 
 def commands(
