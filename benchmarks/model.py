@@ -178,6 +178,7 @@ class Part:
     units: Mapping[str, Unit] = field(default_factory=dict)  # of measures that are no rate
     runs_max: int = 100  # for what takes long and hardly varies
     axis: str = ""  # of a curve: what the number at the end of each measure's name counts
+    patience: int = 1  # times the usual timeout
 
     def unit(self, measure: str) -> Unit:
         """What *measure* counts."""

@@ -23,6 +23,8 @@ MODULES = (
     "benchmarks.growth.consumers",
     "benchmarks.growth.brokers",
     "benchmarks.growth.sizes",
+    "benchmarks.spark.read",
+    "benchmarks.spark.write",
 )
 
 

@@ -164,13 +164,13 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
         "result": str(mine.parent / "result.json"),
     }
     command = [sys.executable, "-m", "benchmarks.worker", json.dumps(order)]
-    pipe = subprocess.PIPE
+    pipe, patience_s = subprocess.PIPE, TIMEOUT_S[scale] * part.patience
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            _, stderr = process.communicate(timeout=TIMEOUT_S[scale])
+            _, stderr = process.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             _stop(process)
-            raise RunFailed(f"{phase} took more than {TIMEOUT_S[scale]} s") from None
+            raise RunFailed(f"{phase} took more than {patience_s} s") from None
     wanted = -signal.SIGKILL if phase == "prepare" and side.is_killed else 0
     if process.returncode != wanted:
         said = stderr.strip() or f"exit code {process.returncode}"

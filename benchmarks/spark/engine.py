@@ -1,0 +1,120 @@
+"""A Spark in this process, and rows that are the same for everybody."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.model import Job, Needs, Stopwatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+NEEDS = Needs(("pyspark", "pyarrow", "pandas"), ("java",))
+OURS = Needs((*NEEDS.modules, "zmq"), NEEDS.programs)
+FILES = 4  # and partitions: two for each slot
+KEYS = 100_000
+VALUE_BYTES = 100
+PATIENCE = 4  # times that of other parts: a JVM starts slowly where there is much else to do
+TRIES = 4
+TIMES = 5  # that each thing is done after it was done once: the JVM is slow at first
+MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
+
+
+@contextmanager
+def session(folder: Path) -> Iterator[SparkSession]:
+    """Spark with two slots, as ``format("pymq")`` knows it; nothing else of it is tuned."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from pyspark.sql import SparkSession
+
+    import pymq.spark
+
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.checkpointFileManagerClass": f"{MANAGER}CheckpointFileManager",
+        "spark.sql.warehouse.dir": str(folder / "tables"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[2]")
+    for name, setting in settings.items():
+        builder = builder.config(name, setting)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    pymq.spark.register(spark)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
+    """How many of *count* rows a second, in the median; *work* may say itself how long it took."""
+    found = []
+    for number in range(1 + job.pick(tiny=1, quick=3, default=TIMES)):
+        with Stopwatch() as watch:
+            said = work()
+        if number:  # The first only warms up.
+            found.append(count / (watch.seconds if said is None else said))
+    return statistics.median(found)
+
+
+def took(sink: DataStreamWriter) -> float:
+    """Run a query that ends by itself; returns the seconds of its batches that had rows."""
+    for left in reversed(range(TRIES)):
+        query = sink.start()
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            if not left or "failed to connect back" not in str(error):
+                raise  # else a Python took more than the ten seconds that Spark gives it to start
+        else:
+            break
+    batches = [each for each in query.recentProgress if each.numInputRows]
+    return float(sum(each.durationMs["triggerExecution"] for each in batches)) / 1000
+
+
+def table(first: int, count: int) -> pa.Table:
+    """Rows from number *first* on, as the source of pymq gives them."""
+    import numpy as np
+    import pyarrow as pa
+
+    rng = np.random.default_rng(first)
+    offsets = np.arange(first, first + count, dtype=np.int64)
+    keys = np.char.zfill((offsets % KEYS).astype("U8"), 8).astype("S8")
+    return pa.table(
+        {
+            "key": _fixed(keys.tobytes(), 8),
+            "value": _fixed(rng.bytes(count * VALUE_BYTES), VALUE_BYTES),
+            "topic": pa.array(["rows"]).take(pa.array(np.zeros(count, np.int32))),
+            "partition": pa.array(["0"]).take(pa.array(np.zeros(count, np.int32))),
+            "offset": pa.array(offsets),
+            "timestamp": pa.array(1_700_000_000_000_000 + offsets, pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def _fixed(data: bytes, size: int) -> Any:
+    """Byte strings of one length."""
+    import pyarrow as pa
+
+    rows = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), len(data) // size, [None, pa.py_buffer(data)]
+    )
+    return rows.cast(pa.binary())
