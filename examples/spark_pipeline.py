@@ -44,6 +44,7 @@ DAY_S = 0.03  # how long a day takes
 BATCH = 20_000  # flights, at most
 LATER_MS = 30 * DAY_MS  # more than the watermark waits
 KILL_S = 3.0  # a kill comes so long after something has happened, at most
+FAILURES = 5  # of the query by itself, after each of which it is started again
 PATIENCE_S = 600.0  # with a query that does not get on
 
 
@@ -166,6 +167,7 @@ class Pipeline:
         self._show = show
         self._arguments = ["--checkpoint", str(folder / "checkpoint"), "--most", str(most)]
         self._checkpoint = Checkpoint(folder / "checkpoint")
+        self._failures = 0
         self._reaper = Reaper(kills, max(1, len(flights) // most), rng)
 
     def run(self) -> int:
@@ -181,8 +183,8 @@ class Pipeline:
             begin = min(self._checkpoint.look().records, total)
             with show.progress("count", total, begin) as step, Feed(mq, self._flights) as feed:
                 while not self._live(url, feed, step):
-                    at = self._checkpoint.look()
-                    show.say(f"kill {reaper.done} of {reaper.kills} {at.says}", style="dim")
+                    told = f"kill {reaper.done} of {reaper.kills}, {self._failures} failures"
+                    show.say(f"{told}: {self._checkpoint.look().says}", style="dim")
             batches, seconds = self._checkpoint.look().done, time.monotonic() - began
             told = f"{batches} batches, {reaper.done} kills, {reaper.within} within a batch"
             show.say(f"{told}; {seconds:.0f} s")
@@ -199,7 +201,7 @@ class Pipeline:
             last = self._checkpoint.look()
             until = time.monotonic() + PATIENCE_S
             self._reaper.begin(last)
-            while not query.is_over():
+            while (status := query.status()) is None:
                 at = self._checkpoint.look()
                 if at != last:
                     last, until = at, time.monotonic() + PATIENCE_S
@@ -214,7 +216,11 @@ class Pipeline:
                 if time.monotonic() > until:
                     stop(f"the query does not get on: see {query.log}")
                 time.sleep(0.02)  # Spark's files tell nobody that they have changed.
-        return True
+        if status:
+            self._failures += 1  # Spark gives up where a Python takes ten seconds to start.
+            if self._failures > FAILURES:
+                stop(f"the query fails again and again: see {query.log}")
+        return not status
 
 
 class Position(NamedTuple):
@@ -371,15 +377,11 @@ class Query:
             self._process.stdin.write(b"finish\n")
             self._process.stdin.flush()
 
-    def is_over(self) -> bool:
-        """Whether it has ended; badly only when it is wrong."""
+    def status(self) -> int | None:
+        """How it has ended; None while it lives."""
         assert self._process.stdout is not None
         self.is_running |= bool(self._process.stdout.read())
-        status = self._process.poll()
-        if status:
-            lines = self.log.read_text(errors="replace").splitlines()
-            stop("the query has failed:\n" + "\n".join(lines[-20:]))
-        return status is not None
+        return self._process.poll()
 
 
 def left_ms(flight: Flight) -> int:

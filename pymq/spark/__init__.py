@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
+from pymq.spark.progress import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ __all__ = [
     "ACK_SCHEMA",
     "foreach_batch",
     "foreach_partition",
+    "lag",
     "produce_in_arrow",
     "produce_in_pandas",
     "register",

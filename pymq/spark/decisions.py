@@ -53,6 +53,8 @@ class Decision:
     targets: tuple[Target, ...] = ()
     pieces: tuple[Piece, ...] = ()
     is_done: bool = False  # all of it was copied
+    count: int = 0  # of records
+    tasks: int = 0  # that the job has of which this is one; 0 when nobody said
 
     def encode(self) -> bytes:
         """As it is kept."""
@@ -64,6 +66,8 @@ class Decision:
                 "batch": self.batch,
                 "stage": self.stage,
                 "done": self.is_done,
+                "count": self.count,
+                "tasks": self.tasks,
                 "targets": [[*each.place, each.topic_id, each.start] for each in self.targets],
                 "pieces": [[p.staged, p.offset, p.count, index[p.place]] for p in self.pieces],
             }
@@ -95,6 +99,8 @@ class Decision:
                 targets,
                 pieces,
                 bool(found["done"]),
+                int(found["count"]),
+                int(found["tasks"]),
             )
         except CorruptMetadata:
             raise
@@ -102,10 +108,20 @@ class Decision:
             raise CorruptMetadata(f"topic {TOPIC} holds what is no decision: {error!r}") from None
 
 
-class Ledger:
-    """The decisions of one sink; only one process at a time gets anywhere with them."""
+def task_name(job: str, task: int | str) -> str:
+    """The id of a task as a sink of its own."""
+    return f"{job}.task{task}"
 
-    def __init__(self, client: Client, sink: str, timeout_s: float) -> None:
+
+class Ledger:
+    """The decisions of one sink; only one process at a time gets anywhere with them.
+
+    Sinks that are tasks of one *job* have theirs in one partition, where each sees those of others.
+    """
+
+    def __init__(
+        self, client: Client, sink: str, timeout_s: float, *, job: str | None = None
+    ) -> None:
         self._client = client
         self._questions = client.questions
         self._log = ClusterLog(client, timeout_s)
@@ -122,13 +138,16 @@ class Ledger:
             block_bytes=BLOCK_BYTES,
             max_record_bytes=RECORD_BYTES,
         )
-        self._partition = str(key_partition(self._key, PARTITIONS))
+        self._job = None if job is None else task_name(job, "").encode()
+        together = self._key if job is None else job.encode()
+        self._partition = str(key_partition(together, PARTITIONS))
         # Whoever held the sink before can write nothing from our first record on.
         init = self._questions.ask(lambda r: msg.InitProducer(r, name=name))
         self._writer = Writer(producer, int(init) << EPOCH_HALF)
         self._read_to = -1
         self._finished = -1  # the number of the last record that leaves nothing to do
         self.last: Decision | None = None
+        self._tasks: dict[int, int] = {}  # that the job has, by batch, as its tasks say
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -148,16 +167,17 @@ class Ledger:
                 )
             self._client.driver.pause(PAUSE_S)
 
-    def commit(self, batch: int, stage: str, pieces: tuple[Piece, ...]) -> bool:
+    def commit(self, batch: int, stage: str, pieces: tuple[Piece, ...], tasks: int = 0) -> bool:
         """Let a batch count and carry it out, with what an earlier process has left undone.
 
         Returns:
             Whether it is new; if not, it was decided before, and what is staged now is dropped.
 
         Raises:
-            InvalidRequest: a later batch was decided before.
+            InvalidRequest: a later batch was decided before, or this one as another.
             ProducerFenced: another process has taken over the sink.
         """
+        count = sum(piece.count for piece in pieces)
         while True:
             last = self.refresh()
             if last is not None:
@@ -165,20 +185,34 @@ class Ledger:
             if last is not None and batch <= last.batch:
                 staging.drop(self._client, stage)
                 if batch == last.batch:
+                    if self._job is not None and count != last.count:
+                        raise InvalidRequest(
+                            f"{self._sink!r} has written {last.count} records, and is now given "
+                            f"{count}: under the name of a job the same tasks must have the same "
+                            "rows. Run it in as many tasks as before, or under another name"
+                        )
                     return False
                 raise InvalidRequest(
                     f"sink {self._sink!r} has written batch {last.batch}, and is now given batch "
                     f"{batch}: its checkpoint was copied or set back, or two queries write under "
                     "one id. Another 'sinkId' makes it another sink"
                 )
+            known = self._tasks.get(batch, 0)
+            if known and tasks and known != tasks:
+                staging.drop(self._client, stage)
+                raise InvalidRequest(
+                    f"{self._sink!r} is of a job that was run in {known} tasks, and is now run in "
+                    f"{tasks}: rows would be written twice. Run it in as many as before, or under "
+                    "another name"
+                )
             try:
-                decision = self.decide(batch, stage, pieces)
+                decision = self.decide(batch, stage, pieces, tasks)
             except OutOfOrderSequence:
                 continue  # Somebody was faster: see what he has decided.
             self.finish(decision)
             return True
 
-    def decide(self, batch: int, stage: str, pieces: tuple[Piece, ...]) -> Decision:
+    def decide(self, batch: int, stage: str, pieces: tuple[Piece, ...], tasks: int = 0) -> Decision:
         """Make staged batches count.
 
         Raises:
@@ -198,7 +232,10 @@ class Ledger:
                 Target((topic, partition), known.topic_id, starts[partition])
                 for partition in partitions
             ]
-        decision = Decision(self._sequence(), batch, stage, tuple(targets), pieces)
+        count = sum(piece.count for piece in pieces)
+        decision = Decision(
+            self._sequence(), batch, stage, tuple(targets), pieces, count=count, tasks=tasks
+        )
         self._write(decision)
         return decision
 
@@ -216,8 +253,15 @@ class Ledger:
                 decision.pieces,
                 self._timeout_s,
             ).run()
-            number = decision.number + 1
-            self._write(Decision(number, decision.batch, decision.stage, is_done=True))
+            done = Decision(
+                decision.number + 1,
+                decision.batch,
+                decision.stage,
+                is_done=True,
+                count=decision.count,
+                tasks=decision.tasks,
+            )
+            self._write(done)
         staging.drop(self._client, decision.stage)
         self._finished = self.last.number if self.last is not None else -1
 
@@ -258,4 +302,13 @@ class Ledger:
             for key, data in zip(batch.keys, batch.values, strict=True):
                 if key == self._key:
                     self.last = Decision.decode(data)
+                elif self._is_of_job(key):
+                    other = Decision.decode(data)
+                    self._tasks[other.batch] = other.tasks or self._tasks.get(other.batch, 0)
         self._read_to = end
+
+    def _is_of_job(self, key: bytes | None) -> bool:
+        """Whether a record is of a task of our job; its name may begin like that of another job."""
+        if self._job is None or key is None:
+            return False
+        return key.startswith(self._job) and key[len(self._job) :].isdigit()

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 
 from pymq.errors import ConfigError
 from pymq.spark import staging
+from pymq.spark.decisions import task_name
 from pymq.spark.logs import client, process_cache
 from pymq.spark.options import SinkOptions, sink_options
 from pymq.spark.rows import Rows
@@ -41,7 +42,12 @@ ROWS = 5000  # that ``foreach_partition`` takes at once
 
 
 def produce_in_arrow(
-    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+    topic: str | None = None,
+    *,
+    url: str,
+    job: str | None = None,
+    tasks: int | None = None,
+    **options: Any,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``df.mapInArrow(..., pymq.spark.ACK_SCHEMA)`` that produces its rows.
 
@@ -53,40 +59,55 @@ def produce_in_arrow(
         url: of the cluster.
         job: names this piece of work. Whatever is run again under the name writes nothing, so it
             must have the same rows in the same tasks. In a streaming query it is not needed.
+        tasks: how many tasks the job has, as in ``df.repartition(tasks)``. Tasks are not told by
+            Spark, so only with this it is certain that the job is not run again in more of them.
         options: of the sink.
 
     Raises:
-        ConfigError: an option is wrong; when it is run, that there is neither a job nor a query.
+        ConfigError: an option is wrong; when it is run, that there is neither a job nor a query, or
+            that there are more tasks.
+        InvalidRequest: when it is run, that the job was run in another number of tasks, or that
+            this one had another number of rows. It has written nothing.
     """
     found = _options(url, topic, options)
 
     def produce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield attempt(found, job, batches)
+        yield attempt(found, job, batches, tasks or 0)
 
     return produce
 
 
 def produce_in_pandas(
-    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+    topic: str | None = None,
+    *,
+    url: str,
+    job: str | None = None,
+    tasks: int | None = None,
+    **options: Any,
 ) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
     """:func:`produce_in_arrow` for ``df.mapInPandas``."""
     found = _options(url, topic, options)
 
     def produce(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         batches = (pa.RecordBatch.from_pandas(frame, preserve_index=False) for frame in frames)
-        yield attempt(found, job, batches).to_pandas()
+        yield attempt(found, job, batches, tasks or 0).to_pandas()
 
     return produce
 
 
 def foreach_partition(
-    topic: str | None = None, *, url: str, job: str | None = None, **options: Any
+    topic: str | None = None,
+    *,
+    url: str,
+    job: str | None = None,
+    tasks: int | None = None,
+    **options: Any,
 ) -> Callable[[Iterable[Row]], None]:
     """:func:`produce_in_arrow` for ``df.foreachPartition``, which is slower and tells nothing."""
     found = _options(url, topic, options)
 
     def produce(rows: Iterable[Row]) -> None:
-        attempt(found, job, _batches(iter(rows)))
+        attempt(found, job, _batches(iter(rows)), tasks or 0)
 
     return produce
 
@@ -150,19 +171,22 @@ def append_all(options: SinkOptions, values: pd.Series) -> pd.Series:
 
 
 def attempt(
-    options: SinkOptions, job: str | None, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, job: str | None, batches: Iterator[pa.RecordBatch], tasks: int = 0
 ) -> pa.RecordBatch:
-    """One attempt of one task; returns what is written, by it or by an earlier one.
+    """One attempt of one task, of so many; returns what is written, by it or by an earlier one.
 
     Raises:
         ConfigError: it cannot be known which piece of work it is.
+        InvalidRequest: it was another one when it was run before.
     """
     task, number = _task(), 0
     if not options.is_exactly_once:
         job = job or ""
     elif job is None:
         job, number = _query()
-    sink = f"{job}.task{task}"
+    if tasks and task >= tasks:
+        raise ConfigError(f"job {job!r} was to have tasks={tasks}, and this is number {task + 1}")
+    sink = task_name(job, task)
     stage = stage_name(sink, number)
     staged = write(options, sink, stage, batches)
     counts: dict[tuple[str, str], int] = {}
@@ -170,7 +194,7 @@ def attempt(
         counts[piece.place] = counts.get(piece.place, 0) + piece.count
     is_new = True
     if staged.pieces:
-        is_new = ledger(options, sink).commit(number, stage, staged.pieces)
+        is_new = ledger(options, sink, job).commit(number, stage, staged.pieces, tasks)
     rows = [
         dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
         for place, count in counts.items()

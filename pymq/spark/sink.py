@@ -229,13 +229,13 @@ def commit(
         ledger(options, sink).commit(batch, stage, pieces)
 
 
-def ledger(options: SinkOptions, sink: str) -> Ledger:
-    """This process's access to the decisions of a sink."""
+def ledger(options: SinkOptions, sink: str, job: str | None = None) -> Ledger:
+    """This process's access to the decisions of a sink, which may be a task of a job."""
     mq = client(options.url)
     ledgers: dict[Any, Ledger] = process_cache("ledgers")
     key = (id(mq), sink)
     if key not in ledgers:
-        ledgers[key] = Ledger(mq, sink, options.timeout_s)
+        ledgers[key] = Ledger(mq, sink, options.timeout_s, job=job)
     return ledgers[key]
 
 

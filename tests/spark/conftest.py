@@ -17,10 +17,12 @@ import pymq
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
+TRIES, TOO_SLOW = 4, "failed to connect back"  # ten seconds, which cannot be changed
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half of the time to start
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -123,15 +125,29 @@ def stream(spark: SparkSession, checkpoint: str) -> Callable[..., list[list[Any]
 
 def run(writer: DataStreamWriter) -> None:
     """Run a query to its end; on a busy machine its Python may take longer than Spark waits."""
-    for left in reversed(range(4)):
+    for left in reversed(range(TRIES)):
         query = writer.start()
         try:
             query.awaitTermination()
         except Exception as error:
-            if not left or "failed to connect back" not in str(error):
+            if not left or TOO_SLOW not in str(error):
                 raise
         else:
             return
+
+
+def started(writer: DataStreamWriter) -> StreamingQuery:
+    """A query that runs on, and has read what is there."""
+    for left in reversed(range(TRIES)):
+        query = writer.start()
+        try:
+            query.processAllAvailable()
+        except Exception as error:
+            if not left or TOO_SLOW not in str(error):
+                raise
+        else:
+            break
+    return query
 
 
 def fill(client: pymq.Client, topic: str, count: int, *, start: int = 0, **more: Any) -> None:

@@ -12,7 +12,8 @@ from pymq.client.questions import Questions
 from pymq.core.message import Message
 from pymq.core.record import RecordBatch
 from pymq.errors import InvalidRequest, ProducerFenced
-from pymq.spark.decisions import Ledger
+from pymq.hash.partitioner import key_partition
+from pymq.spark.decisions import PARTITIONS, Ledger, task_name
 from pymq.spark.staging import PREFIX, Piece, Stage
 from pymq.testing import Cluster
 
@@ -153,6 +154,43 @@ def test_of_two_drivers_one_writes() -> None:
         with pytest.raises(ProducerFenced):
             old.commit(1, "pymq-spark.s.1", more)
         assert written(other) == expected(rows(3, "a"))
+
+
+def test_a_job_is_not_written_in_another_number_of_tasks() -> None:
+    """As many rows and, where it is known, as many tasks as there were: else nothing is written."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2)
+
+        def commit(task: int, count: int, tasks: int) -> bool:
+            sink = task_name("j", task)
+            name = f"{PREFIX}{sink}.0"
+            pieces = stage(mq, name, rows(count, sink))
+            return Ledger(mq, sink, TIMEOUT_S, job="j").commit(0, name, pieces, tasks)
+
+        assert commit(0, 3, 2)
+        assert commit(1, 3, 2)
+        assert not commit(0, 3, 2)
+        with pytest.raises(InvalidRequest, match="has written 18 records, and is now given 12"):
+            commit(1, 2, 0)
+        with pytest.raises(InvalidRequest, match="was run in 2 tasks, and is now run in 3"):
+            commit(2, 2, 3)
+        assert commit(2, 2, 0)  # Nobody has said that there is no such task.
+        wanted = [rows(3, "j.task0"), rows(3, "j.task1"), rows(2, "j.task2")]
+        assert written(mq) == expected(*wanted)
+        assert stages(mq) == []
+        # Another job, whose decisions lie beside these and whose name begins alike.
+        numbers = (f"j.task{number}" for number in range(1000))
+        alike = next(job for job in numbers if place(job) == place("j"))
+        sink = task_name(alike, 0)
+        pieces = stage(mq, f"{PREFIX}{sink}.0", rows(1, sink))
+        assert Ledger(mq, sink, TIMEOUT_S, job=alike).commit(0, f"{PREFIX}{sink}.0", pieces, 9)
+        assert not commit(1, 3, 2)
+        assert commit(3, 1, 2)
+
+
+def place(job: str) -> int:
+    return key_partition(job.encode(), PARTITIONS)
 
 
 @pytest.mark.parametrize("seed", range(6))

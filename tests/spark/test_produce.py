@@ -49,6 +49,28 @@ def test_two_actions_and_a_retry_produce_once(
     assert [name for name in stages(mq) if ".job." not in name] == []
 
 
+def test_a_job_is_not_run_again_in_another_number_of_tasks(
+    spark: SparkSession, mq: pymq.Client, url: str
+) -> None:
+    mq.create_topic("recut")
+
+    def run_in(count: int, tasks: int | None) -> None:
+        produce = pymq.spark.produce_in_arrow("recut", url=url, job="recut", tasks=tasks)
+        frame = spark.range(0, 100, 1, count).selectExpr("cast(id as string) value")
+        frame.mapInArrow(produce, pymq.spark.ACK_SCHEMA).collect()
+
+    run_in(2, 2)
+    run_in(2, 2)
+    for count, tasks, complaint in (
+        (1, None, "has written 50 records, and is now given 100"),
+        (3, 2, "was to have tasks=2, and this is number 3"),
+        (4, 4, "Run it in as many"),
+    ):
+        with pytest.raises(Exception, match=complaint):
+            run_in(count, tasks)
+    assert values(mq, "recut") == list(range(100))
+
+
 def test_without_a_name_it_is_refused(spark: SparkSession, mq: pymq.Client, url: str) -> None:
     mq.create_topic("nameless")
     produce = pymq.spark.produce_in_arrow("nameless", url=url)

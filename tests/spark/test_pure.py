@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
 
 import pyarrow as pa
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pymq.core.compression import codec_number
 from pymq.core.config import TopicConfig
@@ -24,6 +25,7 @@ from pymq.spark import columns, planning
 from pymq.spark.offsets import Position
 from pymq.spark.options import Point, sink_options, source_options
 from pymq.spark.planning import Range
+from pymq.spark.progress import lag
 from pymq.spark.rows import Rows
 
 URL = {"url": "zmq+tcp://127.0.0.1:1"}
@@ -334,3 +336,35 @@ def test_long_columns_become_several_batches() -> None:
     assert len(found) > 2
     assert max(batch.size for _, batch in found) < 2 << 20
     assert [value for _, batch in found for value in batch.values] == values
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
+    """What a query tells of itself: for each source the end of its last batch, and the latest."""
+    found: dict[str, Any] = dict.fromkeys(("id", "runId"), "00000000-0000-0000-0000-000000000000")
+    found |= {"name": None, "timestamp": "", "batchId": 0, "batchDuration": 0, "durationMs": {}}
+    found |= {"stateOperators": [], "observedMetrics": {}, "eventTime": {}}
+    found["sink"] = {"description": "", "numOutputRows": 0, "metrics": {}}
+    rates = {"numInputRows": 0, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0}
+    found["sources"] = [
+        {"description": "", "startOffset": None, "endOffset": end, "latestOffset": latest} | rates
+        for end, latest in sources
+    ]
+    return StreamingQueryProgress.fromJson(found)
+
+
+def at(**topics: int) -> str:
+    """A position in partition 0 of some topics."""
+    ids = dict.fromkeys(topics, "id")
+    return json.dumps(Position(ids, {(t, "0"): n for t, n in topics.items()}).to_json())
+
+
+def test_a_query_tells_how_far_it_is_behind() -> None:
+    assert lag(progress((at(a=3), at(a=10, b=5)))) == {"a": {"0": 7}, "b": {"0": 5}}
+    assert lag(progress((at(a=3), at(a=10)), (at(a=9), at(a=12)))) == {"a": {"0": 7}}
+    assert lag(progress((at(a=10), at(a=3)))) == {"a": {"0": 0}}
+    made_again = at(a=4).replace("id", "new")
+    assert lag(progress((at(a=100), made_again))) == {"a": {"0": 4}}
+    assert lag(progress((None, None), ('{"logOffset": 3}', '{"logOffset": 4}'), ("7", "8"))) == {}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pymq
-from tests.spark.conftest import fill
+import pymq.spark
+from tests.spark.conftest import fill, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -199,6 +200,31 @@ def test_partitions_and_topics_come_while_a_query_lives(folder: str, stream: Str
         rows = flat(stream(folder, **options))
         assert {(row.topic, row.partition) for row in rows} == {("a1", "more"), ("a2", "0")}
         assert len(rows) == 12
+
+
+def test_a_topic_grows_under_a_running_query(
+    spark: SparkSession, folder: str, checkpoint: str
+) -> None:
+    """And the query tells how far it is behind."""
+    rows: list[Any] = []
+    with pymq.open(folder) as mq:
+        mq.create_topic("t")
+        fill(mq, "t", 10)
+        source = spark.readStream.format("pymq").options(url=folder, subscribe="t")
+        source = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=6)
+        sink = source.load().writeStream.foreachBatch(lambda frame, _: rows.extend(frame.collect()))
+        query = started(sink.option("checkpointLocation", checkpoint))
+        try:
+            assert numbers(rows) == list(range(10))
+            behind = [pymq.spark.lag(each) for each in query.recentProgress if each.numInputRows]
+            assert behind == [{"t": {"0": 4}}, {"t": {"0": 0}}]
+            mq.create_partition("t", "more")
+            fill(mq, "t", 5, start=10, partition="more")
+            query.processAllAvailable()
+            assert numbers(rows) == list(range(15))
+            assert pymq.spark.lag(query) == {"t": {"0": 0, "more": 0}}
+        finally:
+            query.stop()
 
 
 def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
