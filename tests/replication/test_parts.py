@@ -212,6 +212,29 @@ def test_election_timeouts_are_random() -> None:
     assert same < 2_000 // 50
 
 
+@pytest.mark.parametrize("name", ["A", "B"])
+def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str) -> None:
+    """The disk was full when the block began, and the replica started over.
+
+    It took records in without a term on the disk, and was found broken when it was restarted.
+    Simulated: --profile all --seconds 4 --seeds 7383.
+    """
+    cluster = Cluster(("A", "B"), seed=0)
+    node = cluster.nodes[name]
+    node.start(is_new=True)
+    assert node.has_work
+    node.write()
+    node.crash()
+    assert node.disk.saved is None
+    node.start(is_new=False)
+    assert node.has_work
+    assert not node.raft.is_leader  # Who knows what has become of what it said before?
+    node.write()
+    node.sync()
+    assert node.disk.saved is not None
+    assert not node.raft.is_leader
+
+
 def test_what_is_damaged_is_not_taken_in() -> None:
     cluster = make("A", "B")
     good = batch(0, 1).data
