@@ -11,8 +11,8 @@ def hard_state(replica: Replica) -> tuple[HardState, bool]:
     """The hard state to begin with, and whether it is on the disk or follows from what is there."""
     state, log = replica.state, replica.log
     if replica.saved is None:
-        # Nothing was promised yet, and who leads the block to begin with is known to all. It is
-        # saved all the same, before anything is accepted: else a restart finds records, and no term.
+        # Nothing was promised yet, and who leads the block to begin with is known to all. That is
+        # saved all the same before anything is taken in, or a restart finds records and no term.
         hard, is_saved = HardState(state.epoch, state.leader), False
     else:
         hard, is_saved = HardState.loads(replica.saved), True
