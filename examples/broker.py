@@ -8,7 +8,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import endpoints, parse, secure, serve
+from pymq.deployed.service import endpoints, parse, secure, serve, web
 
 
 def main() -> int:
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="its folder, or memory:")
     parser.add_argument("--rack", help="brokers of one rack fail together")
     secure(parser)
+    web(parser)
     args = parse(parser)
     try:
         node = pymq.Broker(
@@ -36,6 +37,8 @@ def main() -> int:
             policy=args.policy,
             audit=args.audit,
             insecure=args.insecure,
+            http=args.http,
+            http_cert=args.http_cert,
         )
     except pymq.errors.PymqError as error:
         print(f"broker: {error}", file=sys.stderr)

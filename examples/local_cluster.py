@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--data", default="cluster", type=Path, help="a folder (%(default)s)")
     parser.add_argument("--port", default=7878, type=int, help="of the first zkserver")
     parser.add_argument("--brokers", default=3, type=int)
+    parser.add_argument("--http", metavar="HOST:PORT", help="where to serve the page (nowhere)")
     parser.add_argument("--coordinator", help="zookeeper://HOSTS/ROOT or sqlite:PATH")
     parser.add_argument("--curve-dir", type=Path, help="a folder of keys, with a policy")
     args = parser.parse_args()
@@ -48,7 +49,14 @@ def main() -> int:
         zkservers = "tcp://" + ",".join(servers)
         common = {} if args.curve_dir is None else {"curve-dir": args.curve_dir}
         nodes = [
-            start("zkserver.py", stack, listen=f"tcp://{server}", coordinator=coordinator, **common)
+            start(
+                "zkserver.py",
+                stack,
+                listen=f"tcp://{server}",
+                coordinator=coordinator,
+                **common,
+                **({"http": args.http} if args.http and server == servers[0] else {}),
+            )
             for server in servers
         ]
         for i in range(args.brokers):

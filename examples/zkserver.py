@@ -7,7 +7,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import parse, secure, serve
+from pymq.deployed.service import parse, secure, serve, web
 
 
 def main() -> int:
@@ -27,6 +27,7 @@ def main() -> int:
         help="a broker that is silent for longer is dead (%(default)s)",
     )
     secure(parser)
+    web(parser, has_page=True)
     args = parse(parser)
     try:
         node = pymq.ZkServer(
@@ -38,6 +39,9 @@ def main() -> int:
             policy=args.policy,
             audit=args.audit,
             insecure=args.insecure,
+            http=args.http,
+            http_cert=args.http_cert,
+            http_writable=args.http_writable,
         )
     except pymq.errors.PymqError as error:
         print(f"zkserver: {error}", file=sys.stderr)

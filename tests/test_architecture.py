@@ -44,6 +44,7 @@ MODULES = {
     "aio": "root",
     "deployed": "root",
     "metrics": "root",
+    "web": "root",
     "__main__": "cli",
 }
 DEPTH = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}

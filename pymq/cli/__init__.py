@@ -32,6 +32,7 @@ COMMANDS = (
     "cluster",
     "explain",
     "doctor",
+    "ui",
     "bench",
     "verify",
     "keys",

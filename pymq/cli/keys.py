@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,17 +26,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     revoke = what.add_parser("revoke", help="let nobody in with the key of a name any more")
     listing = what.add_parser("list", help="show whose keys there are")
+    token = what.add_parser("token", help="make tokens, for browsers and scrapers of metrics")
     policy = what.add_parser("policy", help="write a policy to begin with")
     policy.add_argument(
         "--superuser", metavar="NAME", action="append", default=[], help="who may do anything"
     )
-    for sub in (make, revoke, listing, policy):
+    for sub in (make, revoke, listing, token, policy):
         # Also behind the word, where everybody types it; what stood before it counts as well.
         sub.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
         )
         sub.add_argument("folder", metavar="DIR", type=Path, help="the folder of keys")
-    for sub in (make, revoke):
+    for sub in (make, revoke, token):
         sub.add_argument("names", metavar="NAME", nargs="+", help="a broker's, or anybody's")
 
 
@@ -45,6 +47,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
         return _make(args, show)
     if args.what == "revoke":
         return _revoke(args, show)
+    if args.what == "token":
+        return _token(args, show)
     return _policy(args, show) if args.what == "policy" else _list(args, show)
 
 
@@ -100,6 +104,28 @@ def _revoke(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"revoked": revoked, "missing": missing})
     return FAILED if missing else OK
+
+
+def _token(args: argparse.Namespace, show: Show) -> int:
+    """Make tokens, each in a file that nobody else can read; one that is there is replaced."""
+    if not args.folder.is_dir():
+        raise ConfigError(f"{args.folder} is no folder; 'pymq keys make' makes one")
+    for name in args.names:
+        check_name(name, "principal")
+    made = []
+    for name in args.names:
+        path = args.folder / f"{name}.token"
+        fresh = path.with_suffix(".token.new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(secrets.token_urlsafe(32) + "\n")
+        fresh.replace(path)
+        made.append({"name": name, "file": str(path)})
+        show.say(f"wrote {path}: whoever has it comes in over HTTP as {name}")
+    if show.is_json:
+        show.result({"tokens": made})
+    return OK
 
 
 def _list(args: argparse.Namespace, show: Show) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 # What each says, and which fields come with it.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ready": ("The node answers from now on", ("node", "endpoint", "pid")),
-    "stopped": ("It has ended in order", ("node", "endpoint", "pid")),
-    "failed": ("It cannot go on", ("node", "endpoint", "pid", "code", "why")),
+    "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http")),
+    "stopped": ("It has ended in order", ("node", "endpoint", "pid", "http")),
+    "failed": ("It cannot go on", ("node", "endpoint", "pid", "http", "code", "why")),
     "controller_active": ("This zkserver decides from now on", ("epoch",)),
     "controller_resigned": ("It does so no more", ()),
     "broker_registered": (

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pymq import coord
 from pymq.coord.base import Coordinator
@@ -19,7 +19,7 @@ from pymq.core.types import check_name
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.deployed.directory import Directory
 from pymq.deployed.identity import fresh_identity, next_identity
-from pymq.deployed.security import Access, Door, open_transport
+from pymq.deployed.security import Access, Door, Http, open_transport
 from pymq.embedded import version
 from pymq.errors import PymqError
 from pymq.hash.assign import assignor
@@ -35,6 +35,9 @@ from pymq.store.base import BlockStore
 from pymq.store.file import FileStore
 from pymq.store.memory import MemoryStore
 from pymq.transport.base import Arrival, Gate, Transport
+
+if TYPE_CHECKING:
+    from pymq.web.server import Server
 
 LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
 HEARTBEAT_MS = 300  # of brokers
@@ -64,6 +67,7 @@ class Node:
         self._is_closed = False
         self._door = door
         self._meters = meters
+        self._http: Server | None = None
         if isinstance(transport, Net):
             meters.net = transport
         if door is not None:
@@ -113,6 +117,17 @@ class Node:
         finally:
             self._is_ready.set()
 
+    @property
+    def http(self) -> str:
+        """Where its metrics and its page are, as ``http://127.0.0.1:8080/``; empty without."""
+        return self._http.address if self._http is not None else ""
+
+    def _open_http(self, http: Http | None, access: Access, page_of: str = "") -> None:
+        if http is not None:
+            from pymq.deployed.http import open_http  # only now: most nodes do without
+
+            self._http = open_http(http, page_of, access, self._door, self.metrics)
+
     def metrics(self, timeout: float = 5.0) -> Metrics:
         """How it stands with the node; any thread may ask while it runs.
 
@@ -136,6 +151,8 @@ class Node:
         if not self._is_closed:
             self._is_closed = True
             try:
+                if self._http is not None:
+                    self._http.close()
                 self._let_go()
             finally:
                 self.transport.close()
@@ -196,6 +213,8 @@ class Broker(Node):
         policy: that policy; ``policy.toml`` in the folder of keys by default.
         audit: a file for what was refused; without one it is logged.
         insecure: listen to the network without keys; anybody may then do anything.
+        http: where to serve metrics, as ``"127.0.0.1:9100"``.
+        http_cert: a PEM file with a certificate and its key; the network is served with one only.
 
     Raises:
         ConfigError, StoreError, StoreLocked: as they say.
@@ -220,6 +239,8 @@ class Broker(Node):
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        http: str | None = None,
+        http_cert: str | os.PathLike[str] | None = None,
     ) -> None:
         check_name(name, "broker name")
         is_kept = store is None and os.fspath(data) != "memory:"
@@ -232,8 +253,8 @@ class Broker(Node):
         try:
             folder = Path(data)
             identity = next_identity(folder, name) if is_kept else fresh_identity(name)
+            access = Access(curve_dir, policy, audit, insecure)
             if made is None:
-                access = Access(curve_dir, policy, audit, insecure)
                 made, door = open_transport(name, listen, advertise, name, access, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
             meters = Meters(loop, version(), files)
@@ -265,6 +286,7 @@ class Broker(Node):
             super().__init__(made, loop, meters, door)
             meters.add_broker(self.machine, self.store)
             loop.add(self._directory.name, self._directory)
+            self._open_http(Http(http, http_cert) if http else None, access)
         except BaseException:
             if made is not None:
                 made.close()
@@ -311,6 +333,8 @@ class ZkServer(Node):
         name: its endpoint, if nothing else is said; then clients find the active one at once.
         gate: as of a :class:`Broker`.
         session_ms: a broker that is silent for longer is dead.
+        http, http_cert: as for a broker; the cluster page is there, too.
+        http_writable: let the page change something.
         curve_dir, policy, audit, insecure: as for a broker. Its key is the one whose file names its
             endpoint, or else that of ``zkserver``.
 
@@ -334,10 +358,13 @@ class ZkServer(Node):
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        http: str | None = None,
+        http_cert: str | os.PathLike[str] | None = None,
+        http_writable: bool = False,
     ) -> None:
         made, door = transport, None
+        access = Access(curve_dir, policy, audit, insecure)
         if made is None:
-            access = Access(curve_dir, policy, audit, insecure)
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
         try:
             loop = Loop(monotonic_ms, made.send, made.flush)
@@ -359,6 +386,12 @@ class ZkServer(Node):
                 else coordinator
             )
             meters.add_zkserver(self.machine, self._backend)
+            try:
+                served = Http(http, http_cert, http_writable) if http else None
+                self._open_http(served, access, made.endpoint)
+            except BaseException:
+                self._backend.close()
+                raise
         except BaseException:
             made.close()
             if door is not None:

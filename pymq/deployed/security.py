@@ -13,6 +13,7 @@ from pymq.core.values import value
 from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.errors import ConfigError
 from pymq.node.access import Asked, Audit, Guard, Policy, load_policy
+from pymq.node.access.requirements import Requirement
 from pymq.transport.base import Gate, Transport
 
 log = logging.getLogger("pymq.security")
@@ -29,6 +30,18 @@ class Access:
     policy: str | os.PathLike[str] | None = None
     audit: str | os.PathLike[str] | None = None
     insecure: bool = False
+
+
+@value
+class Http:
+    """Where a node is to be reached over HTTP, and what for.
+
+    *cert* is a PEM file with a certificate and its key; *writable* lets the page change something.
+    """
+
+    listen: str
+    cert: str | os.PathLike[str] | None = None
+    writable: bool = False
 
 
 def open_transport(
@@ -119,6 +132,10 @@ class Door:
             self._looked_at = now
             self._reload()
         return self._guard(principal, source, message)
+
+    def allows(self, principal: str, need: Requirement) -> bool:
+        """Whether the policy in force lets *principal* do that; any thread may ask."""
+        return self._guard.allows(principal, need)
 
     @property
     def refused(self) -> int:

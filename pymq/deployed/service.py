@@ -87,6 +87,19 @@ def secure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
+    """Add the options of what a node serves over HTTP."""
+    what = "metrics and the cluster page" if has_page else "metrics"
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"serve {what} there")
+    parser.add_argument(
+        "--http-cert", metavar="FILE.pem", help="certificate and key; the network takes one"
+    )
+    if has_page:
+        parser.add_argument(
+            "--http-writable", action="store_true", help="let the page change something"
+        )
+
+
 def serve(node: Node) -> int:
     """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
 
@@ -98,7 +111,7 @@ def serve(node: Node) -> int:
     log.setLevel(logging.INFO)
     note = node.journal.note
     node.journal.listener = partial(_write, node.name)
-    fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid()}
+    fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
     node.on_ready = lambda: note("ready", **fields)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: node.stop())

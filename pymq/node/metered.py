@@ -40,7 +40,7 @@ _NONE = AckMode.NONE
 REQUESTS = (
     *(msg.Produce, msg.Fetch, msg.GetSequence, msg.FindOffset),
     *(msg.Join, msg.Heartbeat, msg.Leave, msg.Acquire, msg.Settle, msg.CommitOffset),
-    *(msg.GetGroup, msg.ListGroups),
+    *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
     *(msg.SetPartitionState, msg.Reassign, msg.Decommission, msg.Recommission),
     *(msg.RecoverPartition, msg.DescribeTopic, msg.ListTopics, msg.DescribeCluster),
@@ -50,7 +50,7 @@ REQUESTS = (
 ANSWERS = frozenset(
     (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.Answer),
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         *(msg.LeaderAndIsrAnswer, msg.Stopped, msg.PartitionReports),
     )
 )

@@ -119,3 +119,22 @@ def test_a_secret_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "alice.secret").chmod(0o640)
     with pytest.raises(Exception, match="can be read by others"):
         KeyRing(tmp_path)
+
+
+def test_tokens_are_for_their_owner_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "token", str(tmp_path), "alice", "bob", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["tokens"]
+    assert [each["name"] for each in made] == ["alice", "bob"]
+    first = (tmp_path / "alice.token").read_text()
+    assert len(first.strip()) >= 32
+    assert (tmp_path / "alice.token").stat().st_mode & 0o777 == 0o600
+    assert main(["keys", "token", str(tmp_path), "alice"]) == 0
+    said = capsys.readouterr().out
+    again = (tmp_path / "alice.token").read_text()
+    assert again != first
+    assert again.strip() not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alice.token", "bob.token"]
+    assert main(["keys", "token", str(tmp_path / "nothing"), "alice"]) == 2
+    assert main(["keys", "token", str(tmp_path), "a/b"]) == 2

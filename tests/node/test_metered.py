@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
+import attrs
 import pytest
 
 import pymq
 from pymq.core.journal import EVENTS
+from pymq.core.message import Message
 from pymq.core.metrics import Metrics
 from pymq.errors import ProducerFenced, UnknownTopic
+from pymq.node.access.requirements import CLUSTER_ACTION, requirements
+from pymq.node.metered import ANSWERS, REQUESTS
 from pymq.testing import Cluster
 
 
@@ -133,3 +138,13 @@ def test_what_happens_in_a_cluster_is_noted() -> None:
     changed = next(fields for event, fields in heard if event == "leader_changed")
     assert changed["before"] == leader
     assert ("topic_deleted", {"topic": "t"}) in heard
+
+
+def test_every_request_of_a_client_is_timed() -> None:
+    """What a policy asks more for than ClusterAction comes from clients, and is answered."""
+    for cls in get_args(Message):
+        fields = {field.name for field in attrs.fields(cls)}
+        is_of_nodes = requirements(cls(**dict.fromkeys(fields, ""))) == (CLUSTER_ACTION,)
+        assert (cls in REQUESTS) or is_of_nodes, cls
+        assert not (cls in REQUESTS or cls in ANSWERS) or "id" in fields, cls
+    assert not set(REQUESTS) & ANSWERS

@@ -30,6 +30,10 @@ class Guard:
         self._clock = clock
         self._quotas = Quotas(self._quota)
 
+    def allows(self, principal: str, need: Requirement) -> bool:
+        """Whether *principal* may do that."""
+        return self._policy.allows(principal, need.operation, need.kind, need.name)
+
     def replace(self, policy: Policy) -> None:
         """Go by another policy from the next message on."""
         self._policy = policy
@@ -38,7 +42,7 @@ class Guard:
         """Answers instead of *message*, or None to let it in."""
         needed = requirements(message)
         for need in needed:
-            if not self._policy.allows(principal, need.operation, need.kind, need.name):
+            if not self.allows(principal, need):
                 return self._refuse(principal, source, message, need)
         if not principal:
             return self._refuse(principal, source, message, None)

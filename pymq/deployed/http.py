@@ -1,0 +1,54 @@
+"""HTTP of a node: metrics of every node, the page of a zkserver.
+
+With keys everybody is who his token says: a file ``NAME.token`` beside the keys, for scrapers and
+browsers that cannot speak CurveZMQ. Metrics are for whoever may ``Describe`` the cluster; the page
+talks with the cluster as the principal himself, with his own key, so that every node asks the
+policy as it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pymq.core.metrics import Metrics
+from pymq.deployed.remote import open_cluster
+from pymq.deployed.security import Access, Door, Http
+from pymq.node.access.requirements import DESCRIBE_CLUSTER
+from pymq.node.meters import process
+from pymq.web.app import App
+from pymq.web.desk import Desks
+from pymq.web.gate import Gate, TokenFolder
+from pymq.web.server import Server
+
+
+def open_http(
+    http: Http, node: str, access: Access, door: Door | None, metrics: Callable[[], Metrics]
+) -> Server:
+    """Serve a node's metrics, and the page if *node* is the endpoint of a zkserver.
+
+    Raises:
+        ConfigError: it cannot be listened there, or must not be.
+    """
+    keys = access.curve_dir
+    gate = Gate(None if keys is None else TokenFolder(Path(keys)))
+    allows = (lambda principal: True) if door is None else _may_scrape(door)
+
+    def collect() -> Metrics:
+        found = metrics()
+        process(found)
+        return found
+
+    desks = None
+    if "://" in node:
+        desks = Desks(
+            lambda principal: open_cluster(
+                f"zmq+{node}", curve_dir=keys, principal=principal or None
+            )
+        )
+    app = App(gate, collect, desks=desks, may_scrape=allows, writable=http.writable)
+    return Server(http.listen, app, cert=http.cert, insecure=access.insecure)
+
+
+def _may_scrape(door: Door) -> Callable[[str], bool]:
+    return lambda principal: door.allows(principal, DESCRIBE_CLUSTER)

@@ -1,0 +1,114 @@
+"""A few records of a partition, for people: read without a subscription, so nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pymq.client.client import Client
+from pymq.core.message import Fetch, Fetched
+from pymq.core.record import Record
+from pymq.core.runs import split
+from pymq.core.types import is_internal
+from pymq.core.view import BatchView
+from pymq.errors import AuthorizationFailed, InvalidRequest
+
+LIMIT = 50
+LIMIT_MAX = 200
+FETCH_BYTES = 1 << 18
+FETCHES_MAX = 8
+TEXT_MAX = 4_096  # characters of a value that are shown
+HEX_MAX = 256  # bytes of one that is no text
+HEADERS_MAX = 50
+
+Json = dict[str, Any]
+
+
+def browse(client: Client, query: Mapping[str, str]) -> Json:
+    """Records of ``topic`` and ``partition`` from ``offset`` on, or before its ``end``.
+
+    ``offset`` is a number, ``begin``, or ``end`` for the last ones; ``time_ms`` is a time instead.
+
+    Raises:
+        InvalidRequest: that is not what the query says.
+        PymqError: they cannot be read.
+    """
+    topic = query.get("topic", "")
+    if is_internal(topic):
+        raise AuthorizationFailed("what is in internal topics is pymq's own")
+    name = client.questions.partition_name(topic, query.get("partition", "0"))
+    limit = min(_number(query.get("limit", str(LIMIT))), LIMIT_MAX)
+    start, end = client.questions.bounds(topic, name)
+    offset = query.get("offset", "end")
+    if "time_ms" in query:
+        at = client.offsets_at(topic, _number(query["time_ms"]))[name]
+    elif offset == "begin":
+        at = start
+    elif offset == "end":
+        at = end - limit
+    else:
+        at = _number(offset)
+    at = min(max(at, start), end)
+    records = _read(client, topic, name, at, end, limit)
+    return {
+        "topic": topic,
+        "partition": name,
+        "start": start,
+        "end": end,
+        "from": at,
+        "to": records[-1].offset + 1 if records else at,
+        "records": [_shown(record) for record in records],
+    }
+
+
+def _read(
+    client: Client, topic: str, partition: str, at: int, end: int, limit: int
+) -> list[Record]:
+    records: list[Record] = []
+    for _ in range(FETCHES_MAX):
+        if at >= end or len(records) >= limit:
+            break
+
+        def fetch(request: int, at: int = at) -> Fetch:
+            return Fetch(request, topic, partition, at, FETCH_BYTES, 0, end)
+
+        answer = client.questions.ask_leader(topic, partition, fetch)
+        if not isinstance(answer, Fetched) or not answer.data:
+            break
+        for batch in split(answer.data):
+            view = BatchView(batch.verify().at(topic, partition), at)
+            if not view.is_control:
+                records += view.part(at, end, 1).records()
+            at = max(at, batch.end_offset)
+            if len(records) >= limit:
+                break
+    return records[:limit]
+
+
+def _shown(record: Record) -> Json:
+    return {
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "key": _bytes(record.key),
+        "value": _bytes(record.value),
+        "headers": [[name, _bytes(found)] for name, found in record.headers[:HEADERS_MAX]],
+    }
+
+
+def _bytes(data: bytes | None) -> Json | None:
+    """Bytes as text where they are some, else in hexadecimal digits."""
+    if data is None:
+        return None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if data and (not text or any(not (c.isprintable() or c in "\n\r\t") for c in text[:TEXT_MAX])):
+        return {"size": len(data), "hex": data[:HEX_MAX].hex(" "), "cut": len(data) > HEX_MAX}
+    return {"size": len(data), "text": text[:TEXT_MAX], "cut": len(text) > TEXT_MAX}
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidRequest(f"{text!r} is not a whole number")
+    return int(text)

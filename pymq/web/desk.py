@@ -1,0 +1,227 @@
+"""What one principal sees of a cluster: the latest look at it, shared by all who ask at a time.
+
+Nothing is looked at unless somebody has the page open, and never for more than a fifth of the time,
+however large the cluster is and however many look.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pymq.client.client import Client
+from pymq.core.metadata import TopicDescription
+from pymq.errors import (
+    AuthorizationFailed,
+    Closed,
+    InvalidRequest,
+    NoBrokers,
+    PymqError,
+)
+from pymq.web import shown
+from pymq.web.browse import browse
+
+EVERY_S = 1.0  # between two looks, at least
+SHARE = 4  # ... and so many times as long as the last one took
+PATIENCE_S = 3.0  # how long who asks waits for a look that somebody else takes
+TOPICS_MAX = 200  # that are described; of the others there are the names
+GROUPS_MAX = 100
+NAMES_MAX = 5_000
+SAMPLES = 180
+DESKS_MAX = 16
+
+Json = dict[str, Any]
+
+
+class Desk:
+    """One client, and what it saw last."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state: Json = {}
+        self._due = 0.0
+        self._totals: dict[str, tuple[float, int, int]] = {}  # by topic: when, records, bytes
+        self._rates: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
+
+    # --- the whole ------------------------------------------------------------------------------
+
+    def state(self) -> Json:
+        """The whole cluster, as it was a moment ago."""
+        if self._clock() >= self._due and self._lock.acquire(timeout=PATIENCE_S):
+            try:
+                if self._clock() >= self._due:
+                    self._look()
+            finally:
+                self._lock.release()
+        return self._state or {"problem": "the cluster does not answer yet"}
+
+    def _look(self) -> None:
+        began = self._clock()
+        try:
+            self._state = self._looked()
+        except Closed:
+            raise
+        except PymqError as error:
+            # What was seen last is better than nothing, if it is said how old it is.
+            self._state = {**self._state, "problem": str(error), "code": error.code}
+        took = self._clock() - began
+        self._due = self._clock() + max(EVERY_S, SHARE * took)
+
+    def _looked(self) -> Json:
+        client, problems = self.client, []
+        cluster = client.cluster()
+        names = client.topics()
+        topics, hidden = self._topics(names)
+        if hidden:
+            problems.append(f"{hidden} topics may not be described by whom you are")
+        at = self._clock()
+        rates = {topic.name: self._rate(topic, at) for topic in topics}
+        for gone in self._totals.keys() - rates.keys():
+            del self._totals[gone]
+        known = [rate for rate in rates.values() if rate is not None]
+        if known:
+            self._rates.append((time.time(), sum(r for r, _ in known), sum(b for _, b in known)))
+        return {
+            "at_ms": round(time.time() * 1000),
+            "problem": None,
+            "notes": problems,
+            "cluster": shown.cluster(cluster, topics),
+            "topics": [shown.topic_line(topic, rates[topic.name]) for topic in topics],
+            "more_topics": names[TOPICS_MAX:NAMES_MAX],
+            "groups": self._groups(),
+            "rates": [[round(t * 1000), round(r, 1), round(b)] for t, r, b in self._rates],
+        }
+
+    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
+        found, hidden = [], 0
+        for name in list(names)[:TOPICS_MAX]:
+            try:
+                found.append(self.client.describe_topic(name))
+            except AuthorizationFailed:
+                hidden += 1
+            except LookupError:
+                pass  # It was deleted meanwhile.
+        return found, hidden
+
+    def _rate(self, topic: TopicDescription, at: float) -> tuple[float, float] | None:
+        """Records and bytes a second since the last look."""
+        records = sum(p.end_offset for p in topic.partitions)
+        size = sum(block.size_bytes for p in topic.partitions for block in p.blocks)
+        before, self._totals[topic.name] = self._totals.get(topic.name), (at, records, size)
+        if before is None or at <= before[0] or records < before[1]:
+            return None
+        seconds = at - before[0]
+        # Retention takes bytes away, of which nobody has to hear here.
+        return (records - before[1]) / seconds, max(0, size - before[2]) / seconds
+
+    def _groups(self) -> list[Json]:
+        found = []
+        try:
+            names = self.client.groups()
+        except (AuthorizationFailed, NoBrokers):
+            return []
+        for name in names[:GROUPS_MAX]:
+            try:
+                found.append(shown.group_line(self.client.describe_group(name)))
+            except (AuthorizationFailed, LookupError):
+                pass  # It is somebody else's, or gone.
+            except TimeoutError as error:
+                found.append({"name": name, "problem": str(error)})
+        return found
+
+    # --- one of its parts -----------------------------------------------------------------------
+
+    def topic(self, name: str) -> Json:
+        """All about a topic."""
+        return shown.topic(self.client.describe_topic(name))
+
+    def group(self, name: str) -> Json:
+        """All about a group."""
+        return shown.group(self.client.describe_group(name))
+
+    def records(self, query: Mapping[str, str]) -> Json:
+        """Some records of a partition."""
+        return browse(self.client, query)
+
+    # --- changing something ---------------------------------------------------------------------
+
+    def change(self, what: str, given: Mapping[str, Any]) -> Json:
+        """Do what was asked for.
+
+        Raises:
+            InvalidRequest: it is not understood.
+            PymqError: it cannot be done.
+        """
+        topic = given.get("topic")
+        if not isinstance(topic, str):
+            raise InvalidRequest("say which topic")
+        self._due = 0.0  # Who changes something wants to see it.
+        match what:
+            case "create":
+                partitions, replicas = given.get("partitions", 1), given.get("replicas", 1)
+                if type(partitions) is not int or type(replicas) is not int:
+                    raise InvalidRequest("partitions and replicas are numbers")
+                acks = str(given.get("acks", "leader"))
+                self.client.create_topic(topic, partitions=partitions, replicas=replicas, acks=acks)
+            case "acks":
+                partition, acks = str(given.get("partition")), str(given.get("acks"))
+                self.client.set_partition_state(topic, partition, acks)
+            case "send":
+                return self._send(topic, given)
+            case _:
+                raise InvalidRequest(f"{what!r} cannot be done here")
+        return {}
+
+    def _send(self, topic: str, given: Mapping[str, Any]) -> Json:
+        key, found = given.get("key"), given.get("value")
+        if not isinstance(found, str) or not isinstance(key, str | None):
+            raise InvalidRequest("value and key are text")
+        with self.client.producer(linger_ms=0) as producer:
+            delivery = producer.send(topic, found.encode(), key=key.encode() if key else None)
+            where = delivery.result(timeout=10)
+        return {"partition": where.partition, "offset": where.offset}
+
+
+class Desks:
+    """The desks of all principals; each has a client of his own, so that his rights count.
+
+    With *is_ours* False the clients are somebody else's to close.
+    """
+
+    def __init__(self, open_client: Callable[[str], Client], *, is_ours: bool = True) -> None:
+        self._open = open_client
+        self._is_ours = is_ours
+        self._desks: dict[str, Desk] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def of(self, principal: str) -> Desk:
+        """The desk of *principal*.
+
+        Raises:
+            PymqError: there is no client for him.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the page was closed")
+            desk = self._desks.pop(principal, None) or Desk(self._open(principal))
+            self._desks[principal] = desk  # the last one: who was not here for long goes first
+            if len(self._desks) > DESKS_MAX:
+                gone = self._desks.pop(next(iter(self._desks)))
+                if self._is_ours:
+                    gone.client.close()
+            return desk
+
+    def close(self) -> None:
+        """Close all clients."""
+        with self._lock:
+            self._is_closed = True
+            desks, self._desks = self._desks, {}
+        if self._is_ours:
+            for desk in desks.values():
+                desk.client.close()

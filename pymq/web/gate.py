@@ -1,0 +1,148 @@
+"""Who may come in over HTTP: by a token, and then by a cookie that stands for it.
+
+A token is for programs, in ``Authorization: Bearer``; a browser gives it once and gets a cookie
+that no script can read and no other site can use. Without tokens everybody may who can connect, as
+it is with a node that has no keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from pymq.core.values import value
+
+ANYBODY = ""
+SESSION_S = 12 * 3600.0
+SESSIONS_MAX = 1_000
+TOKEN_BYTES_MAX = 1_024
+LOOK_S = 1.0  # between two looks at a folder
+LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
+
+
+class Tokens(Protocol):
+    """Who has which token."""
+
+    def principal(self, token: str) -> str | None:
+        """Whose token it is; None if it is nobody's."""
+        ...
+
+
+class OneToken:
+    """A single token."""
+
+    def __init__(self, token: str, principal: str = ANYBODY) -> None:
+        self._digest = _digest(token)
+        self._principal = principal
+
+    def principal(self, token: str) -> str | None:
+        """Whose token it is; None if it is nobody's."""
+        return self._principal if hmac.compare_digest(_digest(token), self._digest) else None
+
+
+class TokenFolder:
+    """The tokens of the files ``NAME.token`` in a folder of keys, also after they have changed."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._looked_at = -LOOK_S
+        self._digests: dict[bytes, str] = {}
+
+    def principal(self, token: str) -> str | None:
+        """Whose token it is; None if it is nobody's."""
+        if self._clock() - self._looked_at >= LOOK_S:
+            self._looked_at = self._clock()
+            self._digests = {_digest(text): name for name, text in self._read()}
+        given, found = _digest(token), None
+        for digest, name in self._digests.items():
+            if hmac.compare_digest(digest, given):
+                found = name
+        return found
+
+    def _read(self) -> list[tuple[str, str]]:
+        tokens = []
+        for path in sorted(self._folder.glob("*.token")):
+            try:
+                with path.open("rb") as file:
+                    if os.fstat(file.fileno()).st_mode & 0o077:
+                        continue  # Others can read it: it proves nothing.
+                    text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if len(text) >= 16:
+                tokens.append((path.name.removesuffix(".token"), text))
+        return tokens
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+@value
+class Session:
+    """A browser that has shown a token."""
+
+    token: str
+    until: float
+
+
+class Gate:
+    """Tells who a request is from."""
+
+    def __init__(self, tokens: Tokens | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may come in."""
+        return self._tokens is None
+
+    def principal(self, bearer: str | None, cookie: str | None) -> str | None:
+        """Who it is; None if that is not known. The token behind a cookie must still be one."""
+        if self._tokens is None:
+            return ANYBODY
+        if bearer is None and cookie is not None:
+            with self._lock:
+                session = self._sessions.get(cookie)
+            if session is not None and session.until > self._clock():
+                bearer = session.token
+        return None if bearer is None else self._tokens.principal(bearer)
+
+    def sign_in(self, token: str) -> str | None:
+        """A new cookie for who has *token*; None if it is nobody's."""
+        if self._tokens is None or self._tokens.principal(token) is None:
+            return None
+        cookie, now = secrets.token_urlsafe(32), self._clock()
+        with self._lock:
+            for old in [key for key, session in self._sessions.items() if session.until <= now]:
+                del self._sessions[old]
+            while len(self._sessions) >= SESSIONS_MAX:
+                del self._sessions[next(iter(self._sessions))]
+            self._sessions[cookie] = Session(token, now + SESSION_S)
+        return cookie
+
+    def sign_out(self, cookie: str | None) -> None:
+        """The cookie counts no more."""
+        with self._lock:
+            self._sessions.pop(cookie or "", None)
+
+
+def is_local_name(host: str) -> bool:
+    """Whether the header ``Host`` names this machine by a name that no other site can have.
+
+    A page elsewhere may let its own name point to 127.0.0.1, and then read what is served there; it
+    cannot have it called ``localhost``.
+    """
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.lower() in LOCAL

@@ -1,0 +1,178 @@
+// The page: which view, what it asks for how often, and what is wrong.
+
+import { h, link, show } from "./dom.js";
+import * as views from "./views.js";
+
+const EVERY_MS = 2000;
+const content = document.getElementById("content");
+const head = document.getElementById("head");
+const status = document.getElementById("status");
+
+const page = {
+  width: 800,
+  filter: "",
+  writable: false,
+  partitions: [],
+  told: new Map(),
+  say(key, text) {
+    page.told.set(key, text);
+    const place = document.getElementById(`said ${key}`);
+    if (place) place.textContent = text;
+  },
+  said: (key) => page.told.get(key),
+  find(text) { page.filter = text; draw(); },
+  go(partition, offset) { location.hash = link("records", place()[1], partition, offset); },
+  jump(form) {
+    const time = form.get("time") ? Date.parse(`${form.get("time")}Z`) : NaN;
+    page.go(form.get("partition"), Number.isNaN(time) ? form.get("offset") || "end" : `@${time}`);
+  },
+  async signIn(token) {
+    if (await post("/login", { token })) { isOut = false; update(); }
+  },
+  async change(what, given) {
+    if (await post(`/api/${what}`, given)) update();
+  },
+};
+
+let state = null; // of the whole cluster, as told last
+let part = null; // the view's own part
+let isOut = false; // a token is needed
+let turn = 0; // answers to what was asked for before are dropped
+
+// --- talking with the server ----------------------------------------------------------------------
+
+class Refused extends Error {
+  constructor(code, message) { super(message); this.code = code; }
+}
+
+async function ask(path) {
+  const response = await fetch(path, { credentials: "same-origin", cache: "no-store" });
+  const found = await response.json();
+  if (!response.ok) throw new Refused(response.status, found.error || response.statusText);
+  return found;
+}
+
+async function post(path, given) {
+  try {
+    const response = await fetch(path, {
+      method: "POST", credentials: "same-origin",
+      headers: { "Content-Type": "application/json" }, body: JSON.stringify(given),
+    });
+    const found = await response.json();
+    if (!response.ok) throw new Error(found.error || response.statusText);
+    complain("");
+    return true;
+  } catch (error) {
+    complain(error.message);
+    return false;
+  }
+}
+
+function complain(text) {
+  if (status.textContent !== text) status.textContent = text;
+}
+
+// --- where we are ---------------------------------------------------------------------------------
+
+function place() {
+  return location.hash.replace(/^#\/?/, "").split("/").map((part) => {
+    try { return decodeURIComponent(part); } catch { return part; }
+  });
+}
+
+function wanted([view, name, partition, offset]) {
+  const query = (found) => new URLSearchParams(found).toString();
+  if (view === "topic") return `/api/topic?${query({ name })}`;
+  if (view === "group") return `/api/group?${query({ name })}`;
+  if (view === "records") {
+    const at = offset || "end";
+    const where = at.startsWith("@") ? { time_ms: at.slice(1) } : { offset: at };
+    return `/api/records?${query({ topic: name, partition: partition || "0", ...where })}`;
+  }
+  return null;
+}
+
+// A page of records stays as it is while it is read; only the last one grows.
+const isLive = ([view, , , offset]) => view !== "records" || !offset || offset === "end";
+
+async function update(isNew = false) {
+  clearTimeout(update.timer);
+  const mine = ++turn;
+  const here = place();
+  try {
+    const path = wanted(here);
+    const ask2 = path && (isNew || part === null || isLive(here)) ? ask(path) : Promise.resolve(part);
+    const [whole, found] = await Promise.all([ask("/api/state"), ask2]);
+    if (mine !== turn) return;
+    state = whole;
+    part = found;
+    isOut = false;
+    if (here[0] === "records" && isNew) {
+      const about = await ask(`/api/topic?${new URLSearchParams({ name: here[1] })}`);
+      if (mine !== turn) return;
+      page.partitions = about.partitions.map((partition) => partition.name);
+    }
+    complain(whole.problem ? `${whole.problem}${whole.at_ms ? ` Shown is what was so ${age(whole)} ago.` : ""}` : "");
+  } catch (error) {
+    if (mine !== turn) return;
+    if (error instanceof Refused && error.code === 401) isOut = true;
+    else if (error instanceof Refused) { complain(error.message); if (isNew) part = null; }
+    else complain("The server does not answer; trying again.");
+  }
+  draw();
+  if (!document.hidden && !isOut) update.timer = setTimeout(update, EVERY_MS);
+}
+
+function age(whole) {
+  const seconds = Math.max(0, Math.round((Date.now() - whole.at_ms) / 1000));
+  return seconds < 120 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+}
+
+// --- drawing --------------------------------------------------------------------------------------
+
+function draw() {
+  const here = place();
+  page.width = Math.max(280, content.clientWidth - 32);
+  if (window.innerWidth <= 640) page.width = Math.max(260, content.clientWidth - 12);
+  page.writable = Boolean(state && state.writable);
+  show(head, top(here));
+  if (isOut) { show(content, views.signIn(page)); return; }
+  if (!state || !state.cluster) { show(content, h("p", { class: "quiet" }, "Looking …")); return; }
+  const view = { topic: views.topic, group: views.group, records: views.records }[here[0]];
+  if (!view) show(content, here[0] === "groups" ? views.groups(state) : views.overview(state, page));
+  else if (part) show(content, view(part, page));
+  else show(content, h("p", { class: "quiet" }, "Nothing to show. "), h("p", null, h("a", { href: "#/" }, "Back to the cluster")));
+  document.title = here[1] ? `${here[1]} · pymq` : "pymq";
+}
+
+function top([view]) {
+  const tab = (href, text, isHere) => h("a", { href, "aria-current": isHere ? "page" : null }, text);
+  const isFine = state && !state.problem;
+  return h("div", { class: "bar-top" },
+    h("a", { class: "name", href: "#/" }, h("img", { src: "icon.svg", width: 24, height: 24, alt: "" }), "pymq"),
+    h("nav", { "aria-label": "Views" },
+      tab("#/", "Cluster", ["", "topic", "records"].includes(view)), tab("#/groups", "Groups", ["groups", "group"].includes(view))),
+    h("span", { class: "who" },
+      h("span", null, h("span", { class: `dot ${isOut || !state ? "" : isFine ? "live" : "bad"}` }), isOut || !state ? "" : isFine ? " live" : " not up to date"),
+      state && state.principal ? h("span", null, state.principal) : null,
+      state && !state.writable ? h("span", null, "read-only") : null,
+      state && state.can_sign_out && !isOut
+        ? h("button", { type: "button", onclick: async () => { await post("/logout", {}); isOut = true; state = part = null; draw(); } }, "Leave") : null));
+}
+
+// --- beginning ------------------------------------------------------------------------------------
+
+async function begin() {
+  // The token in the address goes no further: it is given away for a cookie and taken out.
+  const token = /^#token=(.+)$/.exec(location.hash);
+  if (token) {
+    history.replaceState(null, "", location.pathname + "#/");
+    await post("/login", { token: token[1] });
+  }
+  window.addEventListener("hashchange", () => { part = null; content.focus({ preventScroll: true }); window.scrollTo(0, 0); update(true); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && !isOut) update(); });
+  new ResizeObserver(() => { if (state) draw(); }).observe(content);
+  update(true);
+}
+
+begin();

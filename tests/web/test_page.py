@@ -1,0 +1,328 @@
+"""The page in a real browser: it shows what there is, obeys nothing of it, and can be worked with.
+
+Where there is no Chromium these tests are skipped, and the run's summary says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq import web
+from pymq.web.app import App
+from pymq.web.desk import Desk, Desks
+from pymq.web.gate import Gate, OneToken
+from tests.web.browser import Browser, Page, find
+from tests.web.helpers import TOKEN, fill
+
+CHROMIUM = find()
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no Chromium: install one, or name it with PYMQ_CHROMIUM; the page is NOT tested",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    with Browser(CHROMIUM, tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+@pytest.fixture
+def mq() -> Iterator[pymq.Client]:
+    with pymq.open("memory:") as client:
+        fill(client)
+        yield client
+
+
+@pytest.fixture
+def server(mq: pymq.Client) -> Iterator[web.Server]:
+    with web.serve(mq, token=TOKEN.replace(" ", "-"), writable=True) as serving:
+        yield serving
+
+
+@pytest.fixture
+def page(browser: Browser, server: web.Server) -> Page:
+    opened = browser.page(server.url)
+    opened.wait("document.querySelector('table')")
+    return opened
+
+
+def go(page: Page, where: str, until: str) -> None:
+    page.run(f"location.hash = {where!r}")
+    page.wait(f"document.body.innerText.includes({until!r})")
+
+
+@pytest.mark.slow
+def test_the_token_goes_no_further_than_the_first_request(page: Page, server: web.Server) -> None:
+    assert page.run("location.href") == f"{server.address}#/"
+    assert page.run("document.cookie") == ""
+    page.open(server.address)
+    page.wait("document.querySelector('table')")
+    page.run(
+        "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Leave').click()"
+    )
+    page.wait("document.querySelector('input[type=password]')")
+    assert "orders" not in page.text()
+    page.run(
+        "document.querySelector('input[type=password]').value = "
+        f"{TOKEN.replace(' ', '-')!r}; document.querySelector('form button').click()"
+    )
+    page.wait("document.body.innerText.includes('orders')")
+    assert [text for text in page.complaints() if "401" not in text] == []
+
+
+def test_it_shows_what_there_is(page: Page) -> None:
+    text = page.text()
+    for wanted in ("brokers, all alive", "orders", "clicks", "billing", "broker-0", "live"):
+        assert wanted in text
+    go(page, "#/topic/orders", "Partition 1")
+    kinds = page.run("[...document.querySelectorAll('.copy')].map((e) => e.getAttribute('class'))")
+    in_timeline = [kind for kind in kinds if kind in ("copy leader whole", "copy raft whole open")]
+    assert in_timeline.count("copy raft whole open") == 2  # one of the legend
+    go(page, "#/records/orders/0/95", "Records 95 to 100")
+    assert '{"n": 99}' in page.text()
+    assert "00 ff" in page.text()
+    go(page, "#/group/billing", "generation")
+    assert "91" in page.text()
+    assert page.complaints() == []
+
+
+@pytest.mark.slow
+def test_it_lives(page: Page, mq: pymq.Client) -> None:
+    """What changes is seen without a reload, and what had the focus keeps it."""
+    page.run("window.mark = document.querySelector('input[type=search]'); mark.focus()")
+    mq.create_topic("appeared")
+    page.wait("document.body.innerText.includes('appeared')")
+    assert page.run("document.activeElement === window.mark && mark.isConnected")
+    go(page, "#/topic/clicks", "Partition 0")
+    page.wait("document.body.innerText.includes('blocks 1')")
+    page.run("window.card = document.querySelector('section.card')")
+    with mq.producer() as producer:
+        producer.send_many("clicks", [b"x"] * 1234).wait()
+    page.wait("document.body.innerText.includes('1,234')")
+    assert page.run("window.card.isConnected")
+
+
+@pytest.mark.slow
+def test_a_timeline_is_read_with_the_keyboard(page: Page) -> None:
+    go(page, "#/topic/orders", "Partition 1")
+    page.run("document.querySelector('.column[tabindex=\"0\"]').focus()")
+    said = "document.querySelector('.said').innerText"
+    page.wait(f"{said}.includes('Open block: offsets 100 to 101')")
+    page.press("ArrowLeft")
+    page.wait(f"{said}.includes('offsets 0 to 100') && {said}.includes('led by broker-0')")
+    label = page.run("document.activeElement.getAttribute('aria-label')")
+    assert label == page.run(said)
+    page.press("ArrowLeft")  # There is no block before it.
+    assert page.run("document.activeElement.getAttribute('aria-label')") == label
+
+
+@pytest.mark.slow
+def test_names_and_roles_are_there_for_those_who_do_not_see(page: Page) -> None:
+    for where, until in (
+        ("#/", "Throughput"),
+        ("#/topic/orders", "Partition 1"),
+        ("#/records/orders/0/95", "Records 95"),
+        ("#/group/billing", "generation"),
+    ):
+        go(page, where, until)
+        nameless = page.run(
+            """[...document.querySelectorAll('a, button, input, select, textarea, [role=img]')]
+            .filter((e) => !(e.textContent || e.ariaLabel || e.getAttribute('aria-label')
+                             || e.labels?.length || e.alt)).map((e) => e.outerHTML)"""
+        )
+        assert nameless == []
+        assert page.run("document.querySelectorAll('h1').length") == 1
+        assert page.run("document.querySelectorAll('main, header, nav').length") == 3
+        heads = page.run("[...document.querySelectorAll('thead th')].every((e) => e.scope)")
+        assert heads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_all_text_stands_out(page: Page, is_dark: bool) -> None:
+    """A contrast of 4.5 to 1 at least, as WCAG 2.1 asks for, in either scheme."""
+    page.dark(is_dark)
+    for where, until in (("#/", "Throughput"), ("#/topic/orders", "Partition 1")):
+        go(page, where, until)
+        faint = page.run(CONTRAST)
+        assert faint == []
+
+
+CONTRAST = """(() => {
+  const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => v / 255)
+      .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const back = (e) => {
+    for (let at = e; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || e.closest('svg, option') || e.disabled || !e.getClientRects().length) continue;
+    if (e.closest('.skip')) continue;
+    const [a, b] = [light(parts(getComputedStyle(e).color)), light(back(e))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) faint.push([e.innerText, contrast]);
+  }
+  return faint;
+})()"""
+
+
+@pytest.mark.slow
+def test_nothing_sticks_out_of_a_phone(page: Page) -> None:
+    """The page is as wide as the screen; what is wider scrolls in its own place."""
+    page.resize(360, 740, is_phone=True)
+    for where, until in (
+        ("#/", "Throughput"),
+        ("#/topic/orders", "Partition 1"),
+        ("#/records/orders/0/95", "Records 95"),
+        ("#/group/billing", "generation"),
+        ("#/groups", "billing"),
+    ):
+        go(page, where, until)
+        assert page.run("document.documentElement.scrollWidth") <= 360, where
+
+
+@pytest.mark.slow
+def test_nothing_jumps_when_it_is_brought_up_to_date(page: Page, mq: pymq.Client) -> None:
+    page.run(
+        """window.shift = 0; new PerformanceObserver((list) => {
+        for (const e of list.getEntries()) window.shift += e.value;
+        }).observe({ type: 'layout-shift', buffered: false })"""
+    )
+    with mq.producer() as producer:
+        for number in (10, 5_000, 70_000):
+            producer.send_many("clicks", [b"x"] * number).wait()
+            total = {10: "10", 5_000: "5,010", 70_000: "75,010"}[number]
+            page.wait(
+                f"document.querySelector('table[aria-label=Topics]').innerText.includes('{total}')"
+            )
+    assert page.run("window.shift") < 0.02
+
+
+@pytest.mark.slow
+def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
+    """Through its forms, as a person does."""
+    page.run(
+        """(() => { const f = [...document.querySelectorAll('details')]
+        .find((d) => d.innerText.includes('Create a topic')); f.open = true;
+        f.querySelector('[name=topic]').value = 'by-hand';
+        f.querySelector('button').click(); })()"""
+    )
+    page.wait("document.querySelector('table[aria-label=Topics]').innerText.includes('by-hand')")
+    go(page, "#/records/by-hand/0", "There is no record here")
+    page.run(
+        """(() => { const f = [...document.querySelectorAll('details')]
+        .find((d) => d.innerText.includes('Send a record')); f.open = true;
+        f.querySelector('[name=value]').value = 'hello'; f.querySelector('button').click(); })()"""
+    )
+    page.wait("document.querySelector('.records')?.innerText.includes('hello')")
+    with mq.consumer("by-hand", mode="psb") as consumer:
+        assert [record.value for record in consumer.until_end()] == [b"hello"]
+
+
+@pytest.mark.slow
+def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
+    server = web.serve(mq, token="t" * 20)
+    try:
+        opened = browser.page(server.url)
+        opened.wait("document.body.innerText.includes('orders')")
+        server.close()
+        opened.wait("document.getElementById('status').innerText.includes('does not answer')")
+        assert "orders" in opened.text()
+    finally:
+        server.close()
+
+
+EVIL = (
+    "<img src=x onerror=window.pwned=1><script>window.pwned=2</script>"
+    '"\' onfocus=window.pwned=3 autofocus x="javascript:window.pwned=4'
+)
+
+
+class EvilDesk(Desk):
+    """Every text that the server tells, whatever it is, is an attack."""
+
+    def state(self) -> dict[str, Any]:
+        return poisoned(super().state())
+
+    def topic(self, name: str) -> dict[str, Any]:
+        return poisoned(super().topic("orders"))
+
+    def group(self, name: str) -> dict[str, Any]:
+        return poisoned(super().group("billing"))
+
+    def records(self, query: object) -> dict[str, Any]:
+        return poisoned(super().records({"topic": "orders", "partition": "0", "offset": "95"}))
+
+
+class EvilDesks(Desks):
+    def __init__(self, client: pymq.Client) -> None:
+        super().__init__(lambda principal: client, is_ours=False)
+        self._desk = EvilDesk(client)
+
+    def of(self, principal: str) -> Desk:
+        return self._desk
+
+
+def poisoned(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: _poisoned(each) for name, each in found.items()} | {
+        EVIL + name: _poisoned(each) for name, each in found.items() if name == "block_bytes"
+    }
+
+
+def _poisoned(found: Any) -> Any:
+    if isinstance(found, dict):
+        return poisoned(found)
+    if isinstance(found, list):
+        return [_poisoned(each) for each in found]
+    return EVIL + found if isinstance(found, str) else found
+
+
+def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> None:
+    """Names, keys, values, headers, errors: each is shown as it is and does nothing."""
+    with mq.producer() as producer:
+        evil = EVIL.encode()
+        producer.send("orders", evil, key=evil, headers=[("h", evil)], partition=0).result()
+    app = App(Gate(OneToken("t" * 20)), mq.metrics, desks=EvilDesks(mq), writable=True, title=EVIL)
+    with web.Server("127.0.0.1:0", app, token="t" * 20) as server:
+        page = browser.page(server.url)
+        page.wait("document.querySelector('table')")
+        clean = page.run("document.querySelectorAll('script, img').length")
+        for where in ("#/", "#/topic/x", "#/records/x/0", "#/group/x", "#/groups", "#/nothing"):
+            page.run(f"location.hash = {where!r}")
+            page.wait("document.body.innerText.includes('onerror')")
+            page.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+            page.run("document.querySelector('.column')?.focus()")
+            page.run(
+                "new Promise((done) => setTimeout(done, 300))"
+            )  # what is loaded, fails by then
+            assert page.run("window.pwned") is None
+            assert page.run("document.querySelectorAll('script, img').length") == clean
+            assert (
+                page.run("document.querySelectorAll('[onerror], [onfocus], [autofocus]').length")
+                == 0
+            )
+            links = page.run(
+                "[...document.querySelectorAll('a')].map((a) => a.getAttribute('href'))"
+            )
+            assert [link for link in links if not link.startswith("#")] == []
+        assert page.complaints() == []
+        # And if it were: the policy forbids whatever was written into the page.
+        page.run(
+            "try { document.body.innerHTML = '<b>x</b>' } catch (e) { window.stopped = e.name }"
+        )
+        assert page.run("window.stopped") == "TypeError"
