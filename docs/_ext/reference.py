@@ -9,6 +9,7 @@ import ast
 import builtins
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
+import pymq
 from pymq import errors
 
 PUBLIC = ("pymq", "pymq.aio", "pymq.testing", "pymq.errors")
@@ -143,6 +145,8 @@ def _shown(value: Any) -> str:
 
 def public_names() -> dict[str, str]:
     """Where a public name is documented, by every name under which docstrings may call it."""
+    # Autodoc would describe what has another name inside as an alias, and nothing more.
+    pymq.RecordBatch.__name__ = pymq.RecordBatch.__qualname__ = "RecordBatch"
     found: dict[str, str] = {}
     for module in map(import_module, PUBLIC):
         for name in module.__all__:
@@ -187,9 +191,11 @@ def sign(
     returns: str | None,
 ) -> tuple[str | None, str | None] | None:
     """Leave out the signature of a class that nobody but pymq constructs."""
+    if signature and "TypeAlias" in signature:
+        signature = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature)
     if signature and what in ("class", "exception") and name.rpartition(".")[2] not in CONSTRUCTED:
         return "", None
-    return None
+    return signature, returns
 
 
 _NAMES = public_names()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class BatchView:
     """The records of one batch whose offsets lie in a range.
 
-    Each column is decoded once, and the views that :meth:`part` makes share what was decoded.
+    Each column is decoded once, and the views that :meth:`part` makes share what was decoded. Of
+    all of them it has ``topic``, ``partition``, ``offsets`` and ``delivery_count``.
     """
 
     def __init__(

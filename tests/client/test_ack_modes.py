@@ -183,6 +183,23 @@ def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
     assert here.values() == [b"first", b"third"]
 
 
+def test_who_waits_for_less_gets_less(world: Make) -> None:
+    """On a partition of mode ``raft`` the leader answers alone, and is lost with its answer."""
+    here = world("raft")
+    first, others = here.leader, here.others
+    with here.mq.producer(acks="leader") as producer:
+        for broker in others:
+            here.cluster.crash(broker)
+        producer.send("t", b"second").result()
+        here.cluster.crash(first)
+        for broker in sorted(others):
+            here.cluster.restart(broker)
+        here.cluster.run(seconds=5)
+        here.cluster.restart(first)
+        here.cluster.run(seconds=5)
+        assert here.values() == [b"first"]
+
+
 def test_what_is_not_answered_has_no_offset() -> None:
     """And what becomes of it nobody is told."""
     with pymq.open("memory:") as mq:
