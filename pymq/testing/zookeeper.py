@@ -157,7 +157,7 @@ class ZooKeeper:
             ]
         self.servers: list[ZooKeeperServer] = []
         for n in range(count):
-            folder_n = Path(folder) / f"zookeeper-{n + 1}"
+            folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"  # where it runs, too
             self.servers.append(ZooKeeperServer(folder_n, host, ports[n], config, command))
             (folder_n / "data").mkdir(exist_ok=True)
             (folder_n / "data" / "myid").write_text(f"{n + 1}\n")

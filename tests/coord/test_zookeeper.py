@@ -169,6 +169,16 @@ def test_the_limit_is_the_servers(tmp_path: Path, needs_zookeeper: None) -> None
 # --- reading while others write -----------------------------------------------------------------
 
 
+def test_a_folder_may_be_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_zookeeper: None
+) -> None:
+    """As in ``local_cluster.py --data cluster``: ZooKeeper runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    with ZooKeeper("relative") as started:
+        assert started.hosts
+    assert (tmp_path / "relative" / "zookeeper-1" / "zoo.cfg").exists()
+
+
 def test_a_load_is_of_one_moment(zookeeper: ZooKeeper) -> None:
     """Every commit puts the same number into all nodes; no load ever sees two numbers."""
     nodes, commits = 30, 150
