@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -24,12 +25,14 @@ from pymq.cli.reach import (
 )
 from pymq.cli.show import FAILED, OK, Show
 from pymq.core import message as msg
-from pymq.errors import PymqError
+from pymq.errors import PymqError, RequestTimeout
 
 if TYPE_CHECKING:
     from pymq.deployed.remote import Where
+    from pymq.transport.zeromq import ZmqTransport
 
 HELP = "say why it cannot be connected to, or why nothing is delivered"
+FIRST_S = 0.5  # how long a zkserver has for its first try to answer; then twice as long
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -150,7 +153,7 @@ def _asked(args: argparse.Namespace, where: Where, there: list[str]) -> Iterator
             raise
         active = None
         for endpoint in there:
-            cluster, error = _who(mq, endpoint)
+            cluster, error = _who(mq, endpoint, transport)
             active = cluster or active
             yield answer_check(endpoint, error, transport.problem)
         if active is None:
@@ -171,11 +174,20 @@ def _asked(args: argparse.Namespace, where: Where, there: list[str]) -> Iterator
         yield from _health(mq, args)
 
 
-def _who(mq: pymq.Client, endpoint: str) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
-    try:
-        return mq.questions.ask(msg.DescribeCluster, peer=endpoint, timeout=ANSWER_S), None
-    except PymqError as error:
-        return None, error
+def _who(
+    mq: pymq.Client, endpoint: str, transport: ZmqTransport
+) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
+    """What a zkserver answers to the question who it is; of one that lets us not in, not long."""
+    patience, until = FIRST_S, time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return mq.questions.ask(msg.DescribeCluster, peer=endpoint, timeout=patience), None
+        except RequestTimeout as error:
+            if transport.problem or time.monotonic() >= until:
+                return None, error
+        except PymqError as error:
+            return None, error
+        patience *= 2
 
 
 def _advertised(check: Check) -> Check:

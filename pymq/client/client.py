@@ -69,13 +69,14 @@ class Client(Handle):
         wall_ms: Callable[[], int],
         on_close: Callable[[], None],
         random_bytes: Callable[[int], bytes] = os.urandom,
+        trouble: Callable[[], str] = str,
     ) -> None:
         self.driver = driver
         self.name = name
         self._wall_ms = wall_ms
         self._on_close = on_close
         self._random_bytes = random_bytes
-        self._router = Router(name, controllers, lambda: driver.loop.touch(name))
+        self._router = Router(name, controllers, lambda: driver.loop.touch(name), trouble)
         self._producers: dict[Producer, None] = {}
         # A consumer that nobody holds any more is given up, so it must not be held here.
         self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()

@@ -71,8 +71,15 @@ Pair = tuple[str, str]  # topic and partition
 class Router(Outbox):
     """Calls and metadata of one client, as a machine."""
 
-    def __init__(self, name: str, controllers: Sequence[str], touch: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        controllers: Sequence[str],
+        touch: Callable[[], None],
+        trouble: Callable[[], str] = str,
+    ) -> None:
         super().__init__()
+        self._trouble = trouble  # what the transport has met with; "" for nothing
         self._touch = touch  # tells the loop that there is something to send
         self.name = name
         self.topics: dict[str, TopicMetadata] = {}
@@ -206,7 +213,8 @@ class Router(Outbox):
             return f"{call.fixed} did not answer in time"
         names = ", ".join(self._controllers)
         who = "no zkserver is active of" if call.refusals else "no answer from"
-        return f"{who} {names}, asked {call.tries} times"
+        trouble = self._trouble()
+        return f"{who} {names}, asked {call.tries} times" + (f"; {trouble}" if trouble else "")
 
     # --- metadata -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -88,14 +88,22 @@ def open_cluster(
     where = parse_url(url, curve_dir, principal)
     transport = open_transport(where)
     try:
-        return connect(transport.node, transport, where.controllers)
+        return connect(transport.node, transport, where.controllers, lambda: transport.problem)
     except BaseException:
         transport.close()
         raise
 
 
-def connect(node: str, transport: Transport, controllers: Sequence[str]) -> Client:
-    """A client over any transport, of the zkservers *controllers*."""
+def connect(
+    node: str,
+    transport: Transport,
+    controllers: Sequence[str],
+    trouble: Callable[[], str] = str,
+) -> Client:
+    """A client over any transport, of the zkservers *controllers*.
+
+    *trouble* says, where nobody answers, what the transport has met with, or nothing.
+    """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
     transport.on_stranger = directory.stranger
@@ -109,7 +117,7 @@ def connect(node: str, transport: Transport, controllers: Sequence[str]) -> Clie
         finally:
             transport.close()
 
-    client = Client(driver, node, list(controllers), wall_ms, close)
+    client = Client(driver, node, list(controllers), wall_ms, close, trouble=trouble)
     keep(client)
     return client
 

@@ -70,17 +70,19 @@ class Queue:
         """A client; of a folder there may be one at a time, and no command beside it."""
         return pymq.open(self.url)
 
-    def put(self, topic: str, values: Sequence[object], partition: str = "0") -> None:
-        """Send values."""
+    def put(self, topic: str, values: Sequence[object], partition: str = "0") -> list[int]:
+        """Send values; returns their offsets."""
         with self.open() as mq, mq.producer() as producer:
             rows = [str(item).encode() for item in values]
-            producer.send_many(topic, rows, partition=partition).wait(60)
+            sent = producer.send_many(topic, rows, partition=partition).result(60)
+            return [record.offset for record in sent]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The URL of a cluster of one zkserver and three brokers."""
-    with pymq.ZkServer(offsets_partitions=1, session_ms=1_500).start() as zkserver:
+    # However slow this machine is, its brokers are not taken to be dead.
+    with pymq.ZkServer(offsets_partitions=1, session_ms=0).start() as zkserver:
         brokers = [pymq.Broker(name, zkservers=[zkserver.endpoint]) for name in BROKERS]
         try:
             for broker in brokers:

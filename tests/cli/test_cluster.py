@@ -131,13 +131,10 @@ def test_a_bench_for_programs(queue: Queue) -> None:
     queue.run("topic", "delete", "--yes", found["topic"])
 
 
-@pytest.mark.parametrize(
-    ("argv", "code"),
-    [
+def test_a_bench_that_cannot_be(queue: Queue) -> None:
+    for argv, code in (
         (["--records", "0"], "CONFIG_ERROR"),
         (["--replicas", "9"], "NOT_ENOUGH_BROKERS"),
         (["--config", "nonsense=1"], "CONFIG_ERROR"),
-    ],
-)
-def test_a_bench_that_cannot_be(queue: Queue, argv: list[str], code: str) -> None:
-    assert queue.fails("bench", *argv)["code"] == code
+    ):
+        assert queue.fails("bench", *argv)["code"] == code

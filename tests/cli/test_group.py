@@ -118,19 +118,17 @@ def test_a_reset_is_shown_first(used: Queue, topic: str, group: str) -> None:
         assert mq.describe_group(group).committed[topic, "0"] == 4
 
 
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [("earliest", 0), ("latest", 10), ("7", 7), ("-3", 7), ("1970-01-01T00:00:01Z", 0)],
-)
-def test_a_reset(used: Queue, topic: str, group: str, place: str, expected: int) -> None:
-    argv = ("group", "reset", group, topic, "--to", place, "--execute")
-    assert used.run(*argv).out.endswith(f"group {group} goes on from there\n")
-    with used.open() as mq:
-        found = mq.describe_group(group).committed
-    assert found == {(topic, "0"): expected, (topic, "1"): 0}
+def test_a_reset(used: Queue, topic: str, group: str) -> None:
+    places = {"earliest": 0, "latest": 10, "1970-01-01T00:00:01Z": 0, "7": 7, "-4": 6}
+    for place, expected in places.items():
+        argv = ("group", "reset", group, topic, "--to", place, "--execute")
+        assert used.run(*argv).out.endswith(f"group {group} goes on from there\n")
+        with used.open() as mq:
+            found = mq.describe_group(group).committed
+        assert found == {(topic, "0"): expected, (topic, "1"): 0}
     assert used.json(*argv)["executed"]
     rest = used.run("consume", topic, "--group", group, "--format", "value").out.split()
-    assert rest == [str(n) for n in range(expected, 10)]
+    assert rest == ["6", "7", "8", "9"]
 
 
 def test_what_cannot_be_reset(used: Queue, topic: str, group: str) -> None:
