@@ -26,7 +26,6 @@ from tests.cli.conftest import Queue
 from tests.client.helpers import polled, wait_until
 from tests.transport.keys import make_keys
 
-
 WAIT_S = 60  # how long anything may take
 
 
@@ -274,7 +273,7 @@ def test_a_key_that_nobody_knows(
     assert "does not let us in" in found.found
     # Whoever did not ask the doctor is told as well.
     with pymq.open(url, curve_dir=other) as mq:
-        wait_until(lambda: "does not know our key" in _refusal(mq), 60)
+        wait_until(lambda: "does not know our key" in _refusal(mq), WAIT_S)
 
 
 def _refusal(mq: pymq.Client) -> str:
@@ -357,17 +356,17 @@ def test_a_broker_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
                 queue.run("topic", "create", "both", "--replicas", 2, "--acks", "leader")
                 queue.run("topic", "create", "most", "--replicas", 2, "--acks", "raft")
                 queue.put("both", range(3))
-                wait_until(lambda: _brokers(queue).found == "broker-0, broker-1 alive", 60)
-            wait_until(lambda: _brokers(queue).state == "warn", 60)
+                wait_until(lambda: _brokers(queue).found == "broker-0, broker-1 alive", WAIT_S)
+            wait_until(lambda: _brokers(queue).state == "warn", WAIT_S)
             assert _brokers(queue).found == "broker-1 is dead, 1 alive"
-            wait_until(lambda: _all(queue).get("partition both/0") is not None, 60)
+            wait_until(lambda: _all(queue).get("partition both/0") is not None, WAIT_S)
             both = _all(queue)["partition both/0"]
             assert (both.state, both.found) == (
                 "warn",
                 "broker-1 not in sync: fewer copies than 2",
             )
-            wait_until(lambda: _all(queue).get("partition most/0") is not None, 60)
-        wait_until(lambda: _brokers(queue).state == "fail", 60)
+            wait_until(lambda: _all(queue).get("partition most/0") is not None, WAIT_S)
+        wait_until(lambda: _brokers(queue).state == "fail", WAIT_S)
         assert _brokers(queue).found == "all are dead: broker-0, broker-1"
 
 
