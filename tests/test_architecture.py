@@ -44,6 +44,7 @@ MODULES = {
     "aio": "root",
     "deployed": "root",
     "metrics": "root",
+    "otel": "root",
     "web": "root",
     "__main__": "cli",
 }
@@ -66,6 +67,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 OWNERS = {
     "cbor2": "core/codec.py",
     "kazoo": "coord/",
+    "opentelemetry": "otel.py",
     "prometheus_client": "metrics.py",
     "pyspark": "spark/",
     "sqlite3": "coord/",
@@ -73,7 +75,9 @@ OWNERS = {
 }
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
-NOT_AT_IMPORT = {"asyncio", "kazoo", "prometheus_client", "pyarrow", "pyspark", "zmq"}
+NOT_AT_IMPORT = set(
+    "asyncio http.server kazoo opentelemetry prometheus_client pyarrow pyspark zmq".split()
+)
 
 
 class Import(NamedTuple):

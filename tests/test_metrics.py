@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +16,7 @@ from pymq.core.journal import EVENTS
 from pymq.core.metrics import METRICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "monitoring.md"
+DASHBOARD = PAGE.parent / "grafana.json"
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -50,3 +53,61 @@ def test_every_metric_and_every_event_is_documented() -> None:
     assert events == {
         name: ", ".join(f"`{field}`" for field in fields) for name, (_, fields) in EVENTS.items()
     }
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return found
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Each name is a metric, each label one of its own, and what only rises is seen as a rate."""
+    whole = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
+    asked += [each["expr"] for each in whole["annotations"]["list"]]
+    assert len(asked) > 40
+    seen = set()
+    for expression in asked:
+        assert expression.count("(") == expression.count(")"), expression
+        names = re.findall(r"\b(?:pymq|process)_[a-z_]+", expression)
+        assert names, expression
+        for text in names:
+            name = text if text in METRICS else re.sub(r"_(bucket|sum|count)$", "", text)
+            assert name in METRICS, expression
+            seen.add(name)
+            spec = METRICS[name]
+            assert (spec.kind == "histogram") == (text != name), expression
+            is_rate = re.search(rf"\b(?:rate|increase)\({text}\b", expression) is not None
+            assert is_rate == (spec.kind != "gauge"), expression
+            # What Prometheus adds by itself, and what a histogram has.
+            known = {*spec.labels, "job", "instance", "le"}
+            by = re.findall(r"\bby \(([^)]*)\)", expression)
+            used = {label.strip() for labels in by for label in labels.split(",")}
+            used |= set(re.findall(r"[{,]\s*([a-z_]+)\s*=~?", expression))
+            assert used <= known, expression
+    assert {panel["title"] for panel in panels() if panel["type"] != "row"}.isdisjoint({""})
+    # What a panel does not show is told by the page, or by the client.
+    left = {name for name in METRICS if name not in seen and "producer" not in name}
+    assert left == {
+        *("pymq_hosted_partitions", "pymq_led_partitions", "pymq_log_start_offset"),
+        *("pymq_log_end_offset", "pymq_high_watermark", "pymq_leader_epoch", "pymq_replicas"),
+        *("pymq_in_sync_replicas", "pymq_group_committed_offset", "pymq_controller_epoch"),
+        *("pymq_topics", "pymq_partitions", "pymq_send_queue_bytes", "pymq_info"),
+        *("process_start_time_seconds", "pymq_consumers", "pymq_consumer_records_total"),
+    }
+
+
+def test_panels_do_not_lie_upon_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    numbers = [panel["id"] for panel in panels()]
+    assert len(set(numbers)) == len(numbers)
