@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,24 @@ def test_offsets_in_the_checkpoint_are_always_the_same_text(
     found = json.loads(text)
     assert list(found) == ["@", "t"]
     assert list(found["t"]) == [str(number) for number in range(12)]
+
+
+def test_a_plan_has_positions_and_no_records(folder: str, java: None) -> None:
+    """What the driver hands to a task is as small for a long topic as for a short one."""
+    from pymq.spark.columns import schema
+    from pymq.spark.options import source_options
+    from pymq.spark.source import Reader
+
+    with pymq.open(folder) as mq:
+        mq.create_topic("t", partitions=2)
+        fill(mq, "t", 100_000)
+        reader = Reader(
+            source_options({"url": folder, "subscribe": "t"}, is_stream=False),
+            schema(has_headers=False),
+        )
+        tasks = reader.partitions()
+        assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 100_000
+        assert len(pickle.dumps((reader, tasks))) < 5000
 
 
 def test_what_is_no_folder(tmp_path: Path, load: Load, spark: SparkSession) -> None:

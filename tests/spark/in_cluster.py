@@ -1,0 +1,90 @@
+"""What test_faults.py has a Spark with executors of its own do; it tells what it found as JSON.
+
+Nothing of more than 64 KiB can come back to its driver, which can send nothing of more than 1 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+import pymq.spark
+from tests.spark.conftest import SETTINGS
+
+WAIT_S = 120.0
+MORE = {
+    "spark.driver.maxResultSize": "64k",
+    "spark.rpc.message.maxSize": "1",  # MiB
+    "spark.executor.extraJavaOptions": SETTINGS["spark.driver.extraJavaOptions"],
+    "spark.executor.memory": "512m",
+    "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.minTaskRuntime": "2s",
+    "spark.speculation.quantile": "0.5",
+}
+
+
+def main(url: str) -> None:
+    """Copy a topic, then write with a task that hangs, then with an executor that dies."""
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+    for name, setting in (SETTINGS | MORE).items():
+        builder = builder.config(name, setting)
+    spark = builder.getOrCreate()
+    pymq.spark.register(spark)
+    source = spark.read.format("pymq").options(url=url, subscribe="big").load()
+    found: dict[str, Any] = {"read": source.agg({"value": "count"}).collect()[0][0]}
+    write(source.select("key", "value"), url, "copied")
+    try:
+        source.collect()
+    except Exception as error:
+        found["collect"] = str(error)
+    rows = spark.range(0, 8000, 1, 4).selectExpr("cast(id as string) value")
+    write(rows.mapInArrow(hang_once, "value string"), url, "hung")
+    produce = pymq.spark.produce_in_arrow("produced", url=url, job="hung")
+    acks = rows.mapInArrow(hang_once, "value string").mapInArrow(produce, pymq.spark.ACK_SCHEMA)
+    found["acknowledged"] = sum(ack.records for ack in acks.collect())
+    write(rows.mapInArrow(kill_once, "value string"), url, "killed")
+    sys.stdout.write(json.dumps(found) + "\n")
+    spark.stop()
+
+
+def write(frame: DataFrame, url: str, topic: str) -> None:
+    frame.write.format("pymq").options(url=url, topic=topic).mode("append").save()
+
+
+def is_first() -> bool:
+    """Whether this is the first attempt of task 3."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId() == 3 and context.attemptNumber() == 0
+
+
+def hang_once(batches: Iterator[Any]) -> Iterator[Any]:
+    """Give everything, and then never end, until somebody else has done it."""
+    yield from batches
+    until = time.monotonic() + WAIT_S
+    while is_first() and time.monotonic() < until:
+        time.sleep(0.1)  # Spark ends this process.
+
+
+def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
+    """Give everything, and then kill the executor."""
+    yield from batches
+    if is_first():
+        with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
+            executor = int(file.read().rpartition(")")[2].split()[1])  # the parent of the daemon
+        os.kill(executor, signal.SIGKILL)
+        time.sleep(WAIT_S)  # Whoever has no executor any more ends.
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

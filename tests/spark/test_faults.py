@@ -1,0 +1,135 @@
+"""Executors, brokers and rights that are missing, on a real Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log[zmq]'")
+
+import pymq
+from tests.deployed.processes import Processes, environment
+from tests.deployed.test_security import POLICY, Secured
+from tests.spark.conftest import fill, run
+from tests.spark.test_sink import values, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SPARKS = """
+[[rule]]
+principal = "alice"
+operations = ["All"]
+resources = ["topic:pymq-spark.*", "producer:pymq-spark.*"]
+[[rule]]
+principal = "alice"
+operations = ["Describe"]
+resources = ["cluster"]
+"""
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    cluster = Secured(tmp_path, 1, POLICY + SPARKS)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.mark.timeout(300)
+def test_keys_by_url_and_a_policy(
+    spark: SparkSession, secured: Secured, load: Callable[..., DataFrame]
+) -> None:
+    """Spark reads and writes as somebody, and may do what that one may."""
+    with secured.open("root") as mq:
+        for topic in ("orders", "others"):
+            mq.create_topic(topic)
+        fill(mq, "others", 10)
+    url = f"zmq+{secured.zkserver.endpoint}?curve_dir={secured.keys}&principal=alice"
+    write(spark.range(100).selectExpr("cast(id as string) value"), url, topic="orders")
+    assert load(url, subscribe="orders").count() == 100
+    with pytest.raises(Exception, match="may not"):
+        load(url, subscribe="others").count()
+    with pytest.raises(Exception, match="may not"):
+        write(spark.range(1).selectExpr("'x' value"), url, topic="others")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
+    """What is read and written goes past the driver; a slow task and a dead executor are no matter.
+
+    The driver could take no more than 64 KiB of results, and send no more than 1 MiB.
+    """
+    size, count = 400, 20_000
+    with Processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
+        for topic in ("big", "copied", "hung", "produced", "killed"):
+            mq.create_topic(topic, partitions=2)
+        with mq.producer() as producer:
+            rows = [b"%0*d" % (size, number) for number in range(count)]
+            producer.send_many("big", rows).result()
+        script = Path(__file__).with_name("in_cluster.py")
+        done = subprocess.run(
+            [sys.executable, str(script), cluster.url],
+            cwd=tmp_path,
+            env={**environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["read"] == count
+        assert "maxResultSize" in found["collect"]  # It would have been noticed.
+        assert values(mq, "copied") == list(range(count))
+        assert found["acknowledged"] == 8000
+        for topic in ("hung", "produced", "killed"):
+            assert values(mq, topic) == list(range(8000)), topic
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    """One after the other is killed while a query reads, stages, decides and copies."""
+    count, is_over = 20_000, threading.Event()
+    with Processes(tmp_path, brokers=3) as cluster, pymq.open(cluster.url) as mq:
+        for topic in ("in", "out"):
+            mq.create_topic(topic, partitions=3, replicas=3, acks="raft")
+        fill(mq, "in", count)
+
+        def kill() -> None:
+            """Kill a broker, start it again, kill the next, until the query has ended."""
+            turn = 0
+            while not is_over.wait(2.0):
+                node = cluster.nodes[f"broker-{turn % 3}"]
+                turn += 1
+                node.kill()
+                is_over.wait(2.0)
+                node.start()
+                node.wait_ready()
+            killed.append(turn)
+
+        killed: list[int] = []
+        killer = threading.Thread(target=kill)
+        source = spark.readStream.format("pymq").options(url=cluster.url, subscribe="in")
+        source = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=2000)
+        sink = source.load().select("value", "key").writeStream.format("pymq")
+        sink = sink.options(url=cluster.url, topic="out", checkpointLocation=checkpoint)
+        killer.start()
+        try:
+            run(sink.trigger(availableNow=True))
+        finally:
+            is_over.set()
+            killer.join()
+        assert killed[0] >= 3
+        assert values(mq, "out") == list(range(count))
