@@ -89,6 +89,11 @@ class Client(Handle):
         with driver as loop:
             loop.add(name, self._router)
 
+    def _lost(self, node: str, is_lost: bool) -> None:
+        """A transport has lost the connection to *node*, or has it again; the driver is held."""
+        self._router.lost(node, is_lost, self.driver.loop.clock())
+        self.driver.loop.touch(self.name)
+
     # --- topics ---------------------------------------------------------------------------------
 
     def create_topic(

@@ -31,6 +31,8 @@ REFRESH_MS = 50  # between two tries to find a leader, doubled up to ...
 REFRESH_MAX_MS = 250  # ... and after many of them up to ...
 REFRESH_IDLE_MS = 1_000
 REFRESH_TRIES = 20
+REFRESH_LOST_MS = 100  # while a leader cannot be reached: another one is about to be elected
+LOST_MS = 5_000  # after which a broker that cannot be reached is asked all the same, if it leads
 
 
 class Call(Waitable):
@@ -91,6 +93,7 @@ class Router(Outbox):
         self._ids = 0
         self._unsent: list[int] = []
         self._calls: dict[int, Call] = {}
+        self._lost: dict[str, int] = {}  # nodes that cannot be reached, and until when that counts
         self._refreshing: dict[str, int] = {}  # requests, by topic
         self._tries: dict[str, int] = {}  # to find all leaders of a topic, so far
         self._timers: Deadlines[int | str] = Deadlines()  # calls by id; topics to be asked for
@@ -234,6 +237,24 @@ class Router(Outbox):
         self.refresh(topic)
         return None
 
+    def lost(self, node: str, is_lost: bool, now: int) -> None:
+        """The connection to *node* has broken, so it is dead, perhaps; or it is there again.
+
+        Nobody knows yet who leads instead: that is asked for until another one does.
+        """
+        if not is_lost:
+            self._lost.pop(node, None)
+            return
+        self._lost[node] = now + LOST_MS
+        for request, call in self._calls.items():
+            if call.fixed is None and call.peer == node:
+                self._timers.set(request, now)  # as if it had been silent for too long
+        for topic in {topic for (topic, _), found in self._leaders.items() if found.leader == node}:
+            self.refresh(topic)
+
+    def _is_led(self, found: PartitionLeader, now: int) -> bool:
+        return found.leader is not None and self._lost.get(found.leader, 0) <= now
+
     def find(self, topic: str, partition: str) -> str | None:
         """The leader of a partition, if it is known; nobody is asked."""
         found = self._leaders.get((topic, partition))
@@ -324,11 +345,13 @@ class Router(Outbox):
     def _refreshed(self, topic: str, message: Message, now: int) -> None:
         result = message.result if isinstance(message, Answer) else None
         error = message.error if isinstance(message, Answer) else None
+        is_lost = False
         if isinstance(result, TopicMetadata):
             self._learn(result)
-            if all(found.leader is not None for found in result.partitions):
+            if all(self._is_led(found, now) for found in result.partitions):
                 self._tries.pop(topic, None)
                 return
+            is_lost = any(found.leader in self._lost for found in result.partitions)
         elif error is not None and not isinstance(error, QuotaExceeded):
             gone = self.topics.pop(topic, None)
             for partition in gone.partitions if gone is not None else ():
@@ -341,6 +364,8 @@ class Router(Outbox):
                 return
         tries = self._tries[topic] = self._tries.get(topic, 0) + 1
         limit = REFRESH_MAX_MS if tries <= REFRESH_TRIES else REFRESH_IDLE_MS
+        if is_lost:
+            limit = REFRESH_LOST_MS
         pause = min(REFRESH_MS << min(tries - 1, 10), limit)
         if isinstance(error, QuotaExceeded):
             pause = max(pause, error.retry_ms)

@@ -118,6 +118,7 @@ def connect(
             transport.close()
 
     client = Client(driver, node, list(controllers), wall_ms, close, trouble=trouble)
+    transport.on_lost = client._lost
     keep(client)
     return client
 

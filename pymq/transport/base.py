@@ -50,6 +50,10 @@ class Transport(Protocol):
     # again and again; it is to see to it that ``learn`` is called.
     on_stranger: Callable[[str], None] | None
 
+    # Told of each node to which a connection was lost, as far as a transport notices: its name and
+    # True, and when it is there again, its name and False. It is called within ``poll``.
+    on_lost: Callable[[str, bool], None] | None
+
     @property
     def node(self) -> str:
         """The name of this node."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from pymq.errors import ConfigError
 from pymq.transport import curvefiles
 from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
+from pymq.transport.watch import Watch
 
 if TYPE_CHECKING:
     from pymq.transport.sockets import Context, Socket
@@ -128,44 +128,6 @@ def user_id(frame: zmq.Frame) -> str:
     except zmq.ZMQError:
         return ""
     return found if isinstance(found, str) else ""
-
-
-class Watch:
-    """Hears what becomes of a connection that we make."""
-
-    def __init__(self, socket: Socket, endpoint: str) -> None:
-        self.is_over = False  # Nothing will come of it any more.
-        self._endpoint = endpoint
-        self._watched = socket
-        self.socket = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        )
-        # Its descriptor tells of nothing until the first time that nothing was found.
-        self.socket.poll(0)
-
-    def problem(self) -> str | None:
-        """What has gone wrong since it was last asked; empty for success, None for no news."""
-        found: str | None = None
-        while self.socket.poll(0):
-            event = recv_monitor_message(self.socket)["event"]
-            # libzmq does not try again after the first two of these, and does after the third.
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.is_over, found = True, f"{self._endpoint} does not know our key"
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self.is_over, found = True, f"{self._endpoint} does not speak CURVE as we do"
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                found = f"{self._endpoint} has another key than is known here, or hung up"
-            else:
-                found = ""
-        return found
-
-    def close(self) -> None:
-        """Stop; before the socket that is watched is closed."""
-        self._watched.disable_monitor()
-        self.socket.close(0)
 
 
 def self_test(context: Context, authenticator: Authenticator, keys: KeyRing, bound: str) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pymq.transport.curve import KeyRing
-from pymq.transport.curvezap import Watch, secure_client
+from pymq.transport.curvezap import secure_client
 from pymq.transport.peers import Link, Peer
 from pymq.transport.sockets import Tuning, descriptor, make_dealer
+from pymq.transport.watch import Watch
 
 if TYPE_CHECKING:
-    from pymq.transport.sockets import Context, Socket
+    from pymq.transport.sockets import Context, Secure, Socket
 
 REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
 
@@ -36,6 +37,7 @@ class Dialer:
         self._tuning = tuning
         self._keys = keys
         self._on_problem = on_problem
+        self.on_lost: Callable[[str, bool], None] | None = None
 
     def call(self, peer: Peer, endpoint: str) -> Link | None:
         """Connect to a peer, unless that is of no use now."""
@@ -46,9 +48,9 @@ class Dialer:
         return link
 
     def _make(self, peer: Peer, endpoint: str) -> Link | None:
-        context, me, keys = self._context, self._identity, self._keys
+        keys = self._keys
         if keys is None:
-            return Link(endpoint, make_dealer(context, endpoint, me, self._tuning), peer)
+            return self._watched_link(peer, endpoint)
         now = time.monotonic()
         if now < peer.refused_until:
             return None
@@ -58,29 +60,42 @@ class Dialer:
             self._on_problem(f"{keys.folder} has no key for {peer.name} at {endpoint}")
             return None
         own, key = keys.own, expected.key
+        peer.principal = expected.name
+        return self._watched_link(
+            peer, endpoint, key, lambda socket: secure_client(socket, own.public, own.secret, key)
+        )
+
+    def _watched_link(
+        self, peer: Peer, endpoint: str, key: str = "", secure: Secure | None = None
+    ) -> Link:
         watch: list[Watch] = []
 
-        def secure(socket: Socket) -> None:
-            secure_client(socket, own.public, own.secret, key)
-            watch.append(Watch(socket, endpoint))
+        def prepare(socket: Socket) -> None:
+            if secure is not None:
+                secure(socket)
+            if secure is not None or self.on_lost is not None:
+                watch.append(Watch(socket, endpoint))
 
-        socket = make_dealer(context, endpoint, me, self._tuning, secure)
-        link = Link(endpoint, socket, peer, key, watch[0])
-        peer.principal = expected.name
-        self._selector.register(
-            descriptor(watch[0].socket), selectors.EVENT_READ, lambda: self._watched(link)
-        )
+        socket = make_dealer(self._context, endpoint, self._identity, self._tuning, prepare)
+        link = Link(endpoint, socket, peer, key, watch[0] if watch else None)
+        if watch:
+            self._selector.register(
+                descriptor(watch[0].socket), selectors.EVENT_READ, lambda: self._watched(link)
+            )
         return link
 
     def _watched(self, link: Link) -> None:
         """Something has become of a connection that we make."""
-        assert link.watch is not None
-        problem = link.watch.problem()
+        watch, peer = link.watch, link.peer
+        assert watch is not None
+        was_up, problem = watch.is_up, watch.problem()
+        if watch.is_up != was_up and self.on_lost is not None:
+            self.on_lost(peer.name, not watch.is_up)
         if problem:
             self._on_problem(problem)
-            if link.watch.is_over and link.peer.link is link:
-                self.hang_up(link.peer)  # Our key may be known when it is tried again.
-                link.peer.refused_until = time.monotonic() + REFUSED_S
+            if watch.is_over and peer.link is link:
+                self.hang_up(peer)  # Our key may be known when it is tried again.
+                peer.refused_until = time.monotonic() + REFUSED_S
 
     def hang_up(self, peer: Peer) -> None:
         """End the connection that was made to a peer, if there is one."""

@@ -40,6 +40,7 @@ class MemoryTransport:
         self.endpoint = SCHEME + node
         self.dropped = 0  # messages, for whatever reason
         self.on_stranger: Callable[[str], None] | None = None  # Nobody is one here.
+        self.on_lost: Callable[[str, bool], None] | None = None  # Nor are there connections.
         self._network = network
         self._gate = gate
         self._bell = Bell()

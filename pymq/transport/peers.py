@@ -14,8 +14,8 @@ from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, node_of
 from pymq.transport.shapes import Buffer
 
 if TYPE_CHECKING:
-    from pymq.transport.curvezap import Watch
     from pymq.transport.sockets import Socket
+    from pymq.transport.watch import Watch
 
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
 NAMES_KEPT = 10_000  # names of machines that are not looked up anew each time

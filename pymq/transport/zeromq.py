@@ -122,6 +122,15 @@ class ZmqTransport:
 
     # --- who is where ---------------------------------------------------------------------------
 
+    @property
+    def on_lost(self) -> Callable[[str, bool], None] | None:
+        """See :class:`pymq.transport.base.Transport`; of connections that this node makes."""
+        return self._dialer.on_lost
+
+    @on_lost.setter
+    def on_lost(self, told: Callable[[str, bool], None] | None) -> None:
+        self._dialer.on_lost = told
+
     def fileno(self) -> int:
         """Readable when something has happened at any socket."""
         return self._selector.fileno()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.client.router import REFRESH_MS, Call, Router
-from pymq.core.message import Answer, DeleteTopic, Message
+from pymq.client.router import LOST_MS, REFRESH_LOST_MS, REFRESH_MS, Call, Router
+from pymq.core.config import TopicConfig
+from pymq.core.message import Answer, DeleteTopic, GetMetadata, Message
+from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.types import AckMode
 from pymq.errors import QuotaExceeded, RequestTimeout
 
 
@@ -62,3 +65,63 @@ def test_who_waits_is_given_up_in_time() -> None:
     bench.sent(910)
     bench.sent(1_000)
     assert isinstance(call.error, RequestTimeout)
+
+
+def metadata(request: int, leader: str | None, epoch: int = 1) -> Answer:
+    led = PartitionLeader("0", 0, AckMode.RAFT, epoch, leader, None)
+    return Answer(request, TopicMetadata("t", "id", TopicConfig(), (led,)))
+
+
+def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
+    """Else that it does not answer would be noticed only after a while, and once."""
+    bench = Bench()
+    router = bench.router
+    router.refresh("t")
+    bench.sent(0)
+    router.step("zk", metadata(1, "broker-0"), 0)
+    assert bench.sent(10_000) == []
+    router.lost("broker-0", True, 10_000)
+    told: list[int] = []
+    router.listen("reader", lambda: told.append(1))
+    now = 10_000
+    for request in range(2, 7):
+        ((_, message),) = bench.sent(now)
+        assert isinstance(message, GetMetadata)
+        router.step("zk", metadata(request, "broker-0"), now)  # It does not know yet.
+        now = router.deadline
+    assert now <= 10_000 + 50 + 4 * REFRESH_LOST_MS
+    assert told == []
+    bench.sent(now)
+    router.step("zk", metadata(7, "broker-1", 2), now)
+    assert told == [1]
+    assert router.find("t", "0") == "broker-1"
+    assert bench.sent(now + 10_000) == []
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_leader_that_is_there_again_is_asked_about_no_more(is_back: bool) -> None:
+    """Or has been away for so long that it is to be asked all the same."""
+    bench = Bench()
+    router = bench.router
+    router.refresh("t")
+    bench.sent(0)
+    router.step("zk", metadata(1, "broker-0"), 0)
+    router.lost("broker-0", True, 100)
+    assert len(bench.sent(100)) == 1
+    if is_back:
+        router.lost("broker-0", False, 110)
+    router.step("zk", metadata(2, "broker-0"), 110 if is_back else 100 + LOST_MS)
+    assert bench.sent(100_000) == []
+
+
+def test_what_a_lost_zkserver_was_asked_another_one_is_asked() -> None:
+    router = Router("client", ["zk", "other"], lambda: None)
+    call = router.call(lambda r: DeleteTopic(r, "t"), 0, 5_000)
+    assert router.ready(0) is not None
+    router.lost("zk", True, 10)
+    assert router.deadline == 10
+    router.tick(10)
+    ready = router.ready(10)
+    assert ready is not None
+    assert [peer for peer, _ in ready.send] == ["other"]
+    assert call.is_repeated

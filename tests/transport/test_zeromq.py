@@ -38,6 +38,37 @@ def test_the_contract(scheme: str, tmp_path: Path) -> None:
     check_transport(make)
 
 
+def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None:
+    """A kernel says so when a process is killed; no heartbeat need be missed."""
+    told: list[tuple[str, bool]] = []
+    client = ZmqTransport("client-1")
+    client.on_lost = lambda node, is_lost: told.append((node, is_lost))
+
+    def until(expected: list[tuple[str, bool]], *transports: ZmqTransport) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while told != expected:
+            assert time.monotonic() < deadline, told
+            for transport in (client, *transports):
+                transport.poll()
+            zmq.select([each.fileno() for each in (client, *transports)], [], [], timeout=0.05)
+
+    try:
+        with server() as first:
+            endpoint = first.endpoint
+            client.learn("server", endpoint)
+            client.send("server", "client-1", Produced(1))
+            client.flush()
+            until([("server", False)], first)
+        until([("server", False), ("server", True)])
+        second = ZmqTransport("server", listen=endpoint)
+        try:
+            until([("server", False), ("server", True), ("server", False)], second)
+        finally:
+            second.close()
+    finally:
+        client.close()
+
+
 # --- what strangers send ------------------------------------------------------------------------
 
 
