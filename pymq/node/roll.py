@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from pymq.core.message import Sealed
+from pymq.core.message import Answer, Result, Sealed
 from pymq.core.metadata import Loss
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
+from pymq.errors import PymqError
 
 NEVER = 1 << 62
 SEAL_RETRY_MS = 500  # the first time; then twice as long each time
@@ -55,6 +56,19 @@ class Roll:
         """Whether somebody waits already, and has but asked again because nobody answered."""
         known = (caller.source, caller.request)
         return known in [(c.source, c.request) for c in (*self.callers, *self.behind)]
+
+    def answer(self, result: Result, error: PymqError | None) -> list[tuple[str, Answer]]:
+        """What those who wait for it are to be told; nobody waits any more.
+
+        What was told to have failed must not come about later.
+        """
+        callers, self.callers = self.callers, []
+        if error is not None:
+            self.is_forced &= not any(caller.wants_loss for caller in callers)
+            self.is_withdrawn |= not all(caller.wants_loss for caller in callers)
+            return [(c.source, Answer(c.request, error=error)) for c in callers]
+        results = [self.loss if caller.wants_loss else result for caller in callers]
+        return [(c.source, Answer(c.request, r)) for c, r in zip(callers, results, strict=True)]
 
     def renumber(self, epoch: int) -> None:
         """What was answered at an older epoch does not count."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.core.marks import mark
-from pymq.core.message import Answer, Result, Seal, Sealed
+from pymq.core.message import Answer, Seal, Sealed
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import (
@@ -83,8 +83,12 @@ class Rolls:
         rolls = list(self._rolls.values())
         self._rolls.clear()
         for roll in rolls:
-            for caller in (*roll.callers, *roll.behind):
-                self._send(caller.source, Answer(caller.request, error=error))
+            roll.callers += roll.behind
+            self._tell(roll.answer(None, error))
+
+    def _tell(self, answers: list[tuple[str, Answer]]) -> None:
+        for peer, answer in answers:
+            self._send(peer, answer)
 
     # --- beginning ------------------------------------------------------------------------------
 
@@ -343,7 +347,7 @@ class Rolls:
             self._end(roll, error, now)
             return
         mark("rolls.commit_failed")
-        self._answer(roll, None, error)
+        self._tell(roll.answer(None, error))
         roll.is_committing = False
         roll.retry_at = now + roll.wait_ms
         self._agenda.arm(roll)
@@ -351,22 +355,11 @@ class Rolls:
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         if self._rolls.get(roll.name) is roll:
             del self._rolls[roll.name]
-        self._answer(roll, True if error is None else None, error)
+        self._tell(roll.answer(True if error is None else None, error))
         if error is not None and roll.is_withdrawn:
             self._commits.do(lambda draft: blocks.want(draft, roll.name, None), scope=roll.name)
         for caller in roll.behind:
             caller.again(now)
-
-    def _answer(self, roll: Roll, result: Result, error: PymqError | None) -> None:
-        """Tell who waits for a roll what has become of it; nobody waits any more.
-
-        What was told to have failed must not come about later.
-        """
-        callers, roll.callers = roll.callers, []
-        for caller in callers:
-            roll.is_withdrawn |= error is not None
-            told = roll.loss if result is not None and caller.wants_loss else result
-            self._send(caller.source, Answer(caller.request, told, error))
 
     # --- what happens to brokers and blocks -----------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pymq.core.coordination import CoordRequest
 from pymq.core.message import (
     AlterTopic,
     BecomeLeader,
@@ -16,6 +17,7 @@ from pymq.core.message import (
 )
 from pymq.core.metadata import ClusterDescription, Loss, PartitionDescription, TopicDescription
 from pymq.core.types import AckMode
+from pymq.errors import StoreFull
 from tests.node.cluster import SESSION_MS, T0, Cluster
 
 
@@ -254,6 +256,36 @@ def test_a_word_that_is_said_again_is_taken_once() -> None:
     cluster.brokers[old].seals = True
     cluster.pass_ms(5_000)
     assert cluster.open().replicas == (others[1],)
+
+
+def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> None:
+    """Nor does it take back what somebody else was promised."""
+    cluster = Cluster(brokers=2)
+    cluster.topic(AckMode.RAFT, 1)
+    cluster.write(5)
+    old, new = cluster.leader(), next(b for b in cluster.brokers if b != cluster.leader())
+    cluster.restart(old, "another disk")
+    cluster.send(lambda i: Reassign(i, *T0, (new,)))
+    cluster.crash_zk("zk-0")  # what it has noted is all that is left of it
+    cluster.start_zk("zk-1")
+    for name in cluster.brokers:
+        cluster.register(name)
+    cluster.pass_ms(2 * SESSION_MS)
+    zk = cluster.active
+
+    def full(request: CoordRequest) -> bool:
+        zk.machine.commit_failed(getattr(request, "tag", 0), StoreFull("full"), cluster.now)
+        return False
+
+    zk.on_submit = full
+    with pytest.raises(StoreFull):
+        recover(cluster)
+    zk.on_submit = lambda request: True
+    cluster.pass_ms(20_000)
+    assert cluster.open().number == 0
+    assert cluster.part().node.wanted is not None
+    assert recover(cluster) is not None
+    assert cluster.leader() == new
 
 
 # --- replicas that started anew -----------------------------------------------------------------
