@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.deployed.processes import free_ports
+from pymq.testing.child import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs/tutorial"

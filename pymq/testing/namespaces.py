@@ -12,10 +12,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from pymq.errors import PymqError
+from pymq.testing.child import Transient
 
 __all__ = ["HOST", "Namespaces"]
 
@@ -24,7 +23,7 @@ NOBODY = "02:00:00:00:de:ad"
 SUBNETS = 200  # how many tests can do this at a time on one machine
 
 
-class Namespaces:
+class Namespaces(Transient):
     """A bridge and the namespaces on it. Use it in a ``with`` block."""
 
     def __init__(self) -> None:
@@ -45,7 +44,8 @@ class Namespaces:
                 return f"network namespaces cannot be made here: {done}"
         return None
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Make the bridge."""
         for number in range(SUBNETS):
             # Whoever makes the bridge has the subnet.
             if _try("link", "add", "dev", f"pmq{number}", "type", "bridge") is None:
@@ -53,22 +53,9 @@ class Namespaces:
                 break
         else:
             raise PymqError("no subnet is free: ip link del pmq0, pmq1 and so on")
-        try:
-            self._addresses[HOST] = self._subnet(1)
-            _ip("address", "add", f"{self.host}/24", "dev", self._bridge)
-            _ip("link", "set", self._bridge, "up")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._addresses[HOST] = self._subnet(1)
+        _ip("address", "add", f"{self.host}/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
 
     @property
     def host(self) -> str:

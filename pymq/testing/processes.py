@@ -12,26 +12,24 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pymq.errors import PymqError
+from pymq.testing.child import LOCALHOST, Child, Transient, free_ports
 from pymq.testing.namespaces import Namespaces
 from pymq.testing.zookeeper import ZooKeeper
 
-__all__ = ["Disk", "NodeFailed", "NodeProcess", "ProcessCluster", "free_ports"]
+__all__ = ["Disk", "NodeFailed", "NodeProcess", "ProcessCluster"]
 
 START_S = 60.0  # of one process, on a machine that others use too
 STOP_S = 30.0
 SESSION_MS = 1_500  # of zkservers at a ZooKeeper: another takes over after that
-LOCALHOST = "127.0.0.1"
 
 
 class NodeFailed(PymqError):
@@ -40,31 +38,8 @@ class NodeFailed(PymqError):
     code = "NODE_FAILED"
 
 
-class NodeProcess:
-    """One node; it keeps its options when it is started again, and its log is one file."""
-
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
-        self.name = name
-        self.is_paused = False
-        self._command = list(command)
-        self._log = folder / f"{name}.log"
-        self._position = 0  # of the log, where this life of it began
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is there, be it stopped."""
-        return self.process is not None and self.process.poll() is None
-
-    def start(self) -> None:
-        """Start it; does not wait until it is ready."""
-        assert not self.is_running, f"{self.name} runs already"
-        self._position = self._log.stat().st_size if self._log.exists() else 0
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-            )
+class NodeProcess(Child):
+    """One node; it keeps its options when it is started again."""
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until it says so. Raises :class:`NodeFailed` if it ends, or takes too long."""
@@ -76,23 +51,10 @@ class NodeProcess:
                 raise NodeFailed(f"{self.name} is not ready in time: {self.log()[-2_000:]}")
             time.sleep(0.02)  # The line is in a file, which tells nobody that it has grown.
 
-    def log(self) -> str:
-        """What it has printed since it was started last."""
-        if not self._log.exists():
-            return ""
-        return self._log.read_bytes()[self._position :].decode(errors="replace")
-
     def lines(self) -> list[dict[str, Any]]:
         """What of that is structured."""
         whole = [line for line in self.log().splitlines(keepends=True) if line.endswith("\n")]
         return [json.loads(line) for line in whole if line.startswith("{")]
-
-    def kill(self) -> None:
-        """End it as ``kill -9`` does, and wait until it is gone."""
-        self.is_paused = False
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
     def stop(self, timeout_s: float = STOP_S) -> None:
         """End it in order, by SIGTERM. Raises :class:`NodeFailed` if that fails or takes longer."""
@@ -104,21 +66,6 @@ class NodeProcess:
             raise NodeFailed(f"{self.name} does not stop: {self.log()[-2_000:]}") from None
         if status:
             raise NodeFailed(f"{self.name} stopped with {status}: {self.log()[-2_000:]}")
-
-    def pause(self) -> None:
-        """Stop it in the middle of whatever it does (SIGSTOP)."""
-        self.signal(signal.SIGSTOP)
-        self.is_paused = True
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self.signal(signal.SIGCONT)
-        self.is_paused = False
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        assert self.process is not None
-        self.process.send_signal(number)
 
 
 class Disk:
@@ -160,7 +107,7 @@ class Disk:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
-class ProcessCluster:
+class ProcessCluster(Transient):
     """Brokers and zkservers as processes below *folder*. Use it in a ``with`` block.
 
     Args:
@@ -203,24 +150,12 @@ class ProcessCluster:
         """Their names here; to clients they are known by their endpoints."""
         return [f"zkserver-{i}" for i in range(self._zkservers)]
 
-    def __enter__(self) -> Self:
-        try:
-            self._make()
-            for node in self.nodes.values():
-                node.start()
-            self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def start(self) -> None:
+        """Start all nodes and wait until they are ready."""
+        self._make()
+        for node in self.nodes.values():
+            node.start()
+        self.wait_ready()
 
     def _make(self) -> None:
         coordinator = self._start_coordinator()
@@ -259,7 +194,7 @@ class ProcessCluster:
         if self._namespaces is not None:
             # The bridge reaches no other machine.
             command = self._namespaces.command(node, [*command, "--insecure"])
-        self.nodes[node] = NodeProcess(node, command, self._folder)
+        self.nodes[node] = NodeProcess(node, command, self._folder / f"{node}.log")
 
     def wait_ready(self) -> None:
         """Wait until everything that runs has said that it is ready."""
@@ -314,15 +249,3 @@ class ProcessCluster:
         for node in self.nodes.values():
             node.kill()
         self._stack.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOCALHOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from pymq.errors import MissingExtra, PymqError
+from pymq.testing.child import Child, Transient, free_ports
 
 __all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
 
@@ -50,7 +48,7 @@ def find_jars() -> list[Path]:
     return jars
 
 
-class ZooKeeperServer:
+class ZooKeeperServer(Child):
     """One server process; it keeps its data and its port when it is started again."""
 
     def __init__(
@@ -59,26 +57,10 @@ class ZooKeeperServer:
         self.host = host
         self.port = port
         self.address = f"{host}:{port}"
-        self.folder = folder
-        self._java = java
-        self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(self.address, [*java, str(folder / "zoo.cfg")], folder / "log", folder)
         lines = [*config, f"dataDir={folder / 'data'}", f"clientPort={port}"]
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is there."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Start the process; does not wait until it serves."""
-        assert not self.is_running, f"{self.address} runs already"
-        with (self.folder / "log").open("ab") as log:
-            command = [*self._java, str(self.folder / "zoo.cfg")]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
-            )
 
     def mode(self) -> str | None:
         """What it is: standalone, leader or follower; None while it does not serve."""
@@ -100,28 +82,8 @@ class ZooKeeperServer:
         if not self.is_running:
             raise DidNotStart(f"ZooKeeper at {self.address} ended: {self.log()[-2_000:]}")
 
-    def log(self) -> str:
-        """What the process has printed."""
-        return (self.folder / "log").read_text(errors="replace")
 
-    def kill(self) -> None:
-        """Kill the process, as ``kill -9`` does, and wait until it is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def pause(self) -> None:
-        """Stop the process in the middle of whatever it does."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a stopped process go on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-
-class ZooKeeper:
+class ZooKeeper(Transient):
     """*count* servers below *folder*: one alone, or an ensemble. Use it in a ``with`` block.
 
     *java* are more options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host* is
@@ -144,7 +106,7 @@ class ZooKeeper:
             *("-cp", os.pathsep.join(map(str, find_jars()))),
             _STANDALONE if count == 1 else _MEMBER,
         ]
-        ports = _free_ports(3 * count)
+        ports = free_ports(3 * count)
         config = [
             *(f"tickTime={tick_ms}", f"clientPortAddress={host}", "admin.enableServer=false"),
             *("4lw.commands.whitelist=srvr", "maxClientCnxns=0", "maxSessionTimeout=60000"),
@@ -167,23 +129,11 @@ class ZooKeeper:
         """The servers' addresses, as in ``zookeeper://HOSTS/root``."""
         return ",".join(server.address for server in self.servers)
 
-    def __enter__(self) -> ZooKeeper:
-        try:
-            for server in self.servers:
-                server.start()
-            self.wait()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def start(self) -> None:
+        """Start all servers and wait until they serve."""
+        for server in self.servers:
+            server.start()
+        self.wait()
 
     def wait(self, timeout_s: float = START_S) -> None:
         """Wait until every server that runs also serves."""
@@ -207,14 +157,3 @@ class ZooKeeper:
         """Kill all servers."""
         for server in self.servers:
             server.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

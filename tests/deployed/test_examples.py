@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployed.processes import ROOT, environment, free_ports
+from pymq.testing.child import environment, free_ports
+from tests.deployed.processes import ROOT
 from tests.transport.keys import make_keys
 
 

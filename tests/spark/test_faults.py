@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log[zmq]'")
 
 import pymq
-from tests.deployed.processes import Processes, environment
+from pymq.testing.child import environment
+from tests.deployed.processes import processes
 from tests.deployed.test_security import POLICY, Secured
 from tests.spark.conftest import fill, run
 from tests.spark.test_sink import values, write
@@ -72,7 +73,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
     The driver could take no more than 64 KiB of results, and send no more than 1 MiB.
     """
     size, count = 400, 20_000
-    with Processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
+    with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
         for topic in ("big", "copied", "hung", "produced", "killed"):
             mq.create_topic(topic, partitions=2)
         with mq.producer() as producer:
@@ -102,7 +103,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
 def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     """One after the other is killed while a query reads, stages, decides and copies."""
     count, is_over = 20_000, threading.Event()
-    with Processes(tmp_path, brokers=3) as cluster, pymq.open(cluster.url) as mq:
+    with processes(tmp_path, brokers=3) as cluster, pymq.open(cluster.url) as mq:
         for topic in ("in", "out"):
             mq.create_topic(topic, partitions=3, replicas=3, acks="raft")
         fill(mq, "in", count)

@@ -10,7 +10,7 @@ import pytest
 
 import pymq
 from pymq.hash.partitioner import key_partition
-from tests.deployed.processes import Processes
+from tests.deployed.processes import processes
 from tests.spark.conftest import fill, run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Load = Callable[..., "DataFrame"]
 def url(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a cluster with one broker."""
     pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log[zmq]'")
-    with Processes(tmp_path_factory.mktemp("cluster"), brokers=1) as cluster:
+    with processes(tmp_path_factory.mktemp("cluster"), brokers=1) as cluster:
         yield cluster.url
 
 
