@@ -66,7 +66,7 @@ class Meters:
         for broker in self._brokers:
             out.add("pymq_info", 1, broker.me, "broker", self._version)
             gauges.broker(broker, out)
-            out.add("pymq_write_seconds", self._meter.writes.copy())
+            out.add("pymq_write_seconds", self._meter.writes.fold().copy())
             out.add("pymq_replication_bytes_in_total", self._meter.replicated_in)
             out.add("pymq_replication_bytes_out_total", self._meter.replicated_out)
         for zkserver in self._zkservers:

@@ -14,7 +14,7 @@ from pymq.core.message import Message
 from pymq.core.metrics import Metrics
 from pymq.errors import ProducerFenced, UnknownTopic
 from pymq.node.access.requirements import CLUSTER_ACTION, requirements
-from pymq.node.metered import ANSWERS, REQUESTS
+from pymq.node.metered import ANSWERS, FRESH_MAX, REQUESTS
 from pymq.testing import Cluster
 
 
@@ -49,6 +49,21 @@ def test_records_bytes_and_requests(tmp_path: Path) -> None:
         assert read["pymq_bytes_out_total"] >= after["pymq_bytes_in_total"]
         assert read["pymq_led_partitions"] == read["pymq_hosted_partitions"] == 2
         assert read["pymq_under_replicated_partitions"] == read["pymq_offline_partitions"] == 0
+
+
+def test_many_requests_are_all_counted() -> None:
+    """Times are counted some at a time, and none is lost or counted twice."""
+    count = 2 * FRESH_MAX + 345
+    with pymq.open("memory:") as mq:
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            for number in range(count):
+                producer.send("t", b"x").result()
+                if not number % 700:
+                    assert requests(mq.metrics(), "Produce") == number + 1
+        metrics = mq.metrics()
+        assert requests(metrics, "Produce") == metrics["pymq_messages_in_total"] == count
+        assert metrics["pymq_write_seconds"] >= count
 
 
 def test_lag_is_what_is_left() -> None:
