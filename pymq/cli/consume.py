@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import pymq
 from pymq.cli import connect
@@ -76,11 +76,18 @@ def _print(
         records = source.take(min(CHUNK, limit - count))
         if records is None:
             break
-        out.write(b"".join([write(record, with_headers) for record in records]))
+        _write(out, b"".join([write(record, with_headers) for record in records]))
         out.flush()  # Only what somebody has is acknowledged.
         source.done(records)
         count += len(records)
     return count
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    """Write all of it: with PYTHONUNBUFFERED one call may take a part, as the last before EPIPE."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[out.write(rest) :]
 
 
 class Source(Protocol):

@@ -15,6 +15,7 @@ import pytest
 import pymq
 from pymq.cli.printed import printable, shorten
 from tests.cli.conftest import Queue
+from tests.client.helpers import polled
 
 PYMQ = [sys.executable, "-m", "pymq"]
 WAIT_S = 60
@@ -222,9 +223,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def start(*argv: str) -> subprocess.Popen[bytes]:
+def start(*argv: str, **settings: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*PYMQ, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
+    return subprocess.Popen(
+        [*PYMQ, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=environment() | settings
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -277,24 +280,52 @@ def test_what_is_typed_is_sent_at_once(remote: Queue, topic: str) -> None:
         assert mq.describe_topic(topic).partitions[0].end_offset == 2
 
 
-def test_a_reader_that_has_seen_enough_acknowledges_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_acknowledges_no_more(
+    unbuffered: str, tmp_path: Path
+) -> None:
     """``pymq consume --group g | head -1``: the rest is still there."""
     folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
             producer.send_many("t", [b"x" * 1_000] * 3_000).wait(WAIT_S)
-    with start("consume", "t", "--group", "g", "--url", folder) as process:
+    with start(
+        *("consume", "t", "--group", "g", "--url", folder), PYTHONUNBUFFERED=unbuffered
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
         assert process.stderr.read() == b""
+    # What a pipe holds is less than what is printed at a time: nobody has got all of that.
+    with pymq.open(folder) as mq, mq.consumer("t", group="g") as consumer:
+        assert polled(consumer, 1)[0].offset == 0
+
+
+def test_what_nobody_reads_is_not_acknowledged(tmp_path: Path) -> None:
+    """Also where it is so little that it waits in a buffer."""
+    folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
-        found = mq.describe_group("g")
-        assert 0 < found.lag["t", "0"] <= 3_000
-        assert found.members == ()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"x"] * 3).wait(WAIT_S)
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [*PYMQ, "consume", "t", "--group", "g", "--url", folder]
+    settings = environment() | {"PYTHONUNBUFFERED": ""}
+    try:
+        assert (
+            subprocess.run(
+                command, check=False, stdout=writes, env=settings, timeout=WAIT_S
+            ).returncode
+            == 1
+        )
+    finally:
+        os.close(writes)
+    with pymq.open(folder) as mq, mq.consumer("t", group="g") as consumer:
+        assert polled(consumer, 1)[0].offset == 0
 
 
 def test_what_a_terminal_is_shown() -> None:
