@@ -116,7 +116,7 @@ class Driver:
         if _is_done(what):
             return True
         self._check()
-        if not self._queueing and self._take(blocking=False):
+        if not self._is_idle() and not self._queueing and self._take(blocking=False):
             try:
                 self._run(lambda: what.is_done)
             finally:
@@ -137,6 +137,10 @@ class Driver:
         if not _is_done(what) and self._is_closed:
             raise Closed("the client was closed")
         return _is_done(what)
+
+    def _is_idle(self) -> bool:
+        """Whether turning the loop now would come to nothing, for certain."""
+        return False
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
         """Sleep until *waiter*, which is taken, is released; returns whether it was in time.

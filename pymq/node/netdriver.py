@@ -89,6 +89,14 @@ class NetDriver(Driver):
         if name is None or due > self.loop.clock() or not self.turn(name):
             super().arm(due)
 
+    def _is_idle(self) -> bool:
+        # The thread that waits has sent what it waits for as a rule, and found no answer yet: to
+        # look once more costs as much as to take the answer in.
+        loop = self.loop
+        return not (
+            self._has_more or self._errands or loop.has_work or loop.deadline <= loop.clock()
+        )
+
     def _background_id(self) -> int | None:
         return self._thread.ident if self._thread is not None else None
 
