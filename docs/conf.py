@@ -18,7 +18,7 @@ myst_heading_anchors = 3  # so that pages can link to each other's sections
 myst_enable_extensions = ["colon_fence", "deflist"]
 
 # The reference is built where none of these is installed.
-autodoc_mock_imports = ["kazoo", "pandas", "pyarrow", "pyspark", "pytest", "zmq"]
+autodoc_mock_imports = ["kazoo", "opentelemetry", "pandas", "pyarrow", "pyspark", "pytest", "zmq"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {"Gate": "Gate", "Records": "Records"}  # unions that nobody would read

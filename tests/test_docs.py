@@ -17,7 +17,7 @@ from pymq import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MODULES = ["pymq", "pymq.aio", "pymq.metrics", "pymq.testing", "pymq.spark"]
+MODULES = "pymq pymq.aio pymq.metrics pymq.otel pymq.spark pymq.testing pymq.web".split()
 SECONDS = 300  # for a build, on a busy machine
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,18 +116,22 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     port = free_ports(1)[0] % 20_000 + 10_000
     begin = next(i for i, line in enumerate(lines) if "local_cluster.py" in line) + 1
     script = "\n".join(line for line in lines[begin:] if "pymq ui" not in line)
-    with local_cluster(port, tmp_path):
+    with local_cluster(port, tmp_path) as page_url:
         pymq = f'pymq() {{ "{sys.executable}" -m pymq "$@"; }}'
         script = script.replace(PORT, str(port))
         told = run("bash", "-euo", "pipefail", "-c", f"{pymq}\n{script}", folder=tmp_path)
+        with urllib.request.urlopen(page_url, timeout=SECONDS) as answer:
+            assert b"<html" in answer.read()
     assert "broker-2" in told, told
 
 
 @contextmanager
-def local_cluster(port: int, folder: Path) -> Iterator[None]:
-    """What the page starts first."""
+def local_cluster(port: int, folder: Path) -> Iterator[str]:
+    """What is started first; the address of the cluster's page."""
+    http = f"127.0.0.1:{free_ports(1)[0]}"
     command = [sys.executable, str(ROOT / "examples/local_cluster.py"), "--data", "cluster"]
     command += ["--port", str(port), "--coordinator", f"sqlite:{folder / 'zkserver.db'}"]
+    command += ["--http", http]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
@@ -136,7 +141,7 @@ def local_cluster(port: int, folder: Path) -> Iterator[None]:
     try:
         assert any(line.startswith("cluster is ready: ") for line in process.stdout)
         rest.start()
-        yield
+        yield f"http://{http}/"
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)

@@ -26,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 import pymq
 from pymq import errors
 
-PUBLIC = ("pymq", "pymq.aio", "pymq.metrics", "pymq.testing", "pymq.errors")
+PUBLIC = ("pymq", "pymq.aio", "pymq.metrics", "pymq.web", "pymq.testing", "pymq.errors")
 # Whom users construct themselves; everybody else's constructor is nobody's business.
 CONSTRUCTED = {"Broker", "ZkServer", "Cluster", "Faults"}
 BUILTINS = set(dir(builtins))
