@@ -247,6 +247,31 @@ def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
         server.close()
 
 
+class DeadDesk(Desk):
+    """The only broker is dead, or so it is told."""
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        for broker in state["cluster"]["brokers"]:
+            broker["alive"] = False
+        return state
+
+
+@pytest.mark.slow
+def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Client) -> None:
+    """To those who see it, and in words."""
+    app = App(Gate(None), mq.metrics, desks=OneDesk(DeadDesk(mq)))
+    with web.Server("127.0.0.1:0", app) as server:
+        page = browser.page(server.address)
+        page.wait("document.body.innerText.includes('brokers, 1 dead')")
+        go(page, "#/topic/orders", "Partition 1")
+        assert page.run("document.querySelectorAll('.timeline .copy:not(.away)').length") == 0
+        assert page.run("document.querySelectorAll('.who.away').length") == 2
+        label = page.run("document.querySelector('.column').getAttribute('aria-label')")
+        assert "on broker-0 (dead)" in label
+        assert page.complaints() == []
+
+
 EVIL = (
     "<img src=x onerror=window.pwned=1><script>window.pwned=2</script>"
     '"\' onfocus=window.pwned=3 autofocus x="javascript:window.pwned=4'
@@ -269,10 +294,10 @@ class EvilDesk(Desk):
         return poisoned(super().records({"topic": "orders", "partition": "0", "offset": "95"}))
 
 
-class EvilDesks(Desks):
-    def __init__(self, client: pymq.Client) -> None:
-        super().__init__(lambda principal: client, is_ours=False)
-        self._desk = EvilDesk(client)
+class OneDesk(Desks):
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(lambda principal: desk.client, is_ours=False)
+        self._desk = desk
 
     def of(self, principal: str) -> Desk:
         return self._desk
@@ -297,7 +322,9 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
     with mq.producer() as producer:
         evil = EVIL.encode()
         producer.send("orders", evil, key=evil, headers=[("h", evil)], partition=0).result()
-    app = App(Gate(OneToken("t" * 20)), mq.metrics, desks=EvilDesks(mq), writable=True, title=EVIL)
+    app = App(
+        Gate(OneToken("t" * 20)), mq.metrics, desks=OneDesk(EvilDesk(mq)), writable=True, title=EVIL
+    )
     with web.Server("127.0.0.1:0", app, token="t" * 20) as server:
         page = browser.page(server.url)
         page.wait("document.querySelector('table')")

@@ -13,6 +13,7 @@ const page = {
   filter: "",
   writable: false,
   partitions: [],
+  dead: new Set(),
   told: new Map(),
   say(key, text) {
     page.told.set(key, text);
@@ -135,6 +136,8 @@ function draw() {
   page.width = Math.max(280, content.clientWidth - 32);
   if (window.innerWidth <= 640) page.width = Math.max(260, content.clientWidth - 12);
   page.writable = Boolean(state && state.writable);
+  const brokers = state && state.cluster ? state.cluster.brokers : [];
+  page.dead = new Set(brokers.filter((broker) => !broker.alive).map((broker) => broker.name));
   show(head, top(here));
   if (isOut) { show(content, views.signIn(page)); return; }
   if (!state || !state.cluster) { show(content, h("p", { class: "quiet" }, "Looking …")); return; }

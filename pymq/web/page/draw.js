@@ -9,7 +9,8 @@ const AXIS = 22;
 
 // Who holds which run of offsets, in which ack mode: one lane for a broker, one box for a copy.
 // Widths grow with the root of what is in a block, so that small ones can be seen beside large ones.
-export function timeline(partition, width, tell) {
+// Copies on brokers that are *dead* are there, and nobody can read them.
+export function timeline(partition, width, tell, dead = new Set()) {
   const names = new Set();
   for (const block of partition.blocks) for (const name of block.replicas) names.add(name);
   const lanes = [...names].sort();
@@ -36,8 +37,8 @@ export function timeline(partition, width, tell) {
   },
   lanes.map((name, lane) => h("g", { "data-key": `lane ${name}` },
     h("line", { class: "lane", x1: label, x2: width - 16, y1: middle(lane), y2: middle(lane) }),
-    h("text", { class: "who", x: 0, y: middle(lane) + 4 }, clipped(name, label)))),
-  spans.map((span, i) => column(span, lanes, partition, i === spans.length - 1, tell)),
+    h("text", { class: dead.has(name) ? "who away" : "who", x: 0, y: middle(lane) + 4 }, clipped(name, label)))),
+  spans.map((span, i) => column(span, lanes, partition, i === spans.length - 1, tell, dead)),
   axis(spans, older, label, height, width));
 }
 
@@ -48,8 +49,8 @@ function clipped(name, width) {
   return name.length > most ? name.slice(0, most - 1) + "…" : name;
 }
 
-function column({ block, x, width }, lanes, partition, isLast, tell) {
-  const said = blockText(block);
+function column({ block, x, width }, lanes, partition, isLast, tell, dead) {
+  const said = blockText(block, dead);
   return h("g", {
     "data-key": `block ${block.start} ${block.name}`, "data-said": said, tabindex: isLast ? 0 : -1,
     role: "img", "aria-label": said, class: "column", onfocus: () => tell(said),
@@ -57,13 +58,14 @@ function column({ block, x, width }, lanes, partition, isLast, tell) {
   h("title", null, said),
   h("rect", { class: "hit", x, y: 0, width, height: lanes.length * (LANE + GAP) }),
   lanes.map((name, lane) => (block.replicas.includes(name)
-    ? copy(block, name, x, width, lane, partition) : null)));
+    ? copy(block, name, x, width, lane, partition, dead) : null)));
 }
 
-function copy(block, name, x, width, lane, partition) {
+function copy(block, name, x, width, lane, partition, dead) {
   const leader = block.open ? partition.leader : block.leader;
   const kind = ["copy", block.acks, block.in_sync.includes(name) ? "whole" : "behind"];
   if (block.open) kind.push("open");
+  if (dead.has(name)) kind.push("away");
   const y = lane * (LANE + GAP) + 1;
   const right = x + width - 1.5;
   const box = block.open
@@ -95,9 +97,9 @@ function axis(spans, older, label, height, width) {
   return h("g", { "aria-hidden": "true" }, marks);
 }
 
-export function blockText(block) {
-  const holders = block.replicas
-    .map((name) => name + (block.in_sync.includes(name) ? "" : " (behind)")).join(", ");
+export function blockText(block, dead) {
+  const state = (name) => [block.in_sync.includes(name) ? "" : " (behind)", dead.has(name) ? " (dead)" : ""].join("");
+  const holders = block.replicas.map((name) => name + state(name)).join(", ");
   const parts = [
     `${block.open ? "Open block" : block.name}: offsets ${count(block.start)} to ${count(block.end)}`,
     `acks ${block.acks}`, `epoch ${block.epoch}`, `led by ${block.leader || "nobody"}`,
@@ -132,7 +134,7 @@ export function legend() {
       h("g", { class: `copy ${kind}` }, h("rect", { class: "box", x: 1, y: 1, width: 24, height: 14, rx: 2 }))), text);
   return h("ul", { class: "legend", "aria-label": "Legend" },
     box("raft whole", "raft"), box("leader whole", "leader"), box("none whole", "none"),
-    box("raft behind", "not in sync"),
+    box("raft behind", "not in sync"), box("raft whole away", "on a dead broker"),
     h("li", null, h("svg", { width: 26, height: 16, "aria-hidden": "true" },
       h("g", { class: "copy raft whole" }, h("rect", { class: "box", x: 1, y: 1, width: 24, height: 14, rx: 2 }),
         h("circle", { class: "leads", cx: 13, cy: 8, r: 4 }))), "leads"),

@@ -140,7 +140,7 @@ function partitionCard(found, partition, page, isFirst) {
       fact("blocks", count(partition.blocks.length + partition.older)),
       behind.length ? h("span", { class: "warn" }, `behind: ${behind.join(", ")}`) : null,
       h("a", { href: link("records", found.name, partition.name) }, "Records")),
-    h("div", { class: "frame" }, timeline(partition, page.width - 34, (text) => page.say(key, text))),
+    h("div", { class: "frame" }, timeline(partition, page.width - 34, (text) => page.say(key, text), page.dead)),
     h("p", { class: "said", id: `said ${key}` }, page.said(key) || (isFirst ? "Point at a block, or go through them with the arrow keys." : "")),
     blockDetails(partition),
     page.writable ? acksForm(found, partition, page) : null);
