@@ -14,8 +14,7 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pymq.deployed.nodes import Node
@@ -110,7 +109,7 @@ def serve(node: Node) -> int:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     note = node.journal.note
-    node.journal.listener = partial(_write, node.name)
+    node.journal.listener = write_event(node.name)
     fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
     node.on_ready = lambda: note("ready", **fields)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,9 +132,13 @@ _LEVELS = {
 }
 
 
-def _write(node: str, event: str, fields: dict[str, object]) -> None:
-    """Log an event of *node*."""
-    log.log(_LEVELS.get(event, logging.INFO), event, extra={"fields": {"node": node, **fields}})
+def write_event(node: str) -> Callable[[str, dict[str, object]], None]:
+    """A listener for the journal of *node*, which logs each event as a line."""
+
+    def write(event: str, fields: dict[str, object]) -> None:
+        log.log(_LEVELS.get(event, logging.INFO), event, extra={"fields": {"node": node, **fields}})
+
+    return write
 
 
 def endpoints(text: str) -> list[str]:
