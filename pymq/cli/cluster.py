@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 
 import attrs
 
+import pymq
 from pymq.cli.amounts import plural, time_text
-from pymq.cli.connect import opened
-from pymq.cli.show import OK, Show
+from pymq.cli.connect import described, opened
+from pymq.cli.interrupt import Interrupt
+from pymq.cli.show import INTERRUPTED, OK, Show
 from pymq.cli.words import word, words
-from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss
-from pymq.errors import ConfigError
+from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
+from pymq.core.types import OFFSETS_TOPIC, is_internal
+from pymq.core.values import value
+from pymq.errors import AuthorizationFailed, ConfigError, UnknownTopic
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
+LOOK_S = 0.5  # between two looks at what a broker still has
+SHOWN_MAX = 5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     reassign.add_argument("brokers", metavar="BROKER", nargs="+", help="the first is to lead")
     away = word(there, "decommission", "let a broker lead and take nothing more", _decommission)
     away.add_argument("broker", metavar="BROKER")
+    away.add_argument(
+        "--wait", action="store_true", help="until it is in no open block, and say what it keeps"
+    )
     back = word(there, "recommission", "take a decommission back", _recommission)
     back.add_argument("broker", metavar="BROKER")
     recover = word(
@@ -95,14 +105,75 @@ def _reassign(args: argparse.Namespace, show: Show) -> int:
 
 
 def _decommission(args: argparse.Namespace, show: Show) -> int:
-    with opened(args) as mq:
+    with Interrupt() as interrupt, opened(args) as mq:
         count = mq.decommission(args.broker)
+        found = _wait(mq, args.broker, show, interrupt) if args.wait else None
     if show.is_json:
-        show.result({"broker": args.broker, "partitions": count})
+        kept = {} if found is None else {"left": found.open, "alone": found.alone}
+        show.result({"broker": args.broker, "partitions": count} | kept)
     show.say(f"{args.broker} is given nothing new; {plural(count, 'partition')} move away from it")
-    if count:
-        show.say("what it holds of older records stays with it: 'pymq topic describe T --blocks'")
+    if found is None:
+        show.say("what it holds of older records stays with it; --wait says what that is")
+        return OK
+    if found.open:
+        show.error(f"interrupted; it is still in {', '.join(found.open[:SHOWN_MAX])}")
+        return INTERRUPTED
+    if found.alone:
+        names = ", ".join(found.alone[:SHOWN_MAX])
+        more = f" and {len(found.alone) - SHOWN_MAX} more" if len(found.alone) > SHOWN_MAX else ""
+        show.say(
+            f"keep it running: nobody else has {plural(len(found.alone), 'older block')}, {names}"
+            f"{more}; they go when retention takes them",
+            style="yellow",
+        )
+    else:
+        show.say("it may be stopped: others have all that it has", style="green")
     return OK
+
+
+@value
+class Holdings:
+    """What a broker has of the topics."""
+
+    open: list[str]  # partitions, the open block of which it is in
+    alone: list[str]  # sealed blocks with records of users that nobody else has all of
+
+
+def holdings(topics: Iterable[TopicDescription], broker: str) -> Holdings:
+    """What *broker* has of some topics."""
+    found = Holdings([], [])
+    for topic in topics:
+        for part in topic.partitions:
+            *sealed, last = part.blocks
+            if broker in last.replicas:
+                found.open.append(f"{topic.name}/{part.name}")
+            for block in sealed:
+                others = [name for name in block.in_sync if name != broker]
+                is_empty = block.end_offset == block.start_offset
+                if broker in block.replicas and not (others or is_empty or is_internal(topic.name)):
+                    found.alone.append(f"{topic.name}/{part.name} {block.name}")
+    return found
+
+
+def _all(mq: pymq.Client) -> Iterator[TopicDescription]:
+    """All topics; that of the groups' offsets, too, if we may look at it."""
+    yield from described(mq)
+    try:
+        yield mq.describe_topic(OFFSETS_TOPIC)
+    except (AuthorizationFailed, UnknownTopic):
+        pass  # There are no groups yet; or others see to it.
+
+
+def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> Holdings:
+    """Wait until a broker is in no open block, or until an interrupt."""
+    found = holdings(_all(mq), broker)
+    total = len(found.open)
+    with show.progress("moved", total, is_told=False) as step:
+        while found.open and not interrupt.is_asked:
+            mq.driver.pause(LOOK_S)  # Nobody tells a client that a partition has moved.
+            found = holdings(_all(mq), broker)
+            step.at(total - len(found.open))
+    return found
 
 
 def _recommission(args: argparse.Namespace, show: Show) -> int:

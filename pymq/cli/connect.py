@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pymq
+from pymq.core.metadata import TopicDescription
 from pymq.embedded import METADATA
 from pymq.errors import ConfigError, PymqError, StoreError, UnknownGroup, UnknownTopic
 
@@ -71,6 +72,15 @@ def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Cl
         except (UnknownTopic, UnknownGroup) as error:
             _suggest(mq, error)
             raise
+
+
+def described(mq: pymq.Client) -> Iterator[TopicDescription]:
+    """All topics that there are."""
+    for name in mq.topics():
+        try:
+            yield mq.describe_topic(name)
+        except UnknownTopic:
+            continue  # It was deleted meanwhile.
 
 
 def _suggest(mq: pymq.Client, error: PymqError) -> None:

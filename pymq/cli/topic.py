@@ -9,12 +9,12 @@ import attrs
 
 import pymq
 from pymq.cli.amounts import duration_text, options, plural, size_text, time_text
-from pymq.cli.connect import opened
+from pymq.cli.connect import described, opened
 from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.words import word, words
 from pymq.core.config import TopicConfig
 from pymq.core.metadata import PartitionDescription, TopicDescription
-from pymq.errors import ConfigError, PymqError, UnknownTopic
+from pymq.errors import ConfigError, PymqError
 
 HELP = "make, list, describe, change and delete topics"
 ACKS = ("raft", "leader", "none", "unset")
@@ -98,14 +98,14 @@ def _create(args: argparse.Namespace, show: Show) -> int:
 
 def _list(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
-        names = mq.topics()
         if args.names:
+            names = mq.topics()
             for name in names:
                 show.say(name)
             if show.is_json:
                 show.result({"topics": names})
             return OK
-        found = [topic for name in names if (topic := _described(mq, name)) is not None]
+        found = list(described(mq))
     if show.is_json:
         show.result({"topics": [as_json(topic) for topic in found]})
     elif found:
@@ -115,13 +115,6 @@ def _list(args: argparse.Namespace, show: Show) -> int:
     else:
         show.say("there is no topic yet; 'pymq topic create NAME' makes one")
     return OK
-
-
-def _described(mq: pymq.Client, name: str) -> TopicDescription | None:
-    try:
-        return mq.describe_topic(name)
-    except UnknownTopic:
-        return None  # It was deleted meanwhile.
 
 
 def _row(topic: TopicDescription) -> tuple[str, ...]:

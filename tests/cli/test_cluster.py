@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+import pymq
 from pymq.cli import cluster as command
 from pymq.cli.show import Show
 from pymq.client.questions import Questions
-from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss
+from pymq.core.config import TopicConfig
+from pymq.core.metadata import (
+    BlockDescription,
+    BrokerDescription,
+    ClusterDescription,
+    Loss,
+    PartitionDescription,
+    TopicDescription,
+)
 from tests.cli.conftest import BROKERS, Queue
 
 
@@ -68,6 +77,46 @@ def test_a_broker_is_taken_out_and_back(remote: Queue, topic: str) -> None:
     assert remote.run("cluster", "recommission", leader).out.endswith(" new blocks again\n")
     for word in ("decommission", "recommission"):
         remote.fails("cluster", word, "nobody")
+
+
+def test_when_a_broker_may_be_stopped(remote: Queue, topic: str) -> None:
+    """It waits until the broker is in no open block, and says what nobody else has."""
+    remote.run("topic", "create", topic)
+    (leader,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
+    told = remote.run("cluster", "decommission", leader, "--wait")
+    assert told.out.splitlines()[1] == "it may be stopped: others have all that it has"
+    remote.run("cluster", "recommission", leader)
+    remote.run("cluster", "reassign", topic, 0, leader)
+    remote.put(topic, range(3))
+    found = remote.json("cluster", "decommission", leader, "--wait")
+    (block,) = [name for name in found["alone"] if name.startswith(f"{topic}/")]
+    assert block.startswith(f"{topic}/0 Block_")
+    assert found["left"] == []
+    told = remote.run("cluster", "decommission", leader, "--wait")
+    assert "keep it running: nobody else has 1 older block, " in told.out
+    remote.run("cluster", "recommission", leader)
+    remote.run("topic", "delete", "--yes", topic)
+
+
+def test_what_a_broker_has() -> None:
+    def block(name: str, end: int | None, in_sync: tuple[str, ...]) -> BlockDescription:
+        return BlockDescription(
+            *(name, 0, end, 1, pymq.AckMode.LEADER, "a", ("a", "b"), 9), in_sync=in_sync
+        )
+
+    blocks = (
+        block("shared", 5, ("a", "b")),
+        block("alone", 5, ("a",)),
+        block("empty", 0, ("a",)),
+        block("open", None, ("a",)),
+    )
+    part = PartitionDescription(
+        *("0", 0, pymq.AckMode.LEADER, "a", 1, ("a", "b"), ("a",), 0, 5, 5), blocks
+    )
+    topic = TopicDescription("t", TopicConfig(), (part,))
+    assert command.holdings([topic], "a") == command.Holdings(["t/0"], ["t/0 alone"])
+    assert command.holdings([topic], "b") == command.Holdings(["t/0"], [])
+    assert command.holdings([topic], "c") == command.Holdings([], [])
 
 
 def test_a_recovery_is_meant(queue: Queue, topic: str) -> None:

@@ -254,6 +254,9 @@ def test_keys(secured: pymq.ZkServer, tmp_path: Path, capsys: pytest.CaptureFixt
     bob = checks(Queue(url, capsys), "--curve-dir", keys, "--principal", "bob", code=1)
     refused = bob[f"zkserver {secured.endpoint}"]
     assert (refused.state, "does not let us describe" in refused.found) == ("warn", True)
+    error = Queue(url, capsys).fails("topic", "list", "--curve-dir", keys, "--principal", "bob")
+    assert error["code"] == "AUTHORIZATION_FAILED"
+    assert "policy.toml" in error["hints"][0]
 
 
 def test_a_key_that_nobody_knows(
