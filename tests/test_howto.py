@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import attrs
 import pytest
 
 import pymq
+from pymq.cli import main
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +79,20 @@ def test_what_an_operator_should_look_at() -> None:
             cluster.restart("broker-1")
             cluster.run(seconds=5)
             assert names["troubles"](mq) == []
+
+
+def test_the_keys_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the page make a folder in which each node and both users have their key."""
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks("cluster.md", "sh")
+    for line in script.splitlines():
+        program, *arguments = line.split()
+        assert (program, main(arguments)) == ("pymq", 0)
+    made = {path.stem for path in (tmp_path / "keys").glob("*.secret")}
+    assert made == {"broker-0", "broker-1", "broker-2", "zk-1", "zk-2", "alice", "billing"}
+    policy = tomllib.loads((tmp_path / "keys/policy.toml").read_text())
+    assert policy["superusers"] == ["alice"]
+    assert set(policy["rule"][0]["principal"]) == made - {"alice", "billing"}
 
 
 @pytest.mark.parametrize("script", ["zkserver", "broker"])
