@@ -57,6 +57,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
+            cwd=log.parent,  # where it leaves what it has to say when it dies
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
