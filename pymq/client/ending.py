@@ -35,12 +35,13 @@ class Ending:
     def is_reached(self) -> bool:
         """Whether there is nothing before it any more; may ask the group."""
         consumer = self._consumer
-        intake, paused = consumer._intake, consumer._intake.paused
+        paused = consumer._intake.paused
         active = {p: end for p, end in self._ends.items() if p not in paused}
         if consumer._reader is not None:
             read = consumer._read_so_far(consumer._reader)
             return all(read[p] >= end for p, end in active.items())
-        if consumer._buffer or intake.chunks:
+        worker = consumer._member()
+        if consumer._buffer or worker.is_bringing:
             return False
         try:
             consumer._settle_soon()
@@ -56,7 +57,7 @@ class Ending:
             if p in consumer.assignment()
         )
         # What was delivered may have been so to us, while we asked.
-        return is_delivered and not intake.chunks
+        return is_delivered and not worker.is_bringing
 
     def _is_told(self, state: GroupState) -> bool:
         """Whether the consumer knows what its group has assigned to it."""

@@ -68,7 +68,7 @@ class Leased:
         self._lined_up: list[tuple[BatchView, bool]] = []  # with whether they are dead letters
 
     def __bool__(self) -> bool:
-        return any(self._lines.values())
+        return bool(self._lined_up) or any(self._lines.values())
 
     def routes(self) -> Iterator[Route]:
         """Where the records are asked for."""
@@ -88,6 +88,7 @@ class Leased:
     def forget(self) -> None:
         """It is not leased any more."""
         self._lines.clear()
+        self._lined_up.clear()
         for request in self._fetching:
             self._timers.drop(("lease", request))
         self._fetching.clear()
@@ -100,7 +101,12 @@ class Leased:
     def coming(self) -> list[Span]:
         """What is to be handed out once it is fetched."""
         # Not what is to die: given back, it would count as one delivery less.
-        return [
+        found = [
+            (view.partition, (view.base_offset, view.end_offset))
+            for view, is_dead in self._lined_up
+            if not is_dead
+        ]
+        return found + [
             (partition, (fetching.handed, fetching.end))
             for partition, line in self._lines.items()
             for fetching in line

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pymq.client.base import NEVER, Driver, Outbox, Waitable
 from pymq.client.deadlines import Deadlines
+from pymq.client.handed import Handed
 from pymq.client.membership import Key, Membership
 from pymq.client.spans import Span, drain, ranges
-from pymq.core.message import Range, Settle, Settled
+from pymq.core.message import Lease, Range, Settle, Settled
 from pymq.core.values import define
 from pymq.core.view import BatchView
 from pymq.errors import Closed, FencedMember, PymqError
@@ -55,15 +56,26 @@ class Settlement:
 
 
 class Settler:
-    """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them."""
+    """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them.
+
+    *buffered* tells what was handed to the handle and not yet by it to the application.
+    """
 
     def __init__(
-        self, membership: Membership, outbox: Outbox, timers: Deadlines[Key], driver: Driver
+        self,
+        membership: Membership,
+        outbox: Outbox,
+        timers: Deadlines[Key],
+        driver: Driver,
+        buffered: Callable[[], list[Span]],
     ) -> None:
         self.acks: dict[str, deque[int | Range]] = {}  # by partition; filled by any thread
         self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
         self.refused = 0  # acknowledgements that came too late
         self.due = NEVER
+        self.handed = Handed()
+        self._buffered = buffered
+        self._holes: list[Span] = []  # offsets without a record for the application
         self._membership = membership
         self._outbox = outbox
         self._timers = timers
@@ -99,7 +111,7 @@ class Settler:
         queues = list(self.acks.items())  # at once: another thread may be adding one
         acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
         nacks = tuple(drain(self.nacks))
-        if not (acks or nacks or wait or self._held):
+        if not (acks or nacks or wait or self._held or self._holes):
             return None
         done = Settling(wait, durable)
         membership = self._membership
@@ -109,6 +121,10 @@ class Settler:
             self._held += [done] if wait else []
             return done
         waits, self._held = [*self._held, done], []
+        acks = [*self._worked_on(acks), *self._holes]
+        self._holes = []
+        for partition, span, _ in nacks:
+            self.handed.take(partition, span)
         is_durable = any(waiting.is_durable for waiting in waits)
         request = self._outbox.number()
         group, member = membership.group, membership.name
@@ -117,6 +133,25 @@ class Settler:
         self._unarmed.append(("settle", request))
         self._outbox.post(coordinator, settle)
         return done
+
+    def _worked_on(self, acks: list[Span]) -> list[Span]:
+        """What of *acks* the application has got under a lease that it still may have."""
+        handed, buffered = self.handed, list[Span]()
+        if self._was_fenced and acks:
+            # What is in the buffer may be there for the second time.
+            buffered = [(p, part) for p, span in self._buffered() for part in handed.take(p, span)]
+        found = [(p, part) for p, span in acks for part in handed.take(p, span)]
+        for partition, span in buffered:
+            handed.put(partition, span)
+        late = _count(span for _, span in acks) - _count(span for _, span in found)
+        self.refused += late
+        self._forfeited += late if self._was_fenced else 0
+        return found
+
+    def leased(self, leases: Iterable[Lease]) -> None:
+        """What was handed out of them was so under leases that are no more."""
+        for lease in leases:
+            self.handed.take(lease.partition, (lease.start, lease.end))
 
     def _put_back(self, acks: Iterable[Span], nacks: Iterable[tuple[str, Range, int]]) -> None:
         for partition, span in acks:
@@ -175,6 +210,8 @@ class Settler:
     def give_back(self, unread: list[Span]) -> None:
         """Records that were leased and not handed out: others may have them at once."""
         membership, coordinator = self._membership, self._membership.coordinator.find()
+        for partition, span in unread:
+            self.handed.take(partition, span)
         if unread and coordinator is not None and membership.is_joined:
             group, member = membership.group, membership.name
             self._outbox.post(coordinator, Settle(0, group, member, unread=tuple(unread)))
@@ -191,14 +228,14 @@ class Settler:
     def skip(self, view: BatchView, now: int) -> None:
         """Offsets that hold no record for a consumer are done; nobody else will say so."""
         if view.is_control:
-            holes: list[int | Range] = [(view.base_offset, view.end_offset)]
+            holes = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:
             ends = (*view.offsets, view.end_offset)
             starts = (view.base_offset, *(offset + 1 for offset in view.offsets))
             holes = [(a, b) for a, b in zip(starts, ends, strict=True) if a < b]
         else:
             return
-        self.acks.setdefault(view.partition, deque()).extend(holes)
+        self._holes += [(view.partition, hole) for hole in holes]
         self.due = min(self.due, now + ACK_LINGER_MS)
 
     # --- the end of it --------------------------------------------------------------------------
@@ -213,10 +250,10 @@ class Settler:
             if settlement.is_waited_for:
                 self._forfeited = 0  # It is told now.
             settlement.finish(error)
-        self._forfeit(
-            sum(end - start for q in self.acks.values() for start, end in ranges(drain(q)))
-        )
+        self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()
+        self.handed.forget()
+        self._holes = []
 
     def _forfeit(self, count: int) -> None:
         self.refused += count
@@ -229,6 +266,10 @@ class Settler:
             settlement.finish(error)
         self._sent.clear()
         self.due = NEVER
+
+
+def _count(spans: Iterable[Range]) -> int:
+    return sum(end - start for start, end in spans)
 
 
 _NO_SETTLE = Settle(0, "", "")

@@ -19,6 +19,7 @@ from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
 from pymq.client.spans import Span
 from pymq.client.watches import Watches
+from pymq.core.marks import mark
 from pymq.core.message import Acquire, Acquired, Assigned, Fetched, Leave, Message, Settled
 from pymq.core.ready import Ready
 from pymq.core.view import BatchView
@@ -28,6 +29,7 @@ __all__ = ["Worker", "WorkerConfig"]
 
 ACQUIRE_WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
 LOOKS = 4  # in an interval, whether the application still polls
+SURE_MS = 250  # so long after an answer of the coordinator there is no other one, or it is new
 ACQUIRES_MAX = 16  # requests for leases that may still be answered, long after they should be
 
 
@@ -50,7 +52,7 @@ class Worker(Intake):
         self._timers: Deadlines[Key] = Deadlines()  # when an answer is missing
         timers = self._timers
         self.membership = Membership(topic, config, router, self, timers, new_member)
-        self.settler = Settler(self.membership, self, timers, driver)
+        self.settler = Settler(self.membership, self, timers, driver, self._buffered)
         self.watches = Watches(topic, router, self, timers)
         self._leased = Leased(
             self.membership, self.watches, self.settler, router, self, timers, self.paused
@@ -66,6 +68,8 @@ class Worker(Intake):
         self._introduction = 0  # the request that tells where partitions begin and end
         self._wanted = 0
         self._renew_at = NEVER
+        self._heard_at = -NEVER  # when the coordinator has last answered a member
+        self._is_unsure = False  # what has come is not handed over before it does so again
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -94,8 +98,14 @@ class Worker(Intake):
         """Whether there is something to hand out or to move away, or a problem to raise."""
         return bool(self.chunks or self.dead) or self.problem is not None
 
+    @property
+    def is_bringing(self) -> bool:
+        """Whether records are leased that the handle has not taken yet, also those on their way."""
+        return bool(self.chunks or self._leased)
+
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records; their lease began when they were leased."""
+        self.settler.handed.out(chunk)
         self.is_used = True
 
     def close(self, unread: list[Span]) -> None:
@@ -226,6 +236,8 @@ class Worker(Intake):
         if membership.retry_at > now:
             return
         self.settler.settle_held()
+        if self._is_unsure:
+            membership.heartbeat(now)
         if not set(membership.partitions()) <= set(membership.told):
             membership.heartbeat(now)  # The topic has grown.
         self.watches.look(now)
@@ -279,6 +291,7 @@ class Worker(Intake):
                 membership.retry(now, BEAT_MS)
             return
         membership.coordinator.answered()
+        self._heard_at = now
         lost, gained = membership.assign(m, now)
         self.watches.change(lost, gained)
         self._has_news = True
@@ -286,6 +299,9 @@ class Worker(Intake):
             self.settler.settle()
         if not gained:
             self._introduce(now)
+        if self._is_unsure:
+            self._is_unsure = False
+            self._hand_over(now)
         self._go_on(now)
 
     def _lost_group(self, error: PymqError) -> None:
@@ -304,6 +320,7 @@ class Worker(Intake):
         self._acquires.clear()
         # Without the leases these would be worked on here and by others.
         self._leased.forget()
+        self._is_unsure = False
         self.chunks.clear()
         self.dead.clear()
 
@@ -315,8 +332,10 @@ class Worker(Intake):
             self.settler.send_later(m.id, max(now, self.membership.retry_at))
         elif isinstance(m.error, FencedMember):
             self._lost_group(m.error)
-        elif (problem := self.settler.answered(m)) is not None:
-            self.fail(problem)
+        else:
+            self._heard_at = now
+            if (problem := self.settler.answered(m)) is not None:
+                self.fail(problem)
 
     def _look(self, now: int) -> None:
         """Whether the application still asks for records; looked at four times an interval."""
@@ -347,6 +366,9 @@ class Worker(Intake):
             )
         )
         self._renew_at = NEVER
+
+    def _buffered(self) -> list[Span]:
+        return self.unread()
 
     def _renew(self, now: int) -> None:
         """What the application has not seen yet must not be taken for abandoned."""
@@ -411,10 +433,12 @@ class Worker(Intake):
                 self.fail(m.error)
             return
         self.membership.coordinator.answered()
+        self._heard_at = now
         if m.leases:
             # Even if a later request has taken its place: both may have met on the way.
             self._wanted = 0
             self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 3)
+            self.settler.leased(m.leases)
             self._leased.take(m.leases, now)
         if m.id == self._introduction:
             self.started.finish()
@@ -449,11 +473,24 @@ class Worker(Intake):
             self._try_acquire(now, True)
 
     def _hand_over(self, now: int) -> None:
-        """Make ready for the application what has come."""
+        """Make ready for the application what has come.
+
+        What has been long on its way was perhaps leased by a coordinator that is none any more, and
+        its successor, who knows of no leases, has given it to others. So it is asked first.
+        """
+        if now - self._heard_at > SURE_MS:
+            if not self._is_unsure:
+                mark("worker.unsure")
+                self._is_unsure = True
+                self.membership.heartbeat(now)
+            return
         for view, is_dead in self._leased.lined_up():
             self.settler.skip(view, now)
-            if len(view) and not view.is_control:
-                (self.dead if is_dead else self.chunks).append(view)
+            if is_dead and len(view) and not view.is_control:
+                self.settler.handed.out(view)  # for burial
+                self.dead.append(view)
+            elif len(view) and not view.is_control:
+                self.chunks.append(view)
         if not self._leased and not self.has_chunks:
             self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
             self._try_acquire(now, True)

@@ -395,7 +395,7 @@ class Controller:
                 wait = NoBrokers("the brokers that groups are kept on are not there yet")
                 self._out.send(source, Answer(m.id, error=wait))
                 return
-            make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas)
+            make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
             self._admin.create_topic("", make, now, fewer=True)
         self._read(source, m.id, lambda image: lookup.metadata(image, m.topic, self._members.live))
 

@@ -152,12 +152,20 @@ def alter_topic(draft: Draft, m: AlterTopic) -> None:
         draft.put(paths.topic(m.name), attrs.evolve(node, config=config, version=node.version + 1))
 
 
-def offsets_topic(id: int, partitions: int, replicas: int) -> CreateTopic:  # a field's name
-    """The request that makes the internal topic of the group coordinators."""
+def offsets_topic(
+    id: int,  # a field's name
+    partitions: int,
+    replicas: int,
+    brokers: int,
+) -> CreateTopic:
+    """The request that makes the internal topic of the group coordinators, where *brokers* are.
+
+    Its ack mode is ``raft`` where a majority outlives the loss of a broker. Of two replicas either
+    one must be able to go on alone, which is what the in-sync set of ``leader`` is for.
+    """
     names = tuple(str(index) for index in range(partitions))
-    return CreateTopic(
-        id, OFFSETS_TOPIC, names, replicas, AckMode.LEADER, dict(OFFSETS_CONFIG), True
-    )
+    acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER
+    return CreateTopic(id, OFFSETS_TOPIC, names, replicas, acks, dict(OFFSETS_CONFIG), True)
 
 
 # --- clients ------------------------------------------------------------------------------------

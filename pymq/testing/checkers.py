@@ -103,8 +103,8 @@ class Watch:
             if signs.get(partition) == sign:
                 continue
             signs[partition] = sign
-            found = probe.look(partition)
             last = host.looks.get(partition.name)
+            found = probe.look(partition, last)
             if found is None or found == last:
                 continue
             if last is None or last.block != found.block:

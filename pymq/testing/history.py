@@ -68,14 +68,11 @@ class History:
         self,
         log: Mapping[Part, Sequence[Record]],
         may_lose: Iterable[str] = (),
-        *,
-        may_repeat: bool = False,
     ) -> list[str]:
         """What is wrong, beside *log*: all records of each partition, as read from the beginning.
 
         Of the topics *may_lose*, records that were acknowledged may be missing, as ack modes
-        ``leader`` and ``none`` allow; all else holds there too. With *may_repeat* records may come
-        again after they were settled.
+        ``leader`` and ``none`` allow; all else holds there too.
         """
         allowed = frozenset(may_lose)
         found: list[str] = []
@@ -88,8 +85,7 @@ class History:
             found += _told(f"{part}: offsets do not rise", _not_rising(records))
             if part[0] not in allowed:
                 found += self._missed(part, records)
-        if not may_repeat:
-            found += _told("delivered after it was settled", self.again())
+        found += _told("delivered after it was settled", self.again())
         return found
 
     def lost(

@@ -23,14 +23,14 @@ class Confirmed:
 
     offset: int
     epoch: int  # of the offsets partition
-    losses: int  # of its replicas, by then
+    losses: int  # how often something visible of it was lost, by then
 
 
 class Offsets(Checker):
     """A group's offset goes over what was acknowledged, never back, and not with its coordinator.
 
     What was confirmed is in the log of the offsets partition, so whoever takes over knows it, but
-    for what a replica has lost with its disk's cache, which is not synced each time.
+    for what was lost with the disks' caches in a mode that does not sync each time.
     """
 
     rules = ("group-offset-monotone", "offset-covers-acks", "confirmed-offset-survives")
@@ -109,7 +109,8 @@ class Offsets(Checker):
         name = TopicPartition(OFFSETS_TOPIC, str(coordinator.index))
         look = host.looks.get(name)
         key = self.watch.indexes.get(name)
-        losses = self.watch.ledger.losses.get(key, 0) if key is not None else 0
+        history = self.watch.histories.get(key) if key is not None else None
+        losses = history.losses if history is not None else 0
         return Confirmed(offset, look.epoch if look is not None else -1, losses)
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:

@@ -43,7 +43,7 @@ def sign(partition: Partition) -> tuple[object, ...]:
     opened = partition.opened
     replicator, log = opened.replicator, opened.log
     if replicator is None:
-        return ()
+        return (partition.state, partition.opened.visible)
     return (
         replicator,
         partition.state,
@@ -57,17 +57,22 @@ def sign(partition: Partition) -> tuple[object, ...]:
     )
 
 
-def look(partition: Partition) -> Look | None:
+def look(partition: Partition, last: Look | None) -> Look | None:
     """A partition, or None while it does not know its log, or will never.
 
     One that cannot act any more is looked at too: it may have answered in the turn of its failure.
+    So is one that has to start over: what it had got to by then, beyond the *last* look, it shows.
     """
     opened = partition.opened
     replicator = opened.replicator
-    if replicator is None:
-        return None
     state = partition.state
     block = state.blocks[-1]
+    if replicator is None:
+        visible = partition.opened.visible
+        if last is None or last.block != state.block_id(block) or visible <= last.high_watermark:
+            return None
+        end = max(last.end, visible)
+        return last._replace(high_watermark=visible, end=end, is_leader=False)
     is_strict = state.config.sync_policy(state.acks) == "always"
     is_placed = bool(block.storages) and partition.me in block.replicas
     return Look(

@@ -17,7 +17,7 @@ from pymq.core.message import (
     Settle,
     Settled,
 )
-from pymq.core.types import OFFSETS_TOPIC
+from pymq.core.types import OFFSETS_TOPIC, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.testing import probe
 from pymq.testing.checkers import Checker, Watch
@@ -38,32 +38,37 @@ class Grant:
 
 
 @define
-class Sharing:
-    """One group in one partition, as the broker that coordinates it has told."""
+class Done:
+    """What was confirmed of one group in one partition: whoever coordinates it then knows it."""
 
-    grants: list[Grant] = Factory(list)
-    done: list[Range] = Factory(list)  # confirmed
-    coordinator: GroupCoordinator | None = None  # who has confirmed it
+    ranges: list[Range] = Factory(list)
+    coordinator: GroupCoordinator | None = None  # the latest
+    epoch: int = -1  # in which it leads its partition of the offsets topic
     is_cut: bool = False  # whether there was more above the group's offset than is kept
     committed: int = 0  # the group's offset that was written when the last one was confirmed
-    losses: int = 0  # of replicas of the offsets partition, when the coordinator began
+    losses: int = 0  # how often something visible of that partition was lost, as weak modes allow
 
-    def pass_on(self, coordinator: GroupCoordinator, losses: int) -> None:
+    def add(self, span: Range) -> None:
+        """It is done."""
+        self.ranges.append(span)
+        if len(self.ranges) > 64:
+            self.ranges = joined(self.ranges)
+
+    def pass_on(self, coordinator: GroupCoordinator, epoch: int) -> None:
         """Another coordinator knows what was written, which need not be all that was done."""
-        if losses != self.losses:
-            self.done.clear()
-        elif self.is_cut:
-            self.done = [(a, min(b, self.committed)) for a, b in self.done if a < self.committed]
-        self.coordinator, self.losses, self.is_cut = coordinator, losses, False
+        if self.is_cut:
+            kept = [(a, min(b, self.committed)) for a, b in self.ranges if a < self.committed]
+            self.ranges = kept
+        self.coordinator, self.epoch, self.is_cut = coordinator, epoch, False
 
 
 class Leases(Checker):
     """A record is leased to one live member at a time, and never again once its ack is confirmed.
 
-    A confirmed acknowledgement may be lost with a coordinator that dies, since it is synced after
-    an interval; so what was confirmed counts for the life of that broker. When the group comes back
-    to it, it knows what was written: of what is done above the group's offset so many ranges, and
-    no more than the disks of the replicas have kept.
+    The next coordinator knows what was written: all that was confirmed, but for what the disks of
+    the replicas have not kept in a mode that does not sync, and of what is done above the group's
+    offset so many ranges and no more. Who leads is the broker's own to believe; one that has been
+    replaced and does not know it may give out what its successor has confirmed.
     """
 
     rules = (
@@ -81,15 +86,13 @@ class Leases(Checker):
         self._acquires: dict[tuple[str, int], Acquire] = {}  # by address and request
         # With the group's offset in each partition, as it was by then.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
-        self._shared: dict[tuple[str, Shared], Sharing] = {}  # by broker
+        self._grants: dict[tuple[str, Shared], list[Grant]] = {}  # by broker
+        self._done: dict[Shared, Done] = {}
         self._not_theirs: dict[tuple[str, int], int] = {}  # acks of what others hold, by Settle
 
     def on_death(self, process: Process) -> None:
-        for key in [key for key in self._shared if key[0] == process.name]:
-            is_cut = self._is_cut_anywhere(key[1])
-            del self._shared[key]
-            for other in self._formers(key[1]):
-                other.is_cut = is_cut
+        for key in [key for key in self._grants if key[0] == process.name]:
+            del self._grants[key]
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, BrokerHost):
@@ -112,8 +115,10 @@ class Leases(Checker):
                 self._count_others(process, source, message)
                 self._settled(process, message)
             case CommitOffset(group=group, topic=topic, partition=partition):
-                for key in [key for key in self._shared if key[1] == (group, topic, partition)]:
-                    del self._shared[key]
+                shared = group, topic, partition
+                for key in [key for key in self._grants if key[1] == shared]:
+                    del self._grants[key]
+                self._done.pop(shared, None)
             case _:
                 pass
 
@@ -127,46 +132,49 @@ class Leases(Checker):
 
     def _left(self, host: BrokerHost, group: str, member: str) -> None:
         """A member holds nothing any more."""
-        for (broker, shared), sharing in self._shared.items():
+        for (broker, shared), grants in self._grants.items():
             if broker == host.name and shared[0] == group:
-                sharing.grants = [grant for grant in sharing.grants if grant.member != member]
+                grants[:] = [grant for grant in grants if grant.member != member]
 
     def _overtaken(
         self, host: BrokerHost, group: str, member: str, partition: str, start: int
     ) -> None:
         """Retention has removed what is before *start*: nobody holds any of that."""
-        sharing = self._of(host, group, member, partition) if start else None
-        if sharing is not None:
-            sharing.grants = [grant for grant in sharing.grants if grant.end > start]
+        if start:
+            grants = self._held(host, group, member, partition)
+            grants[:] = [grant for grant in grants if grant.end > start]
 
-    def _of(self, host: BrokerHost, group: str, member: str, partition: str) -> Sharing | None:
+    def _held(self, host: BrokerHost, group: str, member: str, partition: str) -> list[Grant]:
+        """What a broker has given out of a partition; to nobody, if *member* never joined."""
         join = self._joined.get((group, member))
         if join is None:
-            return None
-        key = (host.name, (group, join.topic, partition))
-        sharing = self._shared.setdefault(key, Sharing())
-        self._follow(host, key[1], sharing)
-        return sharing
+            return []
+        return self._grants.setdefault((host.name, (group, join.topic, partition)), [])
 
-    def _follow(self, host: BrokerHost, shared: Shared, sharing: Sharing) -> None:
-        """See whether another coordinator has the group, and how much it has to remember."""
+    def _follow(self, host: BrokerHost, shared: Shared) -> Done | None:
+        """What the coordinator on *host* must know to be done; None if it knows nothing yet.
+
+        Or if there has been another one since.
+        """
         found = probe.leases(host.broker, *shared) if host.broker is not None else None
         if found is None or probe.is_loading(found[0]):
-            return
+            return None
         coordinator, leases = found
-        if sharing.coordinator is not coordinator:
-            # It may have been elsewhere in between, and what comes back was cut there.
-            sharing.is_cut = self._is_cut_anywhere(shared)
-            key = self.watch.indexes.get((OFFSETS_TOPIC, str(coordinator.index)))
-            losses = self.watch.ledger.losses.get(key, 0) if key is not None else 0
-            sharing.pass_on(coordinator, losses)
-        sharing.is_cut = sharing.is_cut or _is_cut(leases.done_ranges())
-
-    def _formers(self, shared: Shared) -> Iterator[Sharing]:
-        return (found for (_, name), found in self._shared.items() if name == shared)
-
-    def _is_cut_anywhere(self, shared: Shared) -> bool:
-        return any(found.is_cut or _was_cut(found, shared) for found in self._formers(shared))
+        name = TopicPartition(OFFSETS_TOPIC, str(coordinator.index))
+        look, key = host.looks.get(name), self.watch.indexes.get(name)
+        epoch = look.epoch if look is not None else -1
+        done = self._done.setdefault(shared, Done())
+        history = self.watch.histories.get(key) if key is not None else None
+        losses = history.losses if history is not None else 0
+        if losses != done.losses:
+            done.ranges, done.losses = [], losses
+        if coordinator is not done.coordinator:
+            if epoch < done.epoch:
+                return None
+            done.is_cut = done.is_cut or _was_cut(done.coordinator, shared)
+            done.pass_on(coordinator, epoch)
+        done.is_cut = done.is_cut or _is_cut(leases.done_ranges())
+        return done
 
     def _offsets(self, host: BrokerHost, m: Settle) -> dict[str, int]:
         """The group's offsets in the partitions in which something is acknowledged."""
@@ -183,8 +191,7 @@ class Leases(Checker):
         members = probe.members(host.broker, m.group) or () if host.broker is not None else ()
         found, now = 0, host.clock()
         for partition, (start, end) in m.acks:
-            sharing = self._of(host, m.group, m.member, partition)
-            for grant in sharing.grants if sharing is not None else ():
+            for grant in self._held(host, m.group, m.member, partition):
                 if grant.member != m.member and grant.member in members and grant.until > now:
                     found += max(0, min(end, grant.end) - max(start, grant.start))
         if found and m.id:
@@ -192,24 +199,21 @@ class Leases(Checker):
 
     def _settled(self, host: BrokerHost, m: Settle) -> None:
         for partition, (start, end) in _given_up(m):
-            sharing = self._of(host, m.group, m.member, partition)
-            if sharing is not None:
-                sharing.grants = [
-                    part for g in sharing.grants for part in _without(g, m.member, start, end)
-                ]
+            grants = self._held(host, m.group, m.member, partition)
+            grants[:] = [part for g in grants for part in _without(g, m.member, start, end)]
         join = self._joined.get((m.group, m.member))
         for partition, (start, end) in m.renewals:
-            sharing = self._of(host, m.group, m.member, partition)
-            if sharing is None or join is None:
+            if join is None:
                 continue
-            for grant in list(sharing.grants):
+            grants = self._held(host, m.group, m.member, partition)
+            for grant in list(grants):
                 if grant.until <= host.clock():
                     continue  # It has run out, and what is left of it is nobody's to renew.
                 if grant.member == m.member and grant.start < end and start < grant.end:
                     rest = list(_without(grant, m.member, start, end))
                     grant.start, grant.end = max(grant.start, start), min(grant.end, end)
                     grant.until = host.clock() + join.ack_wait_ms
-                    sharing.grants += rest
+                    grants += rest
 
     def _granted(self, host: BrokerHost, peer: str, m: Acquired) -> None:
         acquire = self._acquires.pop((peer, m.id), None)
@@ -222,10 +226,10 @@ class Leases(Checker):
         for lease in m.leases:
             name = topic, lease.partition
             owners = probe.owners(host.broker, acquire.group, m.generation, name)
-            sharing = self._of(host, acquire.group, acquire.member, lease.partition)
-            if sharing is None or join is None:
+            if join is None:
                 continue
-            for grant in sharing.grants:
+            grants = self._held(host, acquire.group, acquire.member, lease.partition)
+            for grant in grants:
                 overlaps = grant.start < lease.end and lease.start < grant.end
                 is_held = grant.member in members and grant.until > now
                 if is_held and owners is not None and grant.member not in owners:
@@ -241,18 +245,17 @@ class Leases(Checker):
                         f"{host.name} gives {acquire.group} {lease} to {acquire.member}, while "
                         f"{grant.member} holds {grant.start} to {grant.end}",
                     )
-            for start, end in sharing.done:
+            done = self._follow(host, (acquire.group, topic, lease.partition))
+            for start, end in done.ranges if done is not None else ():
                 if start < lease.end and lease.start < end:
                     self.fail(
                         "acked-not-delivered-again",
                         f"{host.name} gives {acquire.group} {lease} to {acquire.member}, though "
                         f"{start} to {end} was acknowledged, and that was confirmed",
                     )
-            sharing.grants = [
-                g for g in sharing.grants if g.end <= lease.start or lease.end <= g.start
-            ]
+            grants[:] = [g for g in grants if g.end <= lease.start or lease.end <= g.start]
             until = now + join.ack_wait_ms
-            sharing.grants.append(Grant(lease.start, lease.end, acquire.member, until))
+            grants.append(Grant(lease.start, lease.end, acquire.member, until))
 
     def _confirmed(self, host: BrokerHost, peer: str, m: Settled) -> None:
         settle, committed = self._settles.pop((peer, m.id), (None, {}))
@@ -265,14 +268,17 @@ class Leases(Checker):
             )
         if m.refused:
             return
-        for partition, span in settle.acks if settle is not None else ():
-            assert settle is not None
-            sharing = self._of(host, settle.group, settle.member, partition)
-            if sharing is not None:
-                sharing.committed = max(sharing.committed, committed.get(partition, 0))
-                sharing.done.append(span)
-                if len(sharing.done) > 64:
-                    sharing.done = joined(sharing.done)
+        join = self._joined.get((settle.group, settle.member)) if settle is not None else None
+        if settle is None or join is None:
+            return
+        for partition, span in settle.acks:
+            shared = (settle.group, join.topic, partition)
+            done = self._follow(host, shared)
+            if done is not None:
+                done.committed = max(done.committed, committed.get(partition, 0))
+                done.add(span)
+            elif (known := self._done.get(shared)) is not None and not known.is_cut:
+                known.add(span)  # Its successor has read it.
 
 
 def _is_cut(done: Sequence[Range]) -> bool:
@@ -280,9 +286,8 @@ def _is_cut(done: Sequence[Range]) -> bool:
     return len(done) > offsets.RANGES_MAX
 
 
-def _was_cut(sharing: Sharing, shared: Shared) -> bool:
-    """The same, of what its coordinator has come to."""
-    former = sharing.coordinator
+def _was_cut(former: GroupCoordinator | None, shared: Shared) -> bool:
+    """The same, of what a coordinator has come to."""
     group = former.groups.get(shared[0]) if former is not None else None
     leases = group.leases.get((shared[1], shared[2])) if group is not None else None
     return leases is not None and _is_cut(leases.done_ranges())

@@ -107,6 +107,55 @@ def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> No
             assert consumer.lag() == {"0": 0}
 
 
+def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_before() -> None:
+    """The records are leased again to the same consumer, while it still works on them.
+
+    Whoever is told that they are settled must not get them once more.
+    """
+    with Cluster(brokers=3, seed=16) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(other, *range(5))
+        with mq.consumer("t", group="g") as consumer:
+            held = consumer.poll(timeout=5.0)
+            assert values(held) == list(range(5))
+            assert consumer.poll(timeout=0.0) == []  # and would like more
+            cluster.crash(coordinator(mq))
+            cluster.run(seconds=10)  # It has joined the next one, which leases all of them again.
+            consumer.ack(held)
+            with pytest.raises(FencedMember, match="delivered again"):
+                consumer.commit(timeout=30.0)
+            again = consumer.poll(timeout=5.0)
+            assert values(again) == list(range(5))
+            consumer.ack(again)
+            consumer.commit()
+            assert consumer.poll(timeout=1.0) == []
+            assert consumer.lag() == {"0": 0}
+
+
+def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it() -> None:
+    """The coordinator that had leased it is none any more, and the next one knows of no leases."""
+    with Cluster(brokers=4, seed=17) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=1, acks="raft")
+        with mq.consumer("t", group="g") as slow:
+            cluster.run(seconds=3)
+            data = next(name for name in cluster.brokers if name != coordinator(mq))
+            mq.reassign("t", 0, [data])
+            put(other, *range(5))
+            cluster.run(seconds=3)
+            cluster.cut(("client-0",), (data,))
+            assert slow.poll(timeout=0.2) == []  # They are leased, and do not come.
+            cluster.crash(coordinator(other))
+            with other.consumer("t", group="g") as quick:
+                records = quick.poll(timeout=4.0)
+                assert values(records) == list(range(5))
+                quick.ack(records)
+                quick.commit()
+                cluster.heal()
+                assert slow.poll(timeout=10.0) == []
+
+
 def test_an_answer_to_a_commit_is_lost() -> None:
     """It is sent again, and what it had done the first time is not counted as refused."""
     with Cluster(brokers=1, seed=13) as cluster:
@@ -163,8 +212,10 @@ def test_messages_get_lost(seed: int) -> None:
             cluster.network.calm()
 
 
-def test_leased_records_lie_on_other_brokers() -> None:
-    with Cluster(brokers=4, seed=15) as cluster:
+@pytest.mark.parametrize("seed", [8, 9, 15, 18, 22])
+def test_leased_records_lie_on_other_brokers(seed: int) -> None:
+    """An iteration to the end waits for what was leased and is slow to come."""
+    with Cluster(brokers=4, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
         for block in range(4):

@@ -632,6 +632,27 @@ def test_the_offsets_topic_is_made_up_for_too() -> None:
         assert set(block.replicas) == {"b0", "b1"}
 
 
+@pytest.mark.parametrize(
+    ("brokers", "replicas", "acks"),
+    [
+        (1, 1, AckMode.LEADER),
+        (2, 3, AckMode.LEADER),
+        (5, 2, AckMode.LEADER),
+        (3, 3, AckMode.RAFT),
+        (5, 5, AckMode.RAFT),
+    ],
+)
+def test_the_offsets_of_groups_are_kept_by_a_majority_if_there_can_be_one(
+    brokers: int, replicas: int, acks: AckMode
+) -> None:
+    cluster = Cluster(brokers=brokers, offsets_partitions=2, offsets_replicas=replicas)
+    cluster.ask(lambda i: GetMetadata(i, OFFSETS_TOPIC))
+    for name in ("0", "1"):
+        block = cluster.open(TopicPartition(OFFSETS_TOPIC, name))
+        assert block.acks is acks
+        assert len(block.replicas) == min(brokers, replicas)
+
+
 def test_a_new_broker_is_used_by_new_blocks() -> None:
     cluster = Cluster(brokers=2)
     cluster.topic(replicas=1, partitions=8)

@@ -24,6 +24,7 @@ from pymq.core.message import (
     Message,
     Produce,
     Produced,
+    Range,
     Settle,
     Settled,
 )
@@ -128,6 +129,10 @@ class Scene:
         self.last.pop(self.brokers[index], None)
         recovered = Recovered(BLOCK, 0, end, 0, None, [], 0)
         self.watch.ledger.recovered(self.brokers[index], recovered)
+
+    def dies(self, index: int) -> None:
+        for checker in self.watch.checkers:
+            checker.on_death(self.host(index))
 
     def client_sends(self, message: Message, source: str = "app.p") -> None:
         for checker in self.watch.checkers:
@@ -355,9 +360,9 @@ class Group:
         self.owners = ["m1", "m2"]
         self.begin(5)
 
-    def begin(self, committed: int) -> None:
+    def begin(self, committed: int, *done: Range) -> None:
         """Take the group over, as another coordinator."""
-        self.leases = Leases(committed)
+        self.leases = Leases(committed, done)
         group = SimpleNamespace(
             name="g",
             generation=1,
@@ -379,8 +384,8 @@ class Group:
     def settles(self, *offsets: int) -> None:
         """*offsets* are leased, acknowledged and confirmed."""
         end = offsets[-1] + 1
-        self.leases.acquire("m1", end, end, 1_000, 0, 0)
-        self.gives("m1", 0, end, 1)
+        for lease in self.leases.acquire("m1", end, end, 1_000, 0, 0):
+            self.gives("m1", lease.start, lease.end, 1)
         self.leases.acknowledge("m1", [(at, at + 1) for at in offsets])
         self.gets(Settle(2, "g", "m1", tuple(("0", (at, at + 1)) for at in offsets)), "m1")
         self.says(Settled(2), "m1")
@@ -420,6 +425,16 @@ def known_and_given_again(s: Scene) -> None:
     group.settles(*range(0, 20, 2))
     group.begin(0)
     group.gives("m2", 4, 5, 3)
+
+
+def confirmed_and_given_again_elsewhere(s: Scene) -> None:
+    """The next coordinator is another broker, and knows as much."""
+    here, there = Group(s), Group(s, 1)
+    here.begin(0)
+    here.settles(0, 2)
+    s.dies(0)
+    there.begin(1)
+    there.gives("m2", 2, 3, 3)
 
 
 class Coordinator:
@@ -687,6 +702,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     renewed_and_leased_twice: "ptp-exclusive",
     acked_and_given_again: "acked-not-delivered-again",
     known_and_given_again: "acked-not-delivered-again",
+    confirmed_and_given_again_elsewhere: "acked-not-delivered-again",
     served_before_the_former_owner_is_done: "handover-waits",
     settled_by_another: "settled-by-its-holder",
     group_goes_back: "group-offset-monotone",
@@ -852,11 +868,10 @@ def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> 
     here, there = Group(s), Group(s, 1)
     here.begin(0)
     here.settles(9)
-    there.begin(0)
-    there.settles(*range(1, 2 * RANGES_MAX + 3, 2))
+    there.begin(0, (9, 10))
+    there.settles(*range(11, 2 * RANGES_MAX + 13, 2))
     if is_dead:
-        for checker in s.watch.checkers:
-            checker.on_death(there.host)
+        s.dies(1)
     here.begin(0)
     here.gives("m2", 9, 10, 3)
     s.cluster.check()
