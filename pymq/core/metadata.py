@@ -8,6 +8,8 @@ field.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -246,35 +248,62 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _typed(cls: type[N], fields: Any) -> N:
-    hints = _hints(cls)
-    if type(fields) is not dict or not hints.keys() >= fields.keys():
+    readers = _readers(cls)
+    if type(fields) is not dict or not readers.keys() >= fields.keys():
         raise CorruptMetadata(
             f"{cls.__name__}: fields {fields!r} are not those of version {VERSION}"
         )
     try:
-        return cls(**{name: _check(hints[name], found) for name, found in fields.items()})
+        return cls(**{name: readers[name](found) for name, found in fields.items()})
     except (TypeError, ConfigError) as error:
         raise CorruptMetadata(f"{cls.__name__}: {error}") from None
 
 
-def _check(hint: Any, found: Any) -> Any:
-    """Turn plain data into what the type *hint* says."""
-    if get_origin(hint) in (Union, types.UnionType):
-        if found is None:
-            return None
-        hint = next(part for part in get_args(hint) if part is not type(None))
-    if get_origin(hint) is tuple:
-        if type(found) is not list:
-            raise TypeError(f"{found!r} is not a list")
-        return tuple(_check(get_args(hint)[0], part) for part in found)
-    if get_origin(hint) is Literal:
-        return found
+_known_readers: dict[type, dict[str, Callable[[Any], Any]]] = {}
+
+
+def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
+    found = _known_readers.get(cls)
+    if found is None:
+        found = {name: _reader(hint) for name, hint in _hints(cls).items()}
+        _known_readers[cls] = found
+    return found
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What turns plain data into what the type *hint* says, or raises :class:`TypeError`."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        known = next(part for part in get_args(hint) if part is not type(None))
+        return partial(_optional, _reader(known))
+    if origin is tuple:
+        return partial(_tuple, _reader(get_args(hint)[0]))
+    if origin is Literal:
+        return _as_it_is
     if hint is AckMode:
-        return AckMode.of(found)
+        return AckMode.of
     if attrs.has(hint):
-        return _typed(hint, found)
-    if type(found) is not hint:
-        raise TypeError(f"{found!r} is not of type {hint.__name__}")
+        return partial(_typed, hint)
+    return partial(_plainly, hint)
+
+
+def _optional(read: Callable[[Any], Any], found: Any) -> Any:
+    return None if found is None else read(found)
+
+
+def _tuple(read: Callable[[Any], Any], found: Any) -> tuple[Any, ...]:
+    if type(found) is not list:
+        raise TypeError(f"{found!r} is not a list")
+    return tuple([read(part) for part in found])
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
+def _plainly(cls: type, found: Any) -> Any:
+    if type(found) is not cls:
+        raise TypeError(f"{found!r} is not of type {cls.__name__}")
     return found
 
 
