@@ -63,7 +63,9 @@ def run(args: argparse.Namespace, show: Show) -> int:
         began = time.perf_counter()
         with (
             mq.producer(acks=args.acks, compression=args.compression) as producer,
-            show.progress("bytes", source.size, is_told=False) as step,
+            show.progress(
+                "bytes", source.size, is_told=False, is_drawn=not source.is_typed
+            ) as step,
         ):
             for lines in source:
                 sending.send(producer, lines)
@@ -109,11 +111,13 @@ class _Input:
         self._file = -1
         self.size: int | None = None  # bytes, of a file
         self.taken = 0
+        self.is_typed = False  # by somebody, who wants to see what he types and no bar
 
     def __enter__(self) -> _Input:
         if self._path is None:
             self._file = os.dup(sys.stdin.fileno())
-            if sys.stdin.isatty():
+            self.is_typed = sys.stdin.isatty()
+            if self.is_typed:
                 print("one record a line; Ctrl-D ends", file=sys.stderr)
         else:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

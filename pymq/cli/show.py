@@ -107,14 +107,20 @@ class Show:
 
     @contextmanager
     def progress(
-        self, what: str, total: int | None, start: int = 0, *, is_told: bool = True
+        self,
+        what: str,
+        total: int | None,
+        start: int = 0,
+        *,
+        is_told: bool = True,
+        is_drawn: bool = True,
     ) -> Iterator[Step]:
         """Show how far something is, of *total* from *start* on, and how fast it goes.
 
         Where no bar can be drawn, a line says so in the end if it *is_told*.
         """
         is_terminal = self._console is not None and self._console.is_terminal
-        if self.is_json or not (is_terminal or is_told):
+        if self.is_json or not (is_drawn and (is_terminal or is_told)):
             yield _Silent()
         elif not is_terminal:
             line = _Line(what, total, start)

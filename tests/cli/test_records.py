@@ -280,6 +280,30 @@ def test_what_is_typed_is_sent_at_once(remote: Queue, topic: str) -> None:
         assert mq.describe_topic(topic).partitions[0].end_offset == 2
 
 
+def test_who_types_sees_no_bar(tmp_path: Path) -> None:
+    """On a terminal: what is typed, and in the end what came of it."""
+    with pymq.open(tmp_path / "data") as mq:
+        mq.create_topic("t")
+    ours, theirs = os.openpty()
+    command = [*PYMQ, "produce", "t", "--url", str(tmp_path / "data")]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment()):
+        os.close(theirs)
+        shown = b""
+        while b"Ctrl-D ends" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"hello\n\x04")
+        try:
+            while data := os.read(ours, 4096):
+                shown += data
+        except OSError:
+            pass  # Linux says so when the other side is closed.
+    os.close(ours)
+    lines = shown.decode().splitlines()
+    assert lines[:2] == ["one record a line; Ctrl-D ends", "hello"]
+    assert lines[2].startswith("1 record, 5 B, into t in ")
+    assert len(lines) == 4
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_acknowledges_no_more(
     unbuffered: str, tmp_path: Path
