@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
-from pymq.core.coordination import Commit, CoordRequest
+from pymq.core.coordination import Commit, CoordRequest, Entry
 from pymq.core.message import (
     Answer,
     BrokerHeartbeat,
@@ -149,6 +149,8 @@ class Cluster:
 
     def __init__(self, brokers: int = 3, zks: int = 1, **config: Any) -> None:
         self.tree = MemoryTree()
+        self._image: Image | None = None  # of ...
+        self._entries: tuple[Entry, ...] = ()
         self.now = 0
         self.config = {"session_ms": SESSION_MS, **config}
         self.zks: dict[str, Zk] = {}
@@ -202,7 +204,10 @@ class Cluster:
     @property
     def image(self) -> Image:
         """The tree as it is, whoever has read it."""
-        return Image.load(self.tree.entries())
+        entries = self.tree.entries()
+        if self._image is None or self._entries != entries:
+            self._image, self._entries = Image.load(entries), entries
+        return self._image
 
     def is_active(self, name: str) -> bool:
         return self.zks[name].machine.is_active

@@ -190,13 +190,15 @@ def test_metadata_names_live_leaders_only() -> None:
     assert cluster.ask(ListTopics) == ("t",)
 
 
-def test_ten_thousand_partitions_are_one_commit_and_two_messages_a_broker() -> None:
+def test_ten_thousand_partitions_are_one_commit_and_few_messages_a_broker() -> None:
     cluster = Cluster(brokers=1)
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
     commits = [c for c in cluster.active.commits if len(c.ops) > 10]
     assert len(commits) == 1
-    assert [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)] == [0, 10_000]
+    told = [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)]
+    assert (told[0], sum(told)) == (0, 10_000)
+    assert len(told) <= 4  # in parts of some MB
     assert cluster.active.machine.deadline > cluster.now
 
 
