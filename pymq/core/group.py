@@ -67,6 +67,11 @@ class GroupCoordinator:
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it knows all its groups."""
+        return self._offsets.is_loaded
+
     # --- loading (immigration) ------------------------------------------------------------------
 
     def begin(self, now: int) -> None:

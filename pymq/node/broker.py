@@ -22,7 +22,6 @@ from pymq.core.message import (
     GetGroup,
     GetLeases,
     GetSequence,
-    GroupNames,
     Heartbeat,
     Join,
     LeaderAndIsr,
@@ -277,7 +276,7 @@ class Broker:
             case StopReplica():
                 self._stop_replica(source, message, now)
             case ListGroups():
-                self.reply(source, GroupNames(message.id, self._coordinators.names()), now)
+                self.reply(source, self._coordinators.list(message), now)
             case DescribePartitions():
                 found = [self._partitions.get(TopicPartition(*n)) for n in message.partitions]
                 reports = tuple(partition.report() for partition in found if partition)

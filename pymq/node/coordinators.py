@@ -12,9 +12,11 @@ from pymq.core.message import (
     Fetched,
     GetGroup,
     GetLeases,
+    GroupNames,
     Heartbeat,
     Join,
     Leave,
+    ListGroups,
     Message,
     Produced,
     Settle,
@@ -22,7 +24,7 @@ from pymq.core.message import (
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
 from pymq.core.types import NEVER
-from pymq.errors import NotLeader
+from pymq.errors import NotLeader, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
 OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup | GetLeases
@@ -48,9 +50,13 @@ class Coordinators:
         """When :meth:`tick` has something to do."""
         return min((c.deadline for c in self.by_index.values()), default=NEVER)
 
-    def names(self) -> tuple[str, ...]:
-        """The groups that are coordinated here."""
-        return tuple(sorted(name for c in self.by_index.values() for name in c.groups))
+    def list(self, m: ListGroups) -> GroupNames:
+        """The groups that are coordinated here, once all of them are known."""
+        if not all(c.is_loaded for c in self.by_index.values()):
+            error = ReplicaNotAvailable("offsets of groups are still being read; try again")
+            return GroupNames(m.id, error=error)
+        names = sorted(name for c in self.by_index.values() for name in c.groups)
+        return GroupNames(m.id, tuple(names))
 
     def leadership_changed(self, partition: Partition, now: int) -> None:
         """Take over or hand over the groups of an offsets partition (immigration, emigration)."""

@@ -48,6 +48,7 @@ from pymq.errors import (
     UnknownGroup,
 )
 from pymq.hash.assign import assignor
+from pymq.node.coordinators import Coordinators
 
 SESSION = 1_000
 ACK_WAIT = 100
@@ -960,3 +961,15 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
             assert host.done("last", *[(p, (start, end)) for p, start, end, _ in found]) == 0
     assert done == {(p, offset) for p, end in ends.items() for offset in range(end)}
     assert {p: found[0] for p, found in host.offsets().items()} == ends
+
+
+def test_a_broker_that_does_not_know_all_its_groups_yet_lists_none() -> None:
+    """Else whoever asks would take it that there are no others."""
+    host = Host(_committed(("g", 5)), loads=False)
+    found = Coordinators("broker-0", host, assignor)
+    found.by_index[0] = host.coordinator
+    answer = found.list(ListGroups(7))
+    assert isinstance(answer.error, ReplicaNotAvailable)
+    assert answer.error.retriable
+    host.load()
+    assert found.list(ListGroups(8)) == GroupNames(8, ("g",))
