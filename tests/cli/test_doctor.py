@@ -350,7 +350,7 @@ def test_records_that_come_again_and_again(remote: Queue, topic: str) -> None:
 
 def test_a_broker_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     """Who is dead, and which partitions miss it."""
-    with pymq.ZkServer(offsets_partitions=1, session_ms=800).start() as zkserver:
+    with pymq.ZkServer(offsets_partitions=1, offsets_replicas=1).start() as zkserver:
         first = pymq.Broker("broker-0", zkservers=[zkserver.endpoint])
         second = pymq.Broker("broker-1", zkservers=[zkserver.endpoint])
         queue = Queue(f"zmq+{zkserver.endpoint}", capsys)

@@ -19,8 +19,7 @@ def opened(kind: str, folder: Path) -> Iterator[pymq.Client]:
         with pymq.open("memory:" if kind == "memory" else folder) as client:
             yield client
         return
-    # A zkserver makes the topic that groups are kept on once every broker has had its time to come.
-    with pymq.ZkServer(offsets_partitions=1, session_ms=800).start() as zkserver:
+    with pymq.ZkServer(offsets_partitions=1, offsets_replicas=1).start() as zkserver:
         broker = pymq.Broker("broker-0", zkservers=[zkserver.endpoint], data=folder)
         with broker.start(), pymq.open("zmq+" + zkserver.endpoint) as client:
             yield client

@@ -25,7 +25,7 @@ from pymq.errors import (
 
 @pytest.fixture
 def zkserver() -> Iterator[pymq.ZkServer]:
-    with pymq.ZkServer(offsets_partitions=1, session_ms=800).start() as started:
+    with pymq.ZkServer(offsets_partitions=1, offsets_replicas=1).start() as started:
         yield started
 
 

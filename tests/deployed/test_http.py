@@ -52,7 +52,7 @@ def names(text: str) -> dict[str, float]:
 
 def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
     """A cluster at work tells of all that is in the catalogue, once."""
-    zkserver = pymq.ZkServer(http="127.0.0.1:0", offsets_partitions=1, session_ms=800).start()
+    zkserver = pymq.ZkServer(http="127.0.0.1:0", offsets_partitions=1).start()
     brokers = [
         pymq.Broker(
             f"broker-{i}", zkservers=[zkserver.endpoint], http="127.0.0.1:0", data=tmp_path / str(i)
