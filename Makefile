@@ -13,8 +13,8 @@ EDITABLE := $(PIP) --no-build-isolation --editable
 demo: .venv/made-demo-$(KEY)
 	$(BIN)/python -m pymq demo
 
-test: lint
-	$(BIN)/pytest -n 2 -m 'not slow' $(ARGS)
+test: lint  # the tests that take longest come last, so that a worker would have nothing to do
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
 
 # Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow, every
 # crash point, and malformed inputs.
@@ -24,7 +24,7 @@ INPUTS ?= 5000000
 soak: .venv/made-test-$(KEY)
 	$(BIN)/python -m pymq.testing --profile all --seeds $(FROM):$$(($(FROM) + $(SEEDS))) \
 	  --seconds 5 --jobs 2 --quiet --marks
-	$(BIN)/pytest -n 2 -m slow $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m slow $(ARGS)
 	$(BIN)/python -m pymq.testing.crashes tests.testing.scripts --jobs 2
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
