@@ -38,19 +38,29 @@ class InSync(Checker):
         if node is None or (node.leader, node.epoch) != (host.name, found.epoch):
             return
         if last is None or last.high_watermark != found.high_watermark or last.block != found.block:
-            for name in self._lacking(found.block, node, found.high_watermark):
+            synced = found.is_strict
+            for name in self._lacking(found.block, node, found.high_watermark, synced=synced):
                 self.fail(
                     "visible-on-all-in-sync",
                     f"{host.name} shows {found.block} up to {found.high_watermark}, and {name}, "
-                    "which is in sync, does not have that",
+                    f"which is in sync, does not have that{' on its disk' if synced else ''}",
                 )
 
-    def _lacking(self, block: BlockId, node: BlockNode, end: int) -> list[str]:
-        """The in-sync replicas that lack something before *end*, though they have lost nothing."""
+    def _lacking(
+        self, block: BlockId, node: BlockNode, end: int, *, synced: bool = False
+    ) -> list[str]:
+        """The in-sync replicas that lack something before *end*, though they have lost nothing.
+
+        With *synced* a replica lacks what a power cut could take from it.
+        """
         ledger = self.watch.ledger
         if ledger.has_lost(block):
             return []
-        ends = {name: log.end for name in node.in_sync if (log := ledger.log(name, block))}
+        ends = {
+            name: log.synced_end if synced else log.end
+            for name in node.in_sync
+            if (log := ledger.log(name, block))
+        }
         return [name for name in node.in_sync if ends.get(name, node.start) < end]
 
     def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:

@@ -500,6 +500,14 @@ def visible_beyond_who_is_in_sync(s: Scene) -> None:
     s.look(0, 1, strict=False)
 
 
+def visible_beyond_what_is_synced_on_who_is_in_sync(s: Scene) -> None:
+    tree(s)
+    s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, None), 0))
+    s.append(0, batch(0, b"a"))
+    s.append(1, batch(0, b"a"), sync=False)
+    s.look(0, 1)
+
+
 def in_sync_too_early(s: Scene) -> None:
     tree(s)
     s.commit("s1", Put(paths.block("t", "0", 0), fetched(0, 0, None, HOLDERS), 0))
@@ -709,6 +717,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     group_skips_records: "offset-covers-acks",
     group_forgets_what_was_confirmed: "confirmed-offset-survives",
     visible_beyond_who_is_in_sync: "visible-on-all-in-sync",
+    visible_beyond_what_is_synced_on_who_is_in_sync: "visible-on-all-in-sync",
     in_sync_too_early: "in-sync-has-all",
     said_to_hold_all: "sealed-copies-are-equal",
     sealed_on_a_minority: "sealed-is-durable",

@@ -69,10 +69,12 @@ HUNTS = {
     "rolls-3": Hunt(3, 2, "rolls", 4),
     "wipe-3": Hunt(3, 2, "wipe", 6),
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
+    "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
     # Blocks that are fetched, by brokers that soon lose their patience with each other.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
     "fetch-rolls": Hunt(3, 1, "rolls", 8, HASTE, "leader"),
+    "fetch-disk": Hunt(3, 1, "disk", 8, HASTE, "leader"),
     "raft-network": Hunt(3, 1, "network", 8, HASTE, "raft"),
     "raft-crash": Hunt(3, 1, "crash", 8, HASTE, "raft"),
 }

@@ -31,8 +31,7 @@ bug(
     CONTROLLER,
     "a zkserver that has lost its session goes on, and its commits are not fenced",
     "CURATOR-220: LOST is not reported (B17); the fence alone would hide it",
-    "coordinator-3 swarm-3",
-    is_slow=True,
+    "coordinator-soon",
 )
 
 

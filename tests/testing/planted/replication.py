@@ -197,8 +197,7 @@ bug(
     FETCH,
     "a follower says that it has what is still on its way to its disk",
     "etcd #14370, for followers that fetch",
-    "calm-3 swarm-3",
-    is_slow=True,
+    "fetch-disk",
 )
 
 
