@@ -54,20 +54,20 @@ def test_a_job_is_not_run_again_in_another_number_of_tasks(
 ) -> None:
     mq.create_topic("recut")
 
-    def run_in(count: int, tasks: int | None) -> None:
+    def run_in(count: int, tasks: int | None, rows: int = 100) -> None:
         produce = pymq.spark.produce_in_arrow("recut", url=url, job="recut", tasks=tasks)
-        frame = spark.range(0, 100, 1, count).selectExpr("cast(id as string) value")
+        frame = spark.range(0, rows, 1, count).selectExpr("cast(id as string) value")
         frame.mapInArrow(produce, pymq.spark.ACK_SCHEMA).collect()
 
     run_in(2, 2)
     run_in(2, 2)
-    for count, tasks, complaint in (
-        (1, None, "has written 50 records, and is now given 100"),
-        (3, 2, "was to have tasks=2, and this is number 3"),
-        (4, 4, "Run it in as many"),
+    for count, tasks, rows, complaint in (
+        (1, None, 100, "has written 50 records, and is now given 100"),
+        (3, 2, 150, "was to have tasks=2, and this is number 3"),  # the first two are as they were
+        (4, 4, 100, "Run it in as many"),  # whichever of them comes first
     ):
         with pytest.raises(Exception, match=complaint):
-            run_in(count, tasks)
+            run_in(count, tasks, rows)
     assert values(mq, "recut") == list(range(100))
 
 
