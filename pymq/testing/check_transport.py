@@ -128,7 +128,7 @@ class _Suite:
             for arrival in self.some(transport):
                 if arrival[2] == last:
                     return found
-                if arrival[2] not in self._greetings:
+                if not self.is_greeting(arrival[2]):
                     found.append(arrival)
         raise AssertionError(f"{last!r} did not arrive, only {found[-3:]!r}")
 
@@ -141,8 +141,12 @@ class _Suite:
             # Two nodes may connect to each other at the same time and keep one of the connections:
             # a greeting by way of the other one comes late.
             arrivals = self.some(transport)
-            found += [arrival for arrival in arrivals if arrival[2] not in self._greetings]
+            found += [arrival for arrival in arrivals if not self.is_greeting(arrival[2])]
         return found
+
+    def is_greeting(self, message: Message) -> bool:
+        """Whether it was sent by :meth:`meet`."""
+        return message in self._greetings
 
     def some(self, transport: Transport, timeout_s: float = AGAIN_S) -> list[Arrival]:
         """What has arrived; all others are given their turns."""
@@ -228,16 +232,16 @@ def _check_waiting(suite: _Suite) -> None:
     lock = threading.Lock()
 
     def answer() -> None:
-        for _ in range(200):
-            while True:
-                with lock:
-                    found = b.poll()
-                    for _, source, message in found:
-                        b.send(source, "b", message)
-                    b.flush()
-                if found:
-                    break
-                assert wait_readable(b, suite.timeout_s), "a message did not wake its receiver"
+        left = 200
+        while left:
+            with lock:
+                found = b.poll()
+                for _, source, message in found:
+                    b.send(source, "b", message)
+                    left -= not suite.is_greeting(message)  # which may come late, see take()
+                b.flush()
+            woken = found or wait_readable(b, suite.timeout_s)
+            assert woken, "a message did not wake its receiver"
 
     suite.in_use = [b]
     thread = threading.Thread(target=answer)
