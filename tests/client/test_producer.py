@@ -805,8 +805,15 @@ def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:
 # --- under change ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("idempotent", [True, False])
-@pytest.mark.parametrize("place", ["memory", "folder"])
+@pytest.mark.parametrize(
+    ("place", "idempotent"),
+    [
+        ("memory", True),
+        ("memory", False),
+        ("folder", True),
+        pytest.param("folder", False, marks=pytest.mark.slow),
+    ],
+)
 def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: bool) -> None:
     """Every transition, at full speed: nothing lost, doubled or out of order."""
     with pymq.open("memory:" if place == "memory" else tmp_path) as mq:

@@ -32,6 +32,7 @@ bug(
     "a zkserver that has lost its session goes on, and its commits are not fenced",
     "CURATOR-220: LOST is not reported (B17); the fence alone would hide it",
     "coordinator-soon",
+    is_slow=True,
 )
 
 

@@ -64,6 +64,7 @@ bug(
     "what recovery has left out stays in the file, behind what is written next",
     "LevelDB, Kafka before KAFKA-1036",
     "disk crash",
+    is_slow=True,
 )
 
 
