@@ -7,10 +7,10 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pymq import coord
+from pymq.client.base import Handle
 from pymq.coord.base import Coordinator
 from pymq.core.message import LeaderAndIsr
 from pymq.core.metrics import Metrics
@@ -46,7 +46,7 @@ ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endp
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
 
 
-class Node:
+class Node(Handle):
     """What brokers and zkservers have in common: a life.
 
     ``run`` turns the node in this thread until ``stop``; ``start`` does it in a thread of its own.
@@ -158,17 +158,6 @@ class Node:
                 self.transport.close()
                 if self._door is not None:
                     self._door.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _is_over(self) -> bool:
         """Whether it has come to its end by itself; asked in each turn."""

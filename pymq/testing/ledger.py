@@ -16,8 +16,6 @@ from pymq.core.header import COMPACTED, Header
 from pymq.core.ready import (
     Append,
     Checkpoint,
-    Compact,
-    Compacted,
     CreateBlock,
     Recovered,
     RecoverFailed,
@@ -34,6 +32,7 @@ from pymq.core.types import BlockId
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 from pymq.store.base import BlockStore
+from pymq.store.wrapped import WrappedStore
 
 _LINK = Struct("<IqI")
 
@@ -301,11 +300,11 @@ class Ledger:
         self._unsure.pop(key, None)
 
 
-class WatchedStore:
+class WatchedStore(WrappedStore):
     """A store whose deeds are kept in a ledger."""
 
     def __init__(self, store: BlockStore, node: str, ledger: Ledger) -> None:
-        self.store = store
+        super().__init__(store)
         self._node = node
         self._ledger = ledger
 
@@ -335,27 +334,3 @@ class WatchedStore:
                     start = batch.verify().header.end_offset
         except PymqError as error:
             self._ledger.fail("recovered-is-whole", f"{self._node} has kept {block}: {error}")
-
-    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
-        """Read."""
-        return self.store.read(block, offset, end, max_bytes)
-
-    def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
-        """Search."""
-        return self.store.find_time(block, end, timestamp_ms)
-
-    def compact(self, job: Compact) -> Compacted:
-        """Compact."""
-        return self.store.compact(job)
-
-    def blocks(self) -> list[BlockId]:
-        """List."""
-        return self.store.blocks()
-
-    def unsealed(self) -> list[BlockId]:
-        """List."""
-        return self.store.unsealed()
-
-    def close(self) -> None:
-        """Close."""
-        self.store.close()

@@ -8,10 +8,10 @@ import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from pymq.client.base import Handle
 from pymq.errors import ConfigError
 from pymq.web.app import App, Request, Response, refuse
 from pymq.web.gate import LOCAL
@@ -23,7 +23,7 @@ CLOSE_S = 5.0  # how long requests that are being answered are waited for
 log = logging.getLogger("pymq.http")
 
 
-class Server:
+class Server(Handle):
     """Serves *app* at *listen* until it is closed; a context manager.
 
     *token* is only for :attr:`url`.
@@ -80,17 +80,6 @@ class Server:
         self._thread.join()
         self.app.close()
         self._http.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -43,7 +43,7 @@ NO_TWIN: dict[type, set[str]] = {
 METHODS = [
     (sync, twin, name)
     for sync, twin in PAIRS
-    for name in vars(sync)
+    for name in dir(sync)
     if not name.startswith("_") and name not in OWN.get(sync, set()) | NO_TWIN.get(sync, set())
     if callable(getattr(sync, name)) or isinstance(getattr(sync, name), property)
 ]

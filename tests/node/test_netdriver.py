@@ -140,8 +140,10 @@ def test_waiting_ends_when_its_time_is_over() -> None:
 def test_closing_wakes_who_waits() -> None:
     with client("zmq") as driver:
         raised = threading.Event()
+        together = threading.Barrier(4)
 
         def work() -> None:
+            together.wait(WAIT_S)
             with pytest.raises(Closed):
                 driver.wait(Waitable(), None)
             raised.set()
@@ -149,7 +151,7 @@ def test_closing_wakes_who_waits() -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(0.05)  # so that they wait; if one of them does not yet, it learns it at once
+        together.wait(WAIT_S)  # who does not wait yet when it is closed learns it at once
         driver.close(lambda loop: None)
         for thread in threads:
             thread.join(WAIT_S)

@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from pymq.client.base import Handle
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 WAIT_S = 60.0  # for anything, on a machine that others use too
@@ -29,7 +30,7 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
-class Browser:
+class Browser(Handle):
     """One browser, with as many pages as are opened."""
 
     def __init__(self, program: str, folder: Path) -> None:
@@ -124,17 +125,6 @@ class Browser:
         os.close(self._write)
         self._reader.join()
         os.close(self._read)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Page:

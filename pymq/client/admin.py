@@ -1,0 +1,263 @@
+"""What a client asks of a cluster as a whole: to make, change and describe what there is.
+
+Nothing here holds records; whoever may reach a zkserver can ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from pymq.client import groups
+from pymq.client.base import Handle
+from pymq.client.groups import GroupDescription, LeasesDescription
+from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_range, check_topic
+from pymq.client.questions import Questions, raise_it
+from pymq.client.router import Router
+from pymq.core import message as msg
+from pymq.core.config import TopicConfig
+from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
+from pymq.core.types import INTERNAL_PREFIX, AckMode, check_name
+from pymq.errors import (
+    ConfigError,
+    InvalidName,
+    InvalidRequest,
+    PartitionExists,
+    TopicExists,
+    UnknownTopic,
+)
+
+OFFSET_MAX = (1 << 62) - 1
+
+
+class Admin(Handle):
+    """Topics, groups and brokers, as a client sees and steers them."""
+
+    def __init__(self, questions: Questions, router: Router, wall_ms: Callable[[], int]) -> None:
+        self.questions = questions
+        self._router = router
+        self._wall_ms = wall_ms
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | Iterable[str] = 1,
+        replicas: int = 1,
+        acks: AckMode | int | str = "leader",
+        *,
+        exist_ok: bool = False,
+        **config: Any,
+    ) -> None:
+        """Make a topic.
+
+        Args:
+            name: 1 to 249 of ``[A-Za-z0-9._-]``.
+            partitions: how many, named ``"0"`` and so on, or their names.
+            replicas: on how many brokers each partition is kept.
+            acks: the partitions' ack mode: ``"leader"``, ``"raft"``, ``"none"`` or ``"unset"``.
+            exist_ok: do nothing when there is a topic of this name.
+            config: options of :class:`pymq.TopicConfig`, as ``retention_bytes=...``.
+
+        Raises:
+            InvalidName, TopicExists, ConfigError, NotEnoughBrokers: as they say.
+        """
+        check_name(name, "topic name")
+        if name.startswith(INTERNAL_PREFIX):
+            raise InvalidName(f"topic name {name!r}: names with {INTERNAL_PREFIX!r} are pymq's own")
+        if isinstance(partitions, int) and not isinstance(partitions, bool):
+            check_range("partitions", partitions, 1, PARTITIONS_MAX)
+            names = tuple(str(index) for index in range(partitions))
+        elif isinstance(partitions, Iterable) and not isinstance(partitions, (str, bytes)):
+            names = tuple(check_name(part, "partition name") for part in partitions)
+        else:
+            raise ConfigError(f"partitions={partitions!r} must be a number or a list of names")
+        TopicConfig.of(config)
+        mode = AckMode.of(acks)
+        check_range("replicas", replicas, 1, REPLICAS_MAX)
+        made = self.questions.call(
+            lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok)
+        )
+        # It may be ours: the first try was carried out, and its answer was lost.
+        is_ours = made.is_repeated and isinstance(made.error, TopicExists)
+        if not is_ours or not self._is_made(name, names, replicas, mode, config):
+            raise_it(made.error)
+
+    def _is_made(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        replicas: int,
+        acks: AckMode,
+        config: dict[str, Any],
+    ) -> bool:
+        """Whether there is a topic of exactly this definition."""
+        try:
+            found = self.describe_topic(name)
+        except UnknownTopic:
+            return False
+        if found.config != TopicConfig.of(config):
+            return False
+        return tuple(p.name for p in found.partitions) == names and all(
+            p.acks is acks and len(p.replicas) == (0 if acks is AckMode.UNSET else replicas)
+            for p in found.partitions
+        )
+
+    def create_partition(self, topic: str, partition: str) -> None:
+        """Add a partition to a topic. Keys are hashed over one more from then on."""
+        check_topic(topic)
+        check_name(partition, "partition name")
+        self.questions.ask(lambda r: msg.CreatePartition(r, topic, partition), done=PartitionExists)
+        self.questions.topic_metadata(topic)  # Those who use the topic here hear of it at once.
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all its records.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        check_topic(topic)
+        self.questions.ask(lambda r: msg.DeleteTopic(r, topic), done=UnknownTopic)
+        self._router.topics.pop(topic, None)
+
+    def alter_topic(self, topic: str, **config: Any) -> None:
+        """Change options of a topic.
+
+        Raises:
+            UnknownTopic, ConfigError: as they say.
+        """
+        check_topic(topic)
+        TopicConfig.of(config)
+        self.questions.ask(lambda r: msg.AlterTopic(r, topic, config))
+
+    def set_partition_state(
+        self,
+        topic: str,
+        partition: str | int,
+        acks: AckMode | int | str,
+        replicas: int | None = None,
+    ) -> bool:
+        """Change how a partition is replicated, while it is used; returns whether it changed.
+
+        Raises:
+            UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as they say, and then
+                nothing is changed.
+        """
+        mode = AckMode.of(acks)
+        if replicas is not None:
+            check_range("replicas", replicas, 1, REPLICAS_MAX)
+        name = self.questions.partition_name(topic, partition)
+        changed = self.questions.ask(
+            lambda r: msg.SetPartitionState(r, topic, name, mode, replicas)
+        )
+        self._router.topics.pop(topic, None)
+        return bool(changed)
+
+    def topics(self) -> list[str]:
+        """The names of all topics but pymq's own."""
+        return list(self.questions.ask(msg.ListTopics))
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """All about a topic: its options, partitions and blocks.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        check_topic(topic)
+        return cast(TopicDescription, self.questions.ask(lambda r: msg.DescribeTopic(r, topic)))
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """The names of all consumer groups."""
+        return groups.names(self.questions)
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """A group's members, assignment, offsets and lag.
+
+        Raises:
+            UnknownGroup: there is none of that name.
+        """
+        return groups.describe(self.questions, group)
+
+    def describe_leases(
+        self, group: str, topic: str, partition: str | int, offset: int = 0, limit: int = 100
+    ) -> LeasesDescription:
+        """What a group does with the records of a partition, from *offset* on.
+
+        At most *limit* runs of records that have the same fate; there are up to 1,000 in one
+        answer.
+
+        Raises:
+            UnknownGroup, UnknownTopic, UnknownPartition: as they say.
+        """
+        check_range("offset", offset, 0, OFFSET_MAX)
+        check_range("limit", limit, 1, 1_000)
+        name = self.questions.partition_name(topic, partition)
+        place = (check_name(group, "group name"), topic, name)
+        return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
+
+    def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
+        """Of each partition the first offset whose record is not older than a time, or its end."""
+        check_range("timestamp_ms", timestamp_ms, 0, OFFSET_MAX)
+        partitions = [p.partition for p in self.questions.topic_metadata(topic).partitions]
+        found = self.questions.ask_leaders(
+            topic, partitions, lambda r, name: msg.FindOffset(r, topic, name, timestamp_ms)
+        )
+        return {
+            name: answer.offset
+            for name, answer in found.items()
+            if isinstance(answer, msg.OffsetFound)
+        }
+
+    def reset_group(
+        self, group: str, topic: str, offset: int | str | Mapping[str, int | str] = "begin"
+    ) -> None:
+        """Let a group without members begin anew at an offset of each partition of a topic.
+
+        *offset* is one for all, ``"begin"``, ``"end"``, or a dictionary with those of some
+        partitions. What lies outside of a partition becomes its begin or its end.
+
+        Raises:
+            InvalidRequest: the group has members; close them first.
+        """
+        groups.reset(self.questions, check_name(group, "group name"), topic, offset)
+
+    # --- cluster --------------------------------------------------------------------------------
+
+    def reassign(self, topic: str, partition: str | int, replicas: Sequence[str]) -> bool:
+        """Put a partition's next records onto other brokers; no data moves.
+
+        Returns whether anything changed, once the new block is open.
+        """
+        brokers = tuple(check_name(broker, "broker name") for broker in replicas)
+        if len(set(brokers)) < len(brokers):
+            raise InvalidRequest(f"replicas={brokers!r} names a broker twice")
+        name = self.questions.partition_name(topic, partition)
+        return bool(self.questions.ask(lambda r: msg.Reassign(r, topic, name, brokers)))
+
+    def decommission(self, broker: str) -> int:
+        """Let a broker lead and take nothing more; returns how many partitions that concerns."""
+        check_name(broker, "broker name")
+        return int(self.questions.ask(lambda r: msg.Decommission(r, broker)))
+
+    def recommission(self, broker: str) -> bool:
+        """Take a decommission back: new blocks may go to the broker again; whether that is new."""
+        check_name(broker, "broker name")
+        return bool(self.questions.ask(lambda r: msg.Recommission(r, broker)))
+
+    def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
+        """Let a partition that nobody can lead go on with what is left of it.
+
+        ``describe_topic`` tells why nobody leads it, and whom to wait for instead. What is missing
+        of its open block may have been acknowledged, and is lost; the answer says from which offset
+        on, and so does ``describe_topic`` from then on. New records get those offsets again. None
+        if nothing is lost, because somebody leads it or soon will.
+        """
+        name = self.questions.partition_name(topic, partition)
+        return cast(Loss | None, self.questions.ask(lambda r: msg.RecoverPartition(r, topic, name)))
+
+    def cluster(self) -> ClusterDescription:
+        """The controller and the brokers."""
+        return cast(ClusterDescription, self.questions.ask(msg.DescribeCluster))
