@@ -1,7 +1,7 @@
 """Machines and stores that are timed: wrapped where a node is put together, and nowhere known.
 
 A wrapper takes the place of what it wraps in the loop. The machine inside knows nothing of it, and
-the simulator does without. What it costs, a request pays once: about 1 us beside the 30 of a broker.
+the simulator does without. What it costs, a request pays once: some 1 us beside the 30 of a broker.
 """
 
 from __future__ import annotations
