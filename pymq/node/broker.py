@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pymq.core.journal import Journal
-from pymq.core.marks import mark
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
@@ -25,7 +24,6 @@ from pymq.core.message import (
     Heartbeat,
     Join,
     LeaderAndIsr,
-    LeaderAndIsrAnswer,
     Leave,
     ListGroups,
     Message,
@@ -47,40 +45,28 @@ from pymq.core.message import (
     Seal,
     Sequence,
     Settle,
-    Stopped,
     StopReplica,
 )
-from pymq.core.metadata import PartitionState
 from pymq.core.partition import Partition
 from pymq.core.ready import (
     Compacted,
     Ready,
     Recovered,
     RecoverFailed,
-    RemoveBlock,
     StoreEvent,
     TimeFound,
     WriteFailed,
 )
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
-from pymq.errors import (
-    InvalidRequest,
-    NotController,
-    NotLeader,
-    NotRegistered,
-    PymqError,
-    StaleControllerEpoch,
-    StaleEpoch,
-    StoreError,
-    UnknownPartition,
-)
+from pymq.errors import InvalidRequest, NotController, NotLeader, NotRegistered, StoreError
 from pymq.node.coordinators import Coordinators
 from pymq.node.departure import Departure, hand_over
-from pymq.node.orders import Orders
+from pymq.node.hosting import Hosting, Leftovers
 from pymq.node.peers import Peers
 from pymq.node.registration import BrokerConfig, Registration
 from pymq.node.schedule import Schedule
+from pymq.node.sharing import Sharing
 
 
 class Broker:
@@ -106,23 +92,24 @@ class Broker:
         self.out = Ready()
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
-        self._sharing: dict[str, dict[Partition, None]] = {}  # by peer
-        self._shared_with: dict[Partition, tuple[str, ...]] = {}
-        # The blocks that were there at the start, by topic id and index, until they are taken up.
-        self._left: dict[tuple[str, int], list[int]] = {}
-        for block in found:
-            self._left.setdefault((block.topic_id, block.partition), []).append(block.number)
-        self._unsealed = frozenset(unsealed)
-        self._config = config
-        self._make_replicator = make_replicator
+        self._sharing = Sharing(self._peers)
+        self._wall_offset_ms = config.wall_offset_ms
         self._registration = Registration(config)
         self._departure = Departure(config.name, config.incarnation)
-        self._partitions: dict[tuple[str, str], Partition] = {}  # by topic and partition
-        self._by_index: dict[tuple[str, int], Partition] = {}  # by topic id and index
         self._led: dict[TopicPartition, None] = {}
         self._coordinators = Coordinators(self.me, self, assignors)
         self._schedule = Schedule()
-        self._orders = Orders()
+        self._hosting = Hosting(
+            self,
+            make_replicator,
+            Leftovers(found, unsealed),
+            self._registration,
+            self._sharing,
+            self._schedule,
+            self._coordinators,
+        )
+        self._partitions: Mapping[tuple[str, str], Partition] = self._hosting.by_name
+        self._by_index: Mapping[tuple[str, int], Partition] = self._hosting.by_index
         self._flushed: list[Partition] = []
         self._tokens = 0
         self._searches: dict[int, Partition] = {}
@@ -145,7 +132,7 @@ class Broker:
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""
-        return now + self._config.wall_offset_ms
+        return now + self._wall_offset_ms
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer, to another machine or to a group coordinator of this broker."""
@@ -172,21 +159,12 @@ class Broker:
 
     def shares(self, partition: Partition, now: int) -> None:
         """The open block of *partition* may be shared with other brokers than before."""
-        self._note_unable(partition)
-        before, after = self._shared_with.get(partition, ()), partition.peers
-        if before == after:
-            return
-        self._shared_with[partition] = after
-        for peer in before:
-            self._sharing[peer].pop(partition, None)
-        for peer in after:
-            self._sharing.setdefault(peer, {})[partition] = None
-        self._peers.share(before, after, now)
+        self._sharing.look(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
         """The replica here has begun or ceased to lead: groups are taken over or handed over."""
         self._note_role(partition)
-        self._note_unable(partition)
+        self._sharing.note_unable(partition)
         if partition.name.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
 
@@ -202,14 +180,6 @@ class Broker:
                 self.journal.note("partition_not_led", **name._asdict())
         if isinstance(partition.problem, StoreError):
             self.journal.note("partition_failed", **name._asdict(), why=str(partition.problem))
-
-    def _note_unable(self, partition: Partition) -> None:
-        """Let the other replicas know whether this broker can act on the open block."""
-        key, block = (partition.state.topic_id, partition.state.index), partition.unable
-        if block is not None:
-            self._peers.failed[key] = block
-        else:
-            self._peers.failed.pop(key, None)
 
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
@@ -270,11 +240,11 @@ class Broker:
             case Fetched():  # asked for by a coordinator of this broker
                 self._coordinators.answered(int(message.partition), message, now)
             case LeaderAndIsr():
-                self._leader_and_isr(source, message, now)
+                self._hosting.leader_and_isr(source, message, now)
             case Seal():
-                self._seal(message, now)
+                self._hosting.seal(message, now)
             case StopReplica():
-                self._stop_replica(source, message, now)
+                self._hosting.stop_replica(source, message, now)
             case ListGroups():
                 self.reply(source, self._coordinators.list(message), now)
             case DescribePartitions():
@@ -416,6 +386,9 @@ class Broker:
 
     # --- other brokers --------------------------------------------------------------------------
 
+    def _find(self, block: BlockId) -> Partition | None:
+        return self._by_index.get((block.topic_id, block.partition))
+
     def _replicate(self, source: str, m: Replication, now: int) -> None:
         partition = self._find(m.block)
         if partition is not None:
@@ -427,101 +400,9 @@ class Broker:
             self._peer_changed(source, now)
 
     def _peer_changed(self, peer: str, now: int) -> None:
-        for partition in list(self._sharing.get(peer, ())):
+        for partition in self._sharing.with_peer(peer):
             partition.peer_changed(peer, now)
             self._schedule.touch(partition)
-
-    # --- the zkserver ---------------------------------------------------------------------------
-
-    def _leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
-        if m.incarnation != self._config.incarnation:
-            return  # It was meant for the one that ran here before.
-        if m.controller_epoch < self._registration.epoch:
-            error = StaleControllerEpoch(
-                f"controller epoch {m.controller_epoch} was replaced by {self._registration.epoch}"
-            )
-            self.reply(source, LeaderAndIsrAnswer(m.id, self.me, error=error), now)
-            return
-        if m.controller_epoch > self._registration.epoch:
-            self._orders.forget()
-        self._registration.heard(m)
-        errors = [(s.topic, s.partition, self._adopt(m.id, s, now)) for s in m.partitions]
-        self.reply(source, LeaderAndIsrAnswer(m.id, self.me, tuple(errors)), now)
-        self._registration.beat(self.out, now)
-
-    def _adopt(self, request: int, state: PartitionState, now: int) -> PymqError | None:
-        name = TopicPartition(state.topic, state.partition)
-        if self._orders.is_late(request, state.topic_id, name):
-            mark("broker.late_state")
-            return StaleEpoch(f"{name} was given up, or is at a later state")
-        if not any(self.me in block.replicas for block in state.blocks):
-            return UnknownPartition(f"{self.me} is no replica of {name}")
-        self._orders.heed(request, name)
-        partition = self._partitions.get(name)
-        if partition is not None and partition.state.topic_id != state.topic_id:
-            self._drop(partition, NotLeader(f"{name} was made anew", leader=None), True, now)
-            partition = None
-        if partition is None:
-            key = state.topic_id, state.index
-            left = self._left.pop(key, [])
-            unsealed = frozenset(n for n in left if BlockId(*key, n) in self._unsealed)
-            partition = Partition(state, self, self._make_replicator, unsealed, now)
-            self._partitions[name] = partition
-            self._by_index[state.topic_id, state.index] = partition
-            self.shares(partition, now)
-        elif (state.epoch, state.version) < (partition.state.epoch, partition.state.version):
-            return StaleEpoch(f"{name} is at epoch {partition.state.epoch}")
-        else:
-            partition.adopt(state, self._registration.epoch, now)
-        self._schedule.touch(partition)
-        return None
-
-    def _seal(self, m: Seal, now: int) -> None:
-        partition = self._partitions.get((m.topic, m.partition))
-        if partition is not None and m.controller_epoch >= self._registration.epoch:
-            partition.seal(m, now)
-            self._schedule.touch(partition)
-
-    def _stop_replica(self, source: str, m: StopReplica, now: int) -> None:
-        """Give up a partition, or all that is left of a topic, and say so once it is durable."""
-        if m.controller_epoch < self._registration.epoch:
-            return
-        if m.partition:
-            found = self._by_index.get((m.topic_id, m.index))
-            stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
-            if found is not None and not stopped:
-                return  # It was given to this broker again since.
-            self._orders.heed(m.id, TopicPartition(m.topic, m.partition))
-        else:
-            if self._orders.heed(m.id, m.topic_id):
-                # When it is said again, there may be another topic of that name.
-                self._coordinators.forget_topic(m.topic, now)
-            stopped = [p for (topic, _), p in self._by_index.items() if topic == m.topic_id]
-        for partition in stopped:
-            error = NotLeader(f"{partition.name} is no longer here", leader=None)
-            self._drop(partition, error, m.delete, now)
-        if m.delete:
-            left = [key for key in self._left if key[0] == m.topic_id]
-            for key in left if not m.partition else [(m.topic_id, m.index)]:
-                for number in self._left.pop(key, ()):
-                    self.out.write.append(RemoveBlock(BlockId(*key, number)))
-        self.out.after.append((source, Stopped(m.id, self.me)))
-
-    def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
-        partition.remove(error, delete, now)
-        state = partition.state
-        self.shares(partition, now)  # with nobody any more
-        self._shared_with.pop(partition, None)
-        # Nobody asks after it any more.
-        self._peers.failed.pop((state.topic_id, state.index), None)
-        if state.topic == OFFSETS_TOPIC:
-            self._coordinators.leadership_changed(partition, now)
-        self._partitions.pop(partition.name, None)
-        self._by_index.pop((state.topic_id, state.index), None)
-        self._schedule.drop(partition)
-
-    def _find(self, block: BlockId) -> Partition | None:
-        return self._by_index.get((block.topic_id, block.partition))
 
     # --- leaving --------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from pymq.core.sealing import Sealing
 from pymq.core.types import TopicPartition
 from pymq.errors import InvalidRequest
 from pymq.node import blocks, placement, reported, takeover
-from pymq.node.broker import Broker
 from pymq.node.commits import Commits
 from pymq.node.election import Election
+from pymq.node.hosting import Hosting
 from pymq.node.orders import Orders
 from pymq.node.rolls import Rolls
 from tests.testing.planted.bug import bug, plant
@@ -111,8 +111,8 @@ bug(
 )
 
 
-@plant("stale-controller", Broker, "_leader_and_isr")
-def heed_anybody(heed: Any, self: Broker, source: str, m: Any, now: int) -> None:
+@plant("stale-controller", Hosting, "leader_and_isr")
+def heed_anybody(heed: Any, self: Hosting, source: str, m: Any, now: int) -> None:
     self._registration.epoch = min(self._registration.epoch, m.controller_epoch)
     heed(self, source, m, now)
 
@@ -122,9 +122,9 @@ def never_late(is_late: Any, self: Orders, request: int, *about: Any) -> bool:
     return False
 
 
-@plant("stale-controller", Broker, "_adopt")
-def adopt_older(adopt: Any, self: Broker, request: int, state: Any, now: int) -> Any:
-    partition = self._partitions.get(TopicPartition(state.topic, state.partition))
+@plant("stale-controller", Hosting, "_adopt")
+def adopt_older(adopt: Any, self: Hosting, request: int, state: Any, now: int) -> Any:
+    partition = self.by_name.get(TopicPartition(state.topic, state.partition))
     if partition is None or partition.state.topic_id != state.topic_id:
         return adopt(self, request, state, now)
     partition.adopt(state, self._registration.epoch, now)

@@ -1,0 +1,166 @@
+"""Which partitions one broker hosts: those that the active zkserver has it host.
+
+Three orders change that. `LeaderAndIsr` says how partitions are kept from now on, and that
+they begin here if they were not here before; `Seal` has the open block of one end; `StopReplica`
+takes partitions away. An order may be late, or come from a zkserver that has been replaced: such
+ones are refused, or not heard (:mod:`~.orders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pymq.core.host import Host
+from pymq.core.marks import mark
+from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Seal, Stopped, StopReplica
+from pymq.core.metadata import PartitionState
+from pymq.core.partition import Partition
+from pymq.core.ready import RemoveBlock
+from pymq.core.replicator import ReplicatorFactory
+from pymq.core.types import BlockId, TopicPartition
+from pymq.errors import (
+    NotLeader,
+    PymqError,
+    StaleControllerEpoch,
+    StaleEpoch,
+    UnknownPartition,
+)
+from pymq.node.coordinators import Coordinators
+from pymq.node.orders import Orders
+from pymq.node.registration import Registration
+from pymq.node.schedule import Schedule
+from pymq.node.sharing import Sharing
+
+
+class Leftovers:
+    """The blocks that were on the disk at the start, until their partitions are taken up."""
+
+    def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
+        self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
+        for block in found:
+            self._numbers.setdefault((block.topic_id, block.partition), []).append(block.number)
+        self._unsealed = frozenset(unsealed)
+
+    def take_up(self, topic_id: str, index: int) -> frozenset[int]:
+        """Those of one partition belong to it again; returns the numbers of the unsealed ones."""
+        left = self._numbers.pop((topic_id, index), [])
+        return frozenset(n for n in left if BlockId(topic_id, index, n) in self._unsealed)
+
+    def take_out(self, topic_id: str, index: int | None) -> list[BlockId]:
+        """Those of one partition, or of all of a topic, are to go; returns them."""
+        left = [key for key in self._numbers if key[0] == topic_id]
+        keys = left if index is None else [(topic_id, index)]
+        return [BlockId(*key, number) for key in keys for number in self._numbers.pop(key, ())]
+
+
+class Hosting:
+    """The partitions of one broker, and the orders that it follows."""
+
+    def __init__(
+        self,
+        host: Host,
+        make_replicator: ReplicatorFactory,
+        leftovers: Leftovers,
+        registration: Registration,
+        sharing: Sharing,
+        schedule: Schedule,
+        coordinators: Coordinators,
+    ) -> None:
+        self.by_name: dict[tuple[str, str], Partition] = {}  # topic and partition
+        self.by_index: dict[tuple[str, int], Partition] = {}  # topic id and index
+        self._host = host
+        self._make_replicator = make_replicator
+        self._leftovers = leftovers
+        self._registration = registration
+        self._sharing = sharing
+        self._schedule = schedule
+        self._coordinators = coordinators
+        self._orders = Orders()
+
+    # --- how it is kept -------------------------------------------------------------------------
+
+    def leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
+        """Go over to the states that the zkserver has for partitions, and say of which not."""
+        host, registration = self._host, self._registration
+        if m.incarnation != host.incarnation:
+            return  # It was meant for the one that ran here before.
+        if m.controller_epoch < registration.epoch:
+            error = StaleControllerEpoch(
+                f"controller epoch {m.controller_epoch} was replaced by {registration.epoch}"
+            )
+            host.reply(source, LeaderAndIsrAnswer(m.id, host.me, error=error), now)
+            return
+        if m.controller_epoch > registration.epoch:
+            self._orders.forget()
+        registration.heard(m)
+        errors = [(s.topic, s.partition, self._adopt(m.id, s, now)) for s in m.partitions]
+        host.reply(source, LeaderAndIsrAnswer(m.id, host.me, tuple(errors)), now)
+        registration.beat(host.out, now)
+
+    def _adopt(self, request: int, state: PartitionState, now: int) -> PymqError | None:
+        name = TopicPartition(state.topic, state.partition)
+        if self._orders.is_late(request, state.topic_id, name):
+            mark("broker.late_state")
+            return StaleEpoch(f"{name} was given up, or is at a later state")
+        if not any(self._host.me in block.replicas for block in state.blocks):
+            return UnknownPartition(f"{self._host.me} is no replica of {name}")
+        self._orders.heed(request, name)
+        partition = self.by_name.get(name)
+        if partition is not None and partition.state.topic_id != state.topic_id:
+            self._drop(partition, NotLeader(f"{name} was made anew", leader=None), True, now)
+            partition = None
+        if partition is None:
+            partition = self._take_up(state, now)
+        elif (state.epoch, state.version) < (partition.state.epoch, partition.state.version):
+            return StaleEpoch(f"{name} is at epoch {partition.state.epoch}")
+        else:
+            partition.adopt(state, self._registration.epoch, now)
+        self._schedule.touch(partition)
+        return None
+
+    def _take_up(self, state: PartitionState, now: int) -> Partition:
+        unsealed = self._leftovers.take_up(state.topic_id, state.index)
+        partition = Partition(state, self._host, self._make_replicator, unsealed, now)
+        self.by_name[partition.name] = partition
+        self.by_index[state.topic_id, state.index] = partition
+        self._sharing.look(partition, now)
+        return partition
+
+    def seal(self, m: Seal, now: int) -> None:
+        """Have the open block of a partition end."""
+        partition = self.by_name.get((m.topic, m.partition))
+        if partition is not None and m.controller_epoch >= self._registration.epoch:
+            partition.seal(m, now)
+            self._schedule.touch(partition)
+
+    # --- what goes ------------------------------------------------------------------------------
+
+    def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
+        """Give up a partition, or all that is left of a topic, and say so once it is durable."""
+        if m.controller_epoch < self._registration.epoch:
+            return
+        if m.partition:
+            found = self.by_index.get((m.topic_id, m.index))
+            stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
+            if found is not None and not stopped:
+                return  # It was given to this broker again since.
+            self._orders.heed(m.id, TopicPartition(m.topic, m.partition))
+        else:
+            if self._orders.heed(m.id, m.topic_id):
+                # When it is said again, there may be another topic of that name.
+                self._coordinators.forget_topic(m.topic, now)
+            stopped = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
+        for partition in stopped:
+            error = NotLeader(f"{partition.name} is no longer here", leader=None)
+            self._drop(partition, error, m.delete, now)
+        if m.delete:
+            left = self._leftovers.take_out(m.topic_id, m.index if m.partition else None)
+            self._host.out.write += [RemoveBlock(block) for block in left]
+        self._host.out.after.append((source, Stopped(m.id, self._host.me)))
+
+    def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
+        partition.remove(error, delete, now)  # Which also lets go of the groups it was kept for.
+        self._sharing.drop(partition, now)
+        self.by_name.pop(partition.name, None)
+        self.by_index.pop((partition.state.topic_id, partition.state.index), None)
+        self._schedule.drop(partition)
