@@ -185,6 +185,7 @@ class OpenBlock:
 
         Raises:
             CorruptMetadata: a checkpoint cannot be read.
+            StoreError: what was voted on is missing.
         """
         assert self.log is not None
         return self._recovery.add(found, self.log, self.state)
@@ -192,12 +193,6 @@ class OpenBlock:
     def recover_failed(self) -> None:
         """The store cannot say what is here: forget what it has said so far."""
         self._recovery.begin()
-
-    def has_lost_votes(self, found: Recovered) -> bool:
-        """Whether the block has records here, and what was voted on is missing."""
-        # Nothing is accepted before a term is saved, so what was promised here is lost.
-        log = self.log
-        return self.is_voted and found.state is None and log is not None and log.end > log.start
 
     def start(self, found: Recovered, now: int) -> None:
         """Go on with what was restored."""

@@ -17,9 +17,9 @@ What holds at all times:
 
 from __future__ import annotations
 
-from pymq.core.host import Host, PartitionHost
+from pymq.core.holdings import Holdings
+from pymq.core.host import Host
 from pymq.core.intake import Intake
-from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.message import (
     Fetch,
@@ -33,42 +33,34 @@ from pymq.core.message import (
     Seal,
 )
 from pymq.core.metadata import BlockNode, PartitionState
-from pymq.core.open_block import OpenBlock
-from pymq.core.producers import ProducerTable
 from pymq.core.ready import (
     Compacted,
     Ready,
     Recovered,
     RecoverFailed,
-    RemoveBlock,
     TimeFound,
     WriteFailed,
 )
-from pymq.core.repair import Repairs
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.serving import Serving
+from pymq.core.succession import Succession
 from pymq.core.tidings import Tidings
 from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.core.upkeep import Upkeep
-from pymq.errors import (
-    CorruptMetadata,
-    NotLeader,
-    PymqError,
-    StoreError,
-)
+from pymq.errors import NotLeader, PymqError, StoreError
 
 
 class Partition:
     """A partition that this broker hosts."""
 
     __slots__ = (
+        "_holdings",
         "_host",
         "_intake",
         "_leads_at",
-        "_make_replicator",
-        "_near",
         "_repairs",
         "_serving",
+        "_succession",
         "_tidings",
         "_upkeep",
         "deadline",
@@ -91,15 +83,15 @@ class Partition:
         self.problem: PymqError | None = None  # why nothing can be read or written any more
         self.deadline = NEVER
         self._host = host
-        self._near = PartitionHost(host)  # the same, as the replicas see it
-        self._make_replicator = make_replicator
+        self._holdings = Holdings(host, make_replicator)
+        self._repairs = self._holdings.repairs
         self._serving = Serving(self, host)
-        self._repairs = Repairs(self._near)
-        self._intake = Intake(self, host)
-        self._upkeep = Upkeep(self, host, now)
-        self._tidings = Tidings(self, self._repairs, host)
+        self._intake = intake = Intake(self, host)
+        self._upkeep = upkeep = Upkeep(self, host, now)
+        self._tidings = tidings = Tidings(self, self._repairs, host)
+        self._succession = Succession(self, self._holdings, intake, upkeep, tidings, host)
         self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
-        self.opened = self._new_open(0)
+        self.opened = self._holdings.open(state, 0)
         self._begin(unsealed, now)
 
     # --- what it is -----------------------------------------------------------------------------
@@ -144,7 +136,7 @@ class Partition:
         broker is alive would wait for it for ever.
         """
         block = self.opened.node
-        if self.me not in block.replicas or (self.problem is None and self._holds(block)):
+        if self.me not in block.replicas or (self.problem is None and self._holdings.holds(block)):
             return None
         mark("partition.unable")
         return self.state.block_id(block)
@@ -157,18 +149,7 @@ class Partition:
 
     def has(self, block: BlockNode) -> bool:
         """Whether all of a sealed block is here."""
-        return self.me in block.in_sync and block.number not in self._repairs
-
-    def _holds(self, block: BlockNode) -> bool:
-        """Whether this broker is to hold a block, and still has the disk that it was given to."""
-        if self.me not in block.replicas:
-            return False
-        if not block.storages:
-            return True
-        return block.storages[block.replicas.index(self.me)] == self._host.storage_id
-
-    def _keeps(self, block: BlockNode) -> bool:
-        return self._holds(block) and self.has(block)
+        return self._holdings.has(block)
 
     # --- metadata -------------------------------------------------------------------------------
 
@@ -179,17 +160,14 @@ class Partition:
             mark("partition.fence_lifted")
             self.opened.sealing.give_up()  # Whoever was taking over can commit nothing any more.
         before, self.state = self.state, state
-        kept = {block.number for block in state.blocks}
-        for gone in before.blocks:
-            if gone.number not in kept and self.me in gone.replicas:
-                self._host.out.write.append(RemoveBlock(before.block_id(gone)))
+        self._holdings.retire(before, state)
         self._serving.adopt(state)
         if state.config != before.config:
             self._upkeep.reconsider(now)
         self._adopt_open(before, now)
         self._repairs.adopt(state, now)
         if self.opened.replicator is not None:
-            self._look(now)
+            self.look(now)
             self._upkeep.begin(now)
         self._serving.wake(now)
         self._host.shares(self, now)
@@ -198,7 +176,7 @@ class Partition:
     def _adopt_open(self, before: PartitionState, now: int) -> None:
         state, opened = self.state, self.opened
         if state.blocks[-1].number != before.blocks[-1].number:
-            self._open_next(before.blocks[-1], now)
+            self._succession.roll(before.blocks[-1], now)
             return
         opened.adopt(state, now)
         if opened.replicator is not None:
@@ -206,62 +184,17 @@ class Partition:
                 opened.sealing.give_up()
                 self._intake.drive_parked(now)
         elif not before.blocks[-1].replicas and opened.log is None:
-            self.opened = self._new_open(opened.visible)
+            self.opened = self._holdings.open(state, opened.visible)
             self._begin(frozenset(), now)
-
-    def _new_open(self, visible: int) -> OpenBlock:
-        return OpenBlock(self.state, self._near, self._make_replicator, self._keeps, visible)
 
     def _begin(self, unsealed: frozenset[int], now: int) -> None:
         state, opened = self.state, self.opened
         self._serving.adopt(state)
-        for block in state.blocks[:-1]:
-            if block.number in unsealed and self.me in block.replicas:
-                self._repairs.start(state, block, None, now)
-        self._repairs.adopt(state, now)
+        self._holdings.begin(state, unsealed, now)
         if self.problem is not None:
             opened.fail()
-        if self._holds(opened.node):
+        if self._holdings.holds(opened.node):
             opened.recover()
-
-    def _open_next(self, last: BlockNode, now: int) -> None:
-        """The roll: the block before was sealed at its end, another one takes the next record."""
-        log, state = self.opened.log, self.state
-        opened = self.opened = self._new_open(self.opened.visible)
-        self._tidings.stop()
-        self._upkeep.open_next(opened.node.opened_ms, now)
-        self._intake.refuse(NotLeader(f"{self.name} has been rolled", leader=state.leader), now)
-        past = self._close(last, log, now)
-        self._look(now)
-        if self._holds(opened.node) and self.problem is None:
-            if opened.node.past:
-                mark("partition.past_inherited")
-                past = ProducerTable.restore(opened.node.past)
-            opened.create(past or ProducerTable(), now)
-            self._begun(now)
-        self._intake.drive_parked(now)
-
-    def _close(self, last: BlockNode, log: BlockLog | None, now: int) -> ProducerTable | None:
-        """Let go of the block that was open, or bring it to its end; returns what it knew."""
-        sealed = next((b for b in self.state.blocks if b.number == last.number), None)
-        if log is None or self.problem is not None:
-            return None
-        if sealed is None:
-            mark("partition.empty_block")
-            return log.producers  # It was empty, and is no more.
-        is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
-        if len(sealed.replicas) > 1 or not is_whole:
-            mark("partition.close.repair")
-            # Even a whole copy is to be made durable, with its index.
-            self._repairs.start(self.state, sealed, log, now)
-        return log.producers if is_whole else None
-
-    def _begun(self, now: int) -> None:
-        """The open block has its replicator."""
-        self._look(now)
-        if self.opened.has_lost_lead:
-            mark("partition.lost_lead")
-            self._upkeep.want_roll(now)
 
     # --- recovery -------------------------------------------------------------------------------
 
@@ -273,19 +206,15 @@ class Partition:
             return
         try:
             first = opened.restore(found)
-        except CorruptMetadata as error:
+        except StoreError as error:
             self.recover_failed(RecoverFailed(found.block, error), now)
             return
         if first is None:
             return
-        if opened.has_lost_votes(first):
-            mark("partition.votes_lost")
-            lost = StoreError(f"{first.block} has records, and what it has voted on is missing")
-            self._fail(lost, now)
-        elif opened.replicator is None:
+        if opened.replicator is None:
             self._upkeep.opened_ms = opened.node.opened_ms
             opened.start(first, now)
-            self._begun(now)
+            self._succession.begun(now)
             self._intake.drive_parked(now)
             self._serving.wake(now)
         self._rearm()
@@ -319,25 +248,25 @@ class Partition:
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
             self._repairs.lend(source, m, self.state, self.problem)
         elif self.opened.step(source, m, now):
-            self._look(now)
+            self.look(now)
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
         """Another broker seems gone, or is back."""
         if (acting := self.opened.acting) is not None:
             acting.peer_changed(peer, now)
-            self._look(now)
+            self.look(now)
         self._rearm()
 
     def hand_over(self, now: int) -> bool:
         """Have another replica lead the open block, if one can; whether that is under way."""
         if not self.opened.hand_over(now):
             return False
-        self._look(now)
+        self.look(now)
         self._rearm()
         return True
 
-    def _look(self, now: int) -> None:
+    def look(self, now: int) -> None:
         """Act on what the replicator has come to: a role, a high watermark."""
         opened = self.opened
         leads = opened.leads
@@ -351,6 +280,12 @@ class Partition:
             self._intake.drive_parked(now)
         self._intake.answer_due(log.stable_end, replicator.high_watermark, now)
         self._serving.wake(now)
+
+    def step_down(self, now: int) -> None:
+        """Lead no more, whatever the replicator says."""
+        if self._leads_at is not None:
+            self._leads_at = None
+            self._host.role_changed(self, now)
 
     def _role_changed(self, was: int | None, now: int) -> None:
         leads = self._leads_at
@@ -399,9 +334,9 @@ class Partition:
         log = opened.log
         if log is not None and opened.advance():
             if opened.sealing.written(log):
-                self._seal_done(now)
+                self._succession.sealed(now)
             opened.stable(now)
-            self._look(now)
+            self.look(now)
             if self._upkeep.roll_at == NEVER or log.size >= self.state.config.block_bytes:
                 self._upkeep.want_roll(now)
         self._rearm()
@@ -434,42 +369,14 @@ class Partition:
     def _start_over(self, error: PymqError, now: int) -> None:
         self.opened.start_over(now)
         self._intake.refuse(error, now)
-        was, self._leads_at = self._leads_at, None
-        if was is not None:
-            self._host.role_changed(self, now)
+        self.step_down(now)
 
     # --- rolling --------------------------------------------------------------------------------
 
     def seal(self, m: Seal, now: int) -> None:
         """Let the open block end where it is; records that come now wait for the next one."""
-        opened = self.opened
-        if m.block != opened.node.number or m.epoch <= self.state.epoch or opened.log is None:
-            return  # From a roll that is over, or from a controller that has been replaced.
-        if self.problem is not None:
-            self._tidings.refuse_seal(m, self.problem)
-        elif opened.replicator is None or opened.is_recovering:
-            mark("partition.seal_too_early")  # It is asked for again.
-        elif (error := opened.unsealable(m, self.name)) is not None:
-            self._tidings.refuse_seal(m, error)
-        else:
-            opened.sealing.begin(m)
-            if m.takeover and self._leads_at is not None:
-                self._leads_at = None
-                self._host.role_changed(self, now)
-            if opened.sealing.answer is not None:
-                mark("partition.seal_again")
-                # The first answer was lost, or another controller took over.
-                self._seal_done(now)
-            elif not m.takeover:
-                opened.close(now)
+        self._succession.seal(m, now)
         self._rearm()
-
-    def _seal_done(self, now: int) -> None:
-        answer = self.opened.sealed(self.name)
-        if answer is not None:
-            self._host.tell_controller(answer)
-            # Should nothing come of it, because the zkserver was replaced, the next one is to know.
-            self._upkeep.asked(now)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -500,7 +407,7 @@ class Partition:
         if opened.is_running:
             self._upkeep.tick(now)
         if opened.tick_replicator(now):
-            self._look(now)
+            self.look(now)
         self._tidings.tick(now)
         if now >= self._repairs.deadline:
             self._repairs.tick(now)
@@ -533,8 +440,7 @@ class Partition:
         """Give the partition up: everybody who waits is told *error*."""
         self._fail(error, now)
         if delete:
-            for block in self.state.blocks:
-                self._host.out.write.append(RemoveBlock(self.state.block_id(block)))
+            self._holdings.remove(self.state)
 
     def report(self) -> PartitionReport:
         """What only the leader knows."""

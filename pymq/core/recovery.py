@@ -14,6 +14,8 @@ from pymq.core.marks import mark
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import Recover, Recovered
+from pymq.core.types import AckMode
+from pymq.errors import StoreError
 
 
 class Recovery:
@@ -35,11 +37,18 @@ class Recovery:
 
         Raises:
             CorruptMetadata: a checkpoint cannot be read.
+            StoreError: what was voted on is missing.
         """
         self._found.append(found)
         if not self._restore(log, state):
             return None
         first, self._found = self._found[0], []
+        block = state.blocks[-1]
+        is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
+        if is_voted and first.state is None and log.end > log.start:
+            mark("partition.votes_lost")
+            # Nothing is accepted before a term is saved, so what was promised here is lost.
+            raise StoreError(f"{first.block} has records, and what it has voted on is missing")
         return first
 
     def _restore(self, log: BlockLog, state: PartitionState) -> bool:

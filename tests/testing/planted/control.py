@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from pymq.core.coordination import Conflicted, SessionExpired
+from pymq.core.holdings import Holdings
 from pymq.core.intake import Intake
 from pymq.core.message import Produced
 from pymq.core.open_block import OpenBlock
@@ -371,9 +372,9 @@ bug(
 )
 
 
-@plant("wiped-broker-votes", Partition, "_holds")
-def hold_by_name(holds: Any, self: Partition, block: Any) -> bool:
-    return self.me in block.replicas
+@plant("wiped-broker-votes", Holdings, "holds")
+def hold_by_name(holds: Any, self: Holdings, block: Any) -> bool:
+    return self._host.me in block.replicas
 
 
 @plant("wiped-broker-votes", placement, "has_storage")

@@ -36,7 +36,7 @@ def flush_believed(flush: Any, self: Partition, ready: Any, now: int) -> None:
     if replicator is not None and log is not None:
         before, log.stable_end = log.stable_end, log.end
         replicator.stable(log.end, now)
-        self._look(now)
+        self.look(now)
         log.stable_end = before
     flush(self, ready, now)
 

@@ -1,0 +1,128 @@
+"""How one open block of a partition follows the other, on one broker: the seal, and the roll.
+
+The zkserver asks for the seal; once everything in the block is durable it is told where the block
+ends, and commits that. The state that comes of it opens the next block. Between the two what
+producers send is parked, and driven again at the next epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.holdings import Holdings
+from pymq.core.intake import Intake
+from pymq.core.marks import mark
+from pymq.core.message import Message, Seal
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.open_block import OpenBlock
+from pymq.core.producers import ProducerTable
+from pymq.core.tidings import Tidings
+from pymq.core.types import TopicPartition
+from pymq.core.upkeep import Upkeep
+from pymq.errors import NotLeader, PymqError
+
+
+class Rolled(Protocol):
+    """What of a partition is rolled."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+    opened: OpenBlock
+
+    def look(self, now: int) -> None:
+        """Act on what the replicator has come to."""
+        ...
+
+    def step_down(self, now: int) -> None:
+        """Lead no more."""
+        ...
+
+
+class SuccessionHost(Protocol):
+    """What is needed of the broker."""
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        ...
+
+
+class Succession:
+    """The seals and rolls of one partition."""
+
+    __slots__ = ("_holdings", "_host", "_intake", "_partition", "_tidings", "_upkeep")
+
+    def __init__(
+        self,
+        partition: Rolled,
+        holdings: Holdings,
+        intake: Intake,
+        upkeep: Upkeep,
+        tidings: Tidings,
+        host: SuccessionHost,
+    ) -> None:
+        self._partition = partition
+        self._holdings = holdings
+        self._intake = intake
+        self._upkeep = upkeep
+        self._tidings = tidings
+        self._host = host
+
+    def seal(self, m: Seal, now: int) -> None:
+        """Let the open block end where it is; records that come now wait for the next one."""
+        partition = self._partition
+        opened = partition.opened
+        if m.block != opened.node.number or m.epoch <= partition.state.epoch or opened.log is None:
+            return  # From a roll that is over, or from a controller that has been replaced.
+        if partition.problem is not None:
+            self._tidings.refuse_seal(m, partition.problem)
+        elif opened.replicator is None or opened.is_recovering:
+            mark("partition.seal_too_early")  # It is asked for again.
+        elif (error := opened.unsealable(m, partition.name)) is not None:
+            self._tidings.refuse_seal(m, error)
+        else:
+            opened.sealing.begin(m)
+            if m.takeover:
+                partition.step_down(now)
+            if opened.sealing.answer is not None:
+                mark("partition.seal_again")
+                # The first answer was lost, or another controller took over.
+                self.sealed(now)
+            elif not m.takeover:
+                opened.close(now)
+
+    def sealed(self, now: int) -> None:
+        """The open block is sealed: tell where it ends."""
+        answer = self._partition.opened.sealed(self._partition.name)
+        if answer is not None:
+            self._host.tell_controller(answer)
+            # Should nothing come of it, because the zkserver was replaced, the next one is to know.
+            self._upkeep.asked(now)
+
+    def roll(self, last: BlockNode, now: int) -> None:
+        """The block before was sealed at its end, another one takes the next record."""
+        partition, holdings = self._partition, self._holdings
+        state, log = partition.state, partition.opened.log
+        opened = partition.opened = holdings.open(state, partition.opened.visible)
+        self._tidings.stop()
+        self._upkeep.open_next(opened.node.opened_ms, now)
+        rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)
+        self._intake.refuse(rolled, now)
+        past = None
+        if log is not None and partition.problem is None:
+            past = holdings.close(state, last, log, now)
+        partition.look(now)
+        if holdings.holds(opened.node) and partition.problem is None:
+            if opened.node.past:
+                mark("partition.past_inherited")
+                past = ProducerTable.restore(opened.node.past)
+            opened.create(past or ProducerTable(), now)
+            self.begun(now)
+        self._intake.drive_parked(now)
+
+    def begun(self, now: int) -> None:
+        """The open block has its replicator."""
+        self._partition.look(now)
+        if self._partition.opened.has_lost_lead:
+            mark("partition.lost_lead")
+            self._upkeep.want_roll(now)
