@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle
 from pymq.client.ending import Ending
 from pymq.client.intake import Intake
-from pymq.client.options import REQUEST_S, parse_offset
+from pymq.client.options import REQUEST_S
+from pymq.client.positions import Positions
 from pymq.client.pump import Pump
 from pymq.client.reader import Reader
 from pymq.client.settling import Settler
@@ -18,24 +19,14 @@ from pymq.client.spans import Records, Span, spans
 from pymq.client.status import ConsumerStatus, status_of
 from pymq.client.undertaker import Undertaker
 from pymq.client.worker import Worker
-from pymq.core.message import BEGIN, FindOffset, GroupState, OffsetFound
 from pymq.core.record import Record
 from pymq.core.view import BatchView
-from pymq.errors import (
-    Closed,
-    ConfigError,
-    InvalidRequest,
-    RequestTimeout,
-    UnknownGroup,
-    UnknownPartition,
-)
+from pymq.errors import Closed, ConfigError, InvalidRequest, RequestTimeout
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
 CHUNK = 500  # records that an iteration takes at a time
-
-Names = Sequence[str]
 
 
 class Consumer(Handle):
@@ -59,6 +50,7 @@ class Consumer(Handle):
         self._intake = intake
         self._worker = intake if isinstance(intake, Worker) else None
         self._reader = intake if isinstance(intake, Reader) else None
+        self._positions = Positions(intake, client.questions, client.driver)
         self._auto_ack = auto_ack and self._worker is not None
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -367,27 +359,13 @@ class Consumer(Handle):
 
     def seek(self, partition: str, offset: int | str) -> None:
         """Go on at *offset*, an integer, ``"begin"`` or ``"end"`` (PSB)."""
-        reader, name = self._psb(), self._name(partition)
-        resolved = parse_offset(offset)
-        if resolved < 0:
-            ends = self._bounds(name)
-            resolved = ends[0] if resolved == BEGIN else ends[1]
-        with self._driver as loop:
-            reader.seek(name, resolved)
-            loop.touch(reader.name)
-        self._drop({name})
+        self._check()
+        self._drop({self._positions.seek(partition, offset)})
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
         """Go on at the first record that is not older than a time (PSB)."""
-        reader, name = self._psb(), self._name(partition)
-        with self._driver as loop:
-            done = reader.find(name, timestamp_ms)
-            loop.touch(reader.name)
-        if not self._driver.wait(done, REQUEST_S):
-            raise RequestTimeout(f"{self.topic}/{name}: {self._intake.trouble() or 'no answer'}")
-        if (problem := reader.take_problem()) is not None:
-            raise problem
-        self._drop({name})
+        self._check()
+        self._drop({self._positions.seek_to_time(partition, timestamp_ms)})
 
     def _drop(self, partitions: Collection[str]) -> list[Record]:
         """Take what an iteration has not shown yet of some partitions away from it."""
@@ -398,92 +376,49 @@ class Consumer(Handle):
 
     def position(self, partition: str) -> int:
         """The offset of the next record of a partition."""
-        name = self._name(partition)
+        name = self._positions.name(partition)
         if self._reader is not None:
-            return self._read_so_far(self._reader)[name]
+            return self._read_so_far()[name]
         return self.committed().get(name, 0)
 
-    def _read_so_far(self, reader: Reader) -> dict[str, int]:
-        """The offset of the next record of each partition, as far as the application has got."""
-        unread = (*self._buffer, *self._later)
-        return reader.read_so_far({record.partition for record in unread})
+    def _read_so_far(self) -> dict[str, int]:
+        """The offset of the next record of each partition, as far as a reader has shown them."""
+        return self._positions.read({r.partition for r in (*self._buffer, *self._later)})
 
     def end_offsets(self) -> dict[str, int]:
         """Where each partition of the topic ends now."""
-        return {p: end for p, (_, end) in self._all_bounds().items()}
+        return {p: end for p, (_, end) in self._positions.bounds().items()}
 
     def begin_offsets(self) -> dict[str, int]:
         """Where each partition of the topic starts now."""
-        return {p: start for p, (start, _) in self._all_bounds().items()}
+        return {p: start for p, (start, _) in self._positions.bounds().items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the end when all are."""
-        name = self._name(partition)
-        found = self._client.questions.ask_leader(
-            self.topic, name, lambda r: FindOffset(r, self.topic, name, timestamp_ms)
-        )
-        assert isinstance(found, OffsetFound)
-        return found.offset
-
-    def _names(self) -> Names:
-        if self._reader is not None:
-            return list(self._reader.cursors)
-        return self._client.questions.partitions(self.topic)
-
-    def _bounds(self, partition: str) -> tuple[int, int]:
-        return self._client.questions.bounds(self.topic, partition)
-
-    def _all_bounds(self, timeout: float = REQUEST_S) -> dict[str, tuple[int, int]]:
-        return self._client.questions.all_bounds(self.topic, self._names(), timeout)
-
-    def _psb(self) -> Reader:
-        self._check()
-        if self._reader is None:
-            raise InvalidRequest("a consumer of a group cannot seek; reset the group instead")
-        return self._reader
-
-    def _name(self, partition: str | int) -> str:
-        names = self._names()
-        if isinstance(partition, int) and 0 <= partition < len(names):
-            return names[partition]
-        if partition in names:
-            return str(partition)
-        raise UnknownPartition(
-            f"this consumer of {self.topic!r} does not read partition {partition!r}"
-        )
+        return self._positions.offset_at(partition, timestamp_ms)
 
     def assignment(self) -> tuple[str, ...]:
         """The partitions that this consumer reads."""
-        return self._worker.assigned if self._worker is not None else tuple(self._names())
+        return self._worker.assigned if self._worker is not None else tuple(self._positions.names())
 
     def committed(self) -> dict[str, int]:
         """The group's offset in each partition: everything before it is done."""
         self._member()
-        offsets = self._group_state().offsets
-        return {o.partition: o.committed for o in offsets if o.topic == self.topic}
+        return self._positions.committed()
 
     def lag(self) -> dict[str, int]:
         """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
-        bounds = self._all_bounds()
-        if self._reader is not None:
-            read = self._read_so_far(self._reader)
-            return {p: end - read[p] for p, (_, end) in bounds.items()}
-        done = self.committed()
+        bounds = self._positions.bounds()
+        done = self._read_so_far() if self._reader is not None else self.committed()
         return {p: end - done.get(p, start) for p, (start, end) in bounds.items()}
-
-    def _group_state(self, timeout: float = REQUEST_S) -> GroupState:
-        assert self.group is not None
-        try:
-            return self._client.questions.group_state(self.group, timeout)
-        except UnknownGroup:
-            return GroupState(0, self.group)
 
     # --- steering -------------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
         """Hand out nothing more from these partitions (all when none is named)."""
         self._check()
-        names = [self._name(partition) for partition in partitions or self._names()]
+        positions = self._positions
+        names = [positions.name(partition) for partition in partitions or positions.names()]
         with self._driver as loop:
             dropped = self._drop(names)
             if self._worker is None:
@@ -495,7 +430,8 @@ class Consumer(Handle):
     def resume(self, *partitions: str) -> None:
         """Undo :meth:`pause`."""
         self._check()
-        names = [self._name(partition) for partition in partitions or self._names()]
+        positions = self._positions
+        names = [positions.name(partition) for partition in partitions or positions.names()]
         with self._driver as loop:
             self._intake.resume(names, loop.clock())
             loop.touch(self._intake.name)

@@ -38,7 +38,7 @@ class Ending:
         paused = consumer._intake.paused
         active = {p: end for p, end in self._ends.items() if p not in paused}
         if consumer._reader is not None:
-            read = consumer._read_so_far(consumer._reader)
+            read = consumer._read_so_far()
             return all(read[p] >= end for p, end in active.items())
         worker = consumer._member()
         if consumer._buffer or worker.is_bringing:
@@ -47,7 +47,7 @@ class Ending:
             consumer._settle_soon()
         except FencedMember:
             return False  # What was acknowledged in vain is delivered again.
-        state = consumer._group_state()
+        state = consumer._positions.group_state()
         if not self._is_told(state):
             return False  # What others had may be ours by now.
         found = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
@@ -75,7 +75,7 @@ class Ending:
         consumer = self._consumer
         why = consumer._intake.trouble()
         if why is None and consumer._reader is not None:
-            read, paused = consumer._read_so_far(consumer._reader), consumer._intake.paused
+            read, paused = consumer._read_so_far(), consumer._intake.paused
             lost = [p for p, end in self._ends.items() if read[p] < end and p not in paused]
             if lost:
                 at, end = read[lost[0]], self._ends[lost[0]]

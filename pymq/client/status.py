@@ -41,7 +41,7 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
         assigned = tuple(reader.cursors) if reader is not None else ()
     ends, state, silence = _ask(consumer)
     if reader is not None:
-        positions = consumer._read_so_far(reader)
+        positions = consumer._read_so_far()
     else:
         positions = {o.partition: o.committed for o in state.offsets if o.topic == consumer.topic}
     buffered = len(consumer._buffer) + sum(map(len, intake.chunks))
@@ -71,9 +71,9 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
     if consumer._is_closed:
         return ends, state, None
     try:
-        ends = {p: end for p, (_, end) in consumer._all_bounds(STATUS_S).items()}
+        ends = {p: end for p, (_, end) in consumer._positions.bounds(STATUS_S).items()}
         if worker is not None:
-            state = consumer._group_state(STATUS_S)
+            state = consumer._positions.group_state(STATUS_S)
     except PymqError as error:
         silence = str(error)
     if reader is not None and not ends:
