@@ -19,7 +19,6 @@ from pymq.core.header import NO_PRODUCER
 from pymq.core.metadata import BlockDescription, PartitionDescription
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
-from pymq.core.view import BatchView
 from pymq.errors import ConfigError, PymqError
 
 HELP = "say where a record is, who has it, and why it is or is not delivered"
@@ -117,20 +116,13 @@ def _read(
                 for view in consumer.poll_batches(max_bytes=1, timeout=0.5):
                     if view.offsets and view.offsets[0] == offset:
                         (record,) = view.part(offset, offset + 1, 1).records()
-                        return Found(record, _batch_of(view)), None
+                        return Found(record, view.batch), None
                     return None, None
             is_there = consumer.position(partition) <= offset
             silence = consumer.status().idle or "no answer"
             return None, f"not within {READ_S:g} s: {silence}" if is_there else None
     except PymqError as error:
         return None, f"{error} ({error.code})"
-
-
-def _batch_of(view: BatchView) -> RecordBatch:
-    found: BatchView | RecordBatch = view
-    while isinstance(found, BatchView):
-        found = found._batch
-    return found
 
 
 # --- showing ------------------------------------------------------------------------------------

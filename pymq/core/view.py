@@ -15,11 +15,35 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+class _Columns:
+    """The columns of a whole batch, each decoded when it is first asked for."""
+
+    def __init__(self, batch: RecordBatch) -> None:
+        self._batch = batch
+
+    @cached_property
+    def values(self) -> list[bytes]:
+        return self._batch.values
+
+    @cached_property
+    def keys(self) -> list[bytes | None]:
+        return self._batch.keys
+
+    @cached_property
+    def timestamps(self) -> list[int]:
+        return self._batch.timestamps
+
+    @cached_property
+    def headers(self) -> list[Headers]:
+        return self._batch.headers
+
+
 class BatchView:
     """The records of one batch whose offsets lie in a range.
 
-    Each column is decoded once, and the views that :meth:`part` makes share what was decoded. Of
-    all of them it has ``topic``, ``partition``, ``offsets`` and ``delivery_count``.
+    Each column is decoded once for all views of a batch: those that :meth:`part` makes hold rows of
+    the batch itself, and not of one another, however often a view is cut. Of all its records a view
+    has ``topic``, ``partition``, ``offsets`` and ``delivery_count``.
     """
 
     def __init__(
@@ -29,17 +53,23 @@ class BatchView:
         end: int = 1 << 62,
         delivery_count: int = 1,
     ) -> None:
-        self._batch = batch
+        self.batch: RecordBatch  # the whole one
+        self._columns: _Columns
+        self._rows: slice
         self.topic: str = batch.topic
         self.partition: str = batch.partition
         self.delivery_count = delivery_count
-        offsets = batch.offsets
-        if start <= batch.base_offset and end >= batch.end_offset:
-            self._rows = slice(None)
-            self.offsets: Sequence[int] = offsets
+        offsets, first = batch.offsets, 0
+        if start > batch.base_offset or end < batch.end_offset:
+            first = bisect_left(offsets, start)
+            offsets = offsets[first : bisect_left(offsets, end)]
+        self.offsets: Sequence[int] = offsets
+        if isinstance(batch, BatchView):
+            self.batch, self._columns = batch.batch, batch._columns
+            first += batch._rows.start
         else:
-            self._rows = slice(bisect_left(offsets, start), bisect_left(offsets, end))
-            self.offsets = offsets[self._rows]
+            self.batch, self._columns = batch, _Columns(batch)
+        self._rows = slice(first, first + len(offsets))
         self._start = max(start, batch.base_offset)
         self._end = min(end, batch.end_offset)
 
@@ -59,42 +89,42 @@ class BatchView:
     @property
     def is_control(self) -> bool:
         """Whether the batch is pymq's own."""
-        return self._batch.is_control
+        return self.batch.is_control
 
     @property
     def batch_crc(self) -> int:
         """The CRC of the whole batch, which tells it from any other at the same offset."""
-        return self._batch.batch_crc
+        return self.batch.batch_crc
 
     @property
     def batch_count(self) -> int:
         """Records of the whole batch."""
-        return self._batch.batch_count
+        return self.batch.batch_count
 
     @property
     def size(self) -> int:
         """Bytes of the whole batch, as it rests."""
-        return self._batch.size
+        return self.batch.size
 
     @cached_property
     def values(self) -> list[bytes]:
         """Each record's value."""
-        return self._batch.values[self._rows]
+        return self._columns.values[self._rows]
 
     @cached_property
     def keys(self) -> list[bytes | None]:
         """Each record's key, or None."""
-        return self._batch.keys[self._rows]
+        return self._columns.keys[self._rows]
 
     @cached_property
     def timestamps(self) -> list[int]:
         """Each record's time in milliseconds since 1970."""
-        return self._batch.timestamps[self._rows]
+        return self._columns.timestamps[self._rows]
 
     @cached_property
     def headers(self) -> list[Headers]:
         """Each record's headers, a tuple of (name, value)."""
-        return self._batch.headers[self._rows]
+        return self._columns.headers[self._rows]
 
     def records(self) -> list[Record]:
         """Make the records."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pymq
-from tests.client.helpers import opened
+from tests.client.helpers import WAIT_S, opened, wait_until
 
 
 @pytest.fixture(params=["memory", "folder", "zmq"])
@@ -43,6 +43,15 @@ def test_each_reads_on_its_own(mq: pymq.Client) -> None:
         assert numbers(last) == list(range(100, 110))
         assert first.position("0") == 110
         assert first.lag() == {"0": 0}
+
+
+def test_a_large_batch_is_polled_record_by_record(mq: pymq.Client) -> None:
+    sent = [b"%d" % i for i in range(1_500)]
+    with mq.producer() as producer:
+        producer.send_many("t", sent)
+    with mq.consumer("t", mode="psb") as consumer:
+        found = [record.value for _ in sent for record in consumer.poll(1, WAIT_S)]
+    assert found == sent
 
 
 def test_seeking(mq: pymq.Client) -> None:
@@ -108,6 +117,30 @@ def test_compaction_keeps_the_last_of_each_key(mq: pymq.Client) -> None:
     with mq.consumer("table", mode="psb") as consumer:
         latest = {record.key: int(record.value) for record in consumer.until_end()}
     assert latest == {b"%d" % key: 2_990 + key for key in range(10)}
+
+
+def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_path: Path) -> None:
+    """The tree says up to which time a block reaches; compaction may have taken just that."""
+    with pymq.open(tmp_path) as mq, mq.producer() as producer:
+        mq.create_topic("table", acks="leader", cleanup_policy="compact")
+        for acks, sent in (
+            ("raft", ((b"a", 9_000), (b"b", 1_000))),
+            ("leader", ((b"a", 2_000), (b"c", 3_000))),
+            ("raft", ((b"d", 4_000),)),
+        ):
+            for key, time in sent:
+                producer.send("table", b"", key=key, timestamp_ms=time)
+            producer.flush()
+            mq.set_partition_state("table", "0", acks=acks)  # another mode is another block
+        with mq.consumer("table", mode="psb") as consumer:
+
+            def is_compacted() -> bool:
+                consumer.seek("0", 0)
+                return [record.offset for record in consumer.until_end()] == [1, 2, 3, 4]
+
+            wait_until(is_compacted)
+            times = (500, 1_500, 2_500, 3_500, 4_500)
+            assert [consumer.offset_at("0", time) for time in times] == [1, 2, 3, 4, 5]
 
 
 def test_pausing(mq: pymq.Client) -> None:
