@@ -84,7 +84,7 @@ class BlockLog:
         self.name = name
         self.start = self.end = self.stable_end = start
         self.size = self.stable_size = 0  # bytes
-        self.max_timestamp = -1
+        self.max_timestamp = -1  # of its records; of those that were cut off, too
         self.epochs: list[tuple[int, int]] = []  # (epoch, where it begins)
         self.seal_end: int | None = None  # the offset after a seal batch: records end before it
         self.producers = ProducerTable()
@@ -137,10 +137,11 @@ class BlockLog:
         else:
             return False
         for header in found.headers:
-            self.producers.replay(header)
-            self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
             self._note(header.leader_epoch, header.base_offset)
-            if header.is_control and header.control_kind == ControlKind.SEAL:
+            if not header.is_control:
+                self.producers.replay(header)
+                self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
+            elif header.control_kind == ControlKind.SEAL:
                 self.seal_end = header.end_offset
         self.end = self.stable_end = found.end
         self._durable_end = self._durable_then = self._durable_soon = found.end
@@ -208,13 +209,13 @@ class BlockLog:
         header = batch.header
         if not header.is_control:
             self.producers.propose(header)
+            self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
         elif header.control_kind == ControlKind.SEAL:
             self.seal_end = header.end_offset
         self._note(header.leader_epoch, header.base_offset)
         self._unwritten.append(batch)
         self.end = header.end_offset
         self.size += header.length
-        self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
         if self._recent is not None:
             self._recent.append(batch)
             self._recent_bytes += header.length

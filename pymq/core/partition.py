@@ -390,13 +390,13 @@ class Partition:
         """The fetch is no longer waited for."""
         self._serving.cancel(source, request)
 
-    def find(self, source: str, m: FindOffset, now: int, token: int) -> None:
-        """Look for an offset by time; the answer of the store comes to :meth:`found`."""
-        self._serving.find(source, m, now, token)
+    def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
+        """Look for an offset by time; whether the store is asked, and answers to :meth:`found`."""
+        return self._serving.find(source, m, now, token)
 
-    def found(self, m: TimeFound, now: int) -> None:
-        """The store has searched one block."""
-        self._serving.found(m, now)
+    def found(self, m: TimeFound, now: int) -> bool:
+        """The store has searched one block; whether it is asked about the next one."""
+        return self._serving.found(m, now)
 
     # --- time -----------------------------------------------------------------------------------
 

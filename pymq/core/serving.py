@@ -81,7 +81,8 @@ class Serving:
         self._partition = partition
         self._host = host
         self._waits = Waits()
-        self._times: dict[int, tuple[str, FindOffset]] = {}  # searches, by token
+        # Searches, by token; with the block that is searched, unless it is the open one.
+        self._times: dict[int, tuple[str, FindOffset, int | None]] = {}
         self._starts: list[int] = []  # of the blocks
 
     def adopt(self, state: PartitionState) -> None:
@@ -209,30 +210,40 @@ class Serving:
 
     # --- times ----------------------------------------------------------------------------------
 
-    def find(self, source: str, m: FindOffset, now: int, token: int) -> None:
-        """Look for an offset by time, block by block; the answer of the store comes to *found*."""
+    def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
+        """Look for an offset by time; whether the store is asked, and answers to *found*."""
+        return self._search(source, m, now, token, -1)
+
+    def _search(self, source: str, m: FindOffset, now: int, token: int, after: int) -> bool:
+        """Go through the blocks behind number *after*, one at a time."""
         partition = self._partition
         state = partition.state
         for block in state.blocks if partition.problem is None else ():
             may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
-            if may_hold and block.end != block.start:
+            if block.number > after and may_hold and block.end != block.start:
                 error = self._unreadable(block.start, block.start)
                 if error is not None:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
-                    return
-                self._times[token] = (source, m)
+                    return False
+                is_open = block.end is None
+                self._times[token] = (source, m, None if is_open else block.number)
                 end = partition.opened.high_watermark if block.end is None else block.end
                 name = state.block_id(block)
                 self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
-                return
+                return True
         found = OffsetFound(m.id, partition.opened.high_watermark, partition.problem)
         self._host.reply(source, found, now)
+        return False
 
-    def found(self, m: TimeFound, now: int) -> None:
-        """The store has searched one block."""
-        source, request = self._times.pop(m.token)
+    def found(self, m: TimeFound, now: int) -> bool:
+        """The store has searched one block; whether it is asked about the next one."""
+        source, request, number = self._times.pop(m.token)
         error = m.error
         if error is not None and not isinstance(error, PymqError):
             error = StoreError(str(error))
+        if m.offset is None and error is None and number is not None:
+            # What was the newest of it may be gone: cut off, or compacted.
+            return self._search(source, request, now, m.token, number)
         offset = self._partition.opened.high_watermark if m.offset is None else m.offset
         self._host.reply(source, OffsetFound(request.id, offset, error), now)
+        return False

@@ -265,8 +265,8 @@ class Broker:
         """Take in what the store has to say."""
         if isinstance(event, TimeFound):
             partition = self._searches.pop(event.token, None)
-            if partition is not None:
-                partition.found(event, now)
+            if partition is not None and partition.found(event, now):
+                self._searches[event.token] = partition
         elif isinstance(event, Compacted):
             partition = self._partitions.get((event.topic, event.partition))
             if partition is not None:
@@ -366,8 +366,8 @@ class Broker:
             partition.sequence(source, m, now)
         else:
             self._tokens += 1
-            self._searches[self._tokens] = partition
-            partition.find(source, m, now, self._tokens)
+            if partition.find(source, m, now, self._tokens):
+                self._searches[self._tokens] = partition
         self._schedule.touch(partition)
 
     def _unknown(

@@ -300,7 +300,12 @@ def head_at(
 
 
 def first_at(batch: RecordBatch, timestamp_ms: int) -> int | None:
-    """Return the offset of the first record of *batch* that is not older than *timestamp_ms*."""
+    """Return the offset of the first record of *batch* that is not older than *timestamp_ms*.
+
+    A control batch holds none: consumers never see it, and its time is that of its leader's clock.
+    """
+    if batch.is_control:
+        return None
     times = zip(batch.offsets, batch.timestamps, strict=True)
     return next((offset for offset, time in times if time >= timestamp_ms), None)
 

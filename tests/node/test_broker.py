@@ -12,10 +12,12 @@ from pymq.core.config import TopicConfig
 from pymq.core.message import (
     Fetch,
     Fetched,
+    FindOffset,
     GetSequence,
     LeaderAndIsr,
     LeaderAndIsrAnswer,
     Message,
+    OffsetFound,
     Ping,
     Produce,
     Produced,
@@ -28,7 +30,13 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Recover
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import InvalidRequest, OffsetOutOfRange, ReplicaNotAvailable, StaleEpoch
+from pymq.errors import (
+    InvalidRequest,
+    NotLeader,
+    OffsetOutOfRange,
+    ReplicaNotAvailable,
+    StaleEpoch,
+)
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
 from pymq.node.registration import BrokerConfig
@@ -235,3 +243,12 @@ def test_only_coordinators_write_offsets(bench: Bench) -> None:
     bench.step("zk", tell(10, state("b0", topic="__consumer_offsets")))
     bench.step("p", attrs.evolve(PRODUCE, topic="__consumer_offsets"))
     assert isinstance(bench.last(Produced).error, InvalidRequest)
+
+
+def test_a_search_that_is_answered_at_once_leaves_nothing_behind(bench: Bench) -> None:
+    """Clients ask again and again whoever does not lead, and a broker lives for months."""
+    bench.step("zk", tell(10, state("b1", "b0")))
+    for request in range(3):
+        bench.step("c", FindOffset(request, "t", "0", 0))
+        assert isinstance(bench.last(OffsetFound).error, NotLeader)
+    assert not bench.broker._searches

@@ -200,16 +200,21 @@ def check_find_time(suite: Suite) -> None:
     """A time leads to the first record that is not older."""
     block = suite.block()
     assert suite.store.find_time(block, 100, 0) is None
-    times, batches = [], []
+    times: list[int] = []
+    batches: list[RecordBatch] = []
     dice = random.Random(1)
     for i in range(200):  # clocks of producers disagree, so times go up and down
         own = [1_000 + 10 * i + dice.randrange(-300, 300) for _ in range(3)]
         values = [bytes(dice.randrange(1, 1_000)) for _ in own]
         batch = RecordBatch.encode(values, timestamp_ms=own[0], timestamps=own)
-        batches.append(batch.stamp(3 * i, 1, 0))
+        batches.append(batch.stamp(len(times), 1, 0))
         times += own
+        if i % 50 == 25:  # What a leader writes for brokers is no record, whatever its time.
+            control = RecordBatch.control(b"", timestamp_ms=10**9)
+            batches.append(control.stamp(len(times), 1, 0))
+            times.append(-(10**9))
     suite.write(Append(block, batches, sync=False))
-    for end in (600, 599, 300, 1):
+    for end in (604, 599, 300, 1):
         for time in (-1, 0, 700, *range(900, 3_400, 37), 10**12):
             expected = next((o for o, t in enumerate(times[:end]) if t >= time), None)
             found = suite.store.find_time(block, end, time)
