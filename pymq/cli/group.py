@@ -144,7 +144,7 @@ def _row(group: pymq.GroupDescription, topic: str, partition: str) -> tuple[str,
         return (topic, partition, *["-"] * 5, owner)
     numbers = (
         group.committed[name],
-        group.committed[name] + group.lag[name],
+        group.end[name],
         group.lag[name],
         group.in_flight[name],
         group.waiting[name],
@@ -228,7 +228,7 @@ def as_json(group: pymq.GroupDescription) -> dict[str, Any]:
                 "partition": name[1],
                 "committed": group.committed[name],
                 "delivered": group.delivered[name],
-                "end": group.committed[name] + group.lag[name],
+                "end": group.end[name],
                 "lag": group.lag[name],
                 "in_flight": group.in_flight[name],
                 "waiting": group.waiting[name],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pymq
 from pymq.cli.amounts import plural, time_text
 from pymq.cli.checks import Check, State, fail, ok, warn
+from pymq.client.counting import records_of
 from pymq.core.metadata import PartitionDescription, TopicDescription
 from pymq.errors import PymqError, UnknownGroup, UnknownTopic
 
@@ -235,10 +236,9 @@ def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Check]:
         if not name.endswith(".dlq"):
             continue
         try:
-            parts = mq.describe_topic(name).partitions
+            count = records_of(mq.questions, mq.describe_topic(name))
         except UnknownTopic:
             continue
-        count = sum(part.high_watermark - part.start_offset for part in parts)
         if count:
             yield warn(
                 f"dead letters {name}",

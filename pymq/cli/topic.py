@@ -12,6 +12,7 @@ from pymq.cli.amounts import duration_text, options, plural, size_text, time_tex
 from pymq.cli.connect import described, opened
 from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.words import word, words
+from pymq.client.counting import records_of
 from pymq.core.config import TopicConfig
 from pymq.core.metadata import PartitionDescription, TopicDescription
 from pymq.errors import ConfigError, PymqError
@@ -106,10 +107,10 @@ def _list(args: argparse.Namespace, show: Show) -> int:
                 show.result({"topics": names})
             return OK
         found = list(described(mq))
+        rows = [] if show.is_json else [_row(mq, topic) for topic in found]
     if show.is_json:
         show.result({"topics": [as_json(topic) for topic in found]})
     elif found:
-        rows = [_row(topic) for topic in found]
         columns = "topic partitions replicas acks records size state".split()
         show.table(columns, rows, left=("topic", "acks", "state"))
     else:
@@ -117,7 +118,7 @@ def _list(args: argparse.Namespace, show: Show) -> int:
     return OK
 
 
-def _row(topic: TopicDescription) -> tuple[str, ...]:
+def _row(mq: pymq.Client, topic: TopicDescription) -> tuple[str, ...]:
     parts = topic.partitions
     replicas = sorted({len(part.replicas) for part in parts})
     acks = sorted({part.acks.name.lower() for part in parts})
@@ -126,7 +127,7 @@ def _row(topic: TopicDescription) -> tuple[str, ...]:
         f"{len(parts):,}",
         "-".join(map(str, dict.fromkeys((replicas[0], replicas[-1])))) if replicas else "0",
         ", ".join(acks),
-        f"{sum(part.high_watermark - part.start_offset for part in parts):,}",
+        f"{records_of(mq.questions, topic):,}",
         size_text(sum(block.size_bytes for part in parts for block in part.blocks)),
         states(topic),
     )
@@ -273,11 +274,7 @@ def _is_meant(mq: pymq.Client, names: list[str]) -> bool:
     """Ask whoever sits there."""
     if not sys.stdin.isatty():
         raise ConfigError("deleting takes all records along: say --yes where nobody can be asked")
-    count = sum(
-        part.high_watermark - part.start_offset
-        for name in names
-        for part in mq.describe_topic(name).partitions
-    )
+    count = sum(records_of(mq.questions, mq.describe_topic(name)) for name in names)
     print(
         f"Delete {', '.join(names)} with {plural(count, 'record')}? [y/N] ",
         end="",

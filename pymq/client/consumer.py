@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle
+from pymq.client.counting import records_between
 from pymq.client.ending import Ending
 from pymq.client.intake import Intake
 from pymq.client.options import REQUEST_S
@@ -410,7 +411,8 @@ class Consumer(Handle):
         """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
         bounds = self._positions.bounds()
         done = self._read_so_far() if self._reader is not None else self.committed()
-        return {p: end - done.get(p, start) for p, (start, end) in bounds.items()}
+        spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
+        return records_between(self._client.questions, self.topic, spans)
 
     # --- steering -------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from pymq.client.counting import records_between
 from pymq.client.options import parse_offset
 from pymq.client.questions import Questions
 from pymq.core import message as msg
@@ -60,7 +61,7 @@ class LeasesDescription:
 
 @value
 class GroupDescription:
-    """What ``describe_group`` returns; offsets and lag are by (topic, partition)."""
+    """What ``describe_group`` returns; offsets and lag, in records, are by (topic, partition)."""
 
     name: str
     generation: int
@@ -72,6 +73,7 @@ class GroupDescription:
     delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is handed out next
     waiting: dict[tuple[str, str], int] = Factory(dict)  # records to be delivered again
     consumers: tuple[MemberDescription, ...] = ()
+    end: dict[tuple[str, str], int] = Factory(dict)  # where the partitions end
 
 
 def names(questions: Questions) -> list[str]:
@@ -79,8 +81,7 @@ def names(questions: Questions) -> list[str]:
     if not _has_groups(questions):
         return []
     partitions = [p.partition for p in questions.topic_metadata(OFFSETS_TOPIC).partitions]
-    # Whoever leads one of them tells the groups of all that it leads.
-    found = questions.ask_leaders(OFFSETS_TOPIC, partitions, lambda r, _: msg.ListGroups(r))
+    found = questions.ask_leaders(OFFSETS_TOPIC, partitions, msg.ListGroups)
     answers = [answer for answer in found.values() if isinstance(answer, msg.GroupNames)]
     return sorted({name for answer in answers for name in answer.groups})
 
@@ -105,25 +106,29 @@ def describe(questions: Questions, group: str) -> GroupDescription:
     if not _has_groups(questions):
         raise UnknownGroup(f"there is no group {group!r}")
     state = questions.group_state(group)
-    by_topic: dict[str, list[str]] = {}
+    by_topic: dict[str, dict[str, int]] = {}
     for offset in state.offsets:
-        by_topic.setdefault(offset.topic, []).append(offset.partition)
-    ends = {
-        (topic, partition): end
-        for topic, partitions in by_topic.items()
-        for partition, (_, end) in questions.all_bounds(topic, partitions).items()
-    }
+        by_topic.setdefault(offset.topic, {})[offset.partition] = offset.committed
+    ends: dict[tuple[str, str], int] = {}
+    lag: dict[tuple[str, str], int] = {}
+    for topic, committed in by_topic.items():
+        bounds = questions.all_bounds(topic, committed)
+        # What retention has taken waits no more.
+        spans = {name: (max(committed[name], start), end) for name, (start, end) in bounds.items()}
+        for name, count in records_between(questions, topic, spans).items():
+            ends[topic, name], lag[topic, name] = spans[name][1], count
     return GroupDescription(
         group,
         state.generation,
         tuple(member.member for member in state.members),
         {m.member: tuple((m.topic, p) for p in m.partitions) for m in state.members},
         {(o.topic, o.partition): o.committed for o in state.offsets},
-        {(o.topic, o.partition): ends[o.topic, o.partition] - o.committed for o in state.offsets},
+        lag,
         {(o.topic, o.partition): o.in_flight for o in state.offsets},
         {(o.topic, o.partition): o.delivered for o in state.offsets},
         {(o.topic, o.partition): o.waiting for o in state.offsets},
         tuple(_member(member) for member in state.members),
+        ends,
     )
 
 

@@ -53,7 +53,7 @@ BROKER = {
         GAUGE, GROUP, "Lowest offset that is not acknowledged; by the group's coordinator"
     ),
     "pymq_group_lag": Spec(
-        GAUGE, GROUP, "Records from there to the high watermark, as far as members have told"
+        GAUGE, GROUP, "Offsets from there to the high watermark, as far as members have told"
     ),
     "pymq_group_in_flight": Spec(GAUGE, GROUP, "Records that are leased and not acknowledged"),
     "pymq_fsync_seconds": Spec(HISTOGRAM, (), "How long it takes to make a file durable"),

@@ -24,7 +24,7 @@ from pymq.core.message import (
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
 from pymq.core.types import NEVER
-from pymq.errors import NotLeader, ReplicaNotAvailable
+from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
 OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup | GetLeases
@@ -51,12 +51,18 @@ class Coordinators:
         return min((c.deadline for c in self.by_index.values()), default=NEVER)
 
     def list(self, m: ListGroups) -> GroupNames:
-        """The groups that are coordinated here, once all of them are known."""
-        if not all(c.is_loaded for c in self.by_index.values()):
+        """The groups of one partition, or of all that is coordinated here, once they are known."""
+        asked = [c for c in self.by_index.values() if m.partition in ("", str(c.index))]
+        if m.partition and not asked:
+            # No groups would mean that there are none.
+            error: PymqError = NotLeader(
+                f"{self._me} does not coordinate the groups of partition {m.partition}", leader=None
+            )
+            return GroupNames(m.id, error=error)
+        if not all(c.is_loaded for c in asked):
             error = ReplicaNotAvailable("offsets of groups are still being read; try again")
             return GroupNames(m.id, error=error)
-        names = sorted(name for c in self.by_index.values() for name in c.groups)
-        return GroupNames(m.id, tuple(names))
+        return GroupNames(m.id, tuple(sorted(name for c in asked for name in c.groups)))
 
     def leadership_changed(self, partition: Partition, now: int) -> None:
         """Take over or hand over the groups of an offsets partition (immigration, emigration)."""

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import zmq
+
+from pymq.errors import ConfigError
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import secure_client
 from pymq.transport.peers import Link, Peer
@@ -16,7 +19,8 @@ from pymq.transport.watch import Watch
 if TYPE_CHECKING:
     from pymq.transport.sockets import Context, Secure, Socket
 
-REFUSED_S = 1.0  # until a peer that has refused us, or whose key is missing, is tried again
+# until a peer that has refused us, whose key is missing, or whose endpoint is none, is tried again
+REFUSED_S = 1.0
 
 
 class Dialer:
@@ -48,12 +52,21 @@ class Dialer:
         return link
 
     def _make(self, peer: Peer, endpoint: str) -> Link | None:
-        keys = self._keys
-        if keys is None:
-            return self._watched_link(peer, endpoint)
         now = time.monotonic()
         if now < peer.refused_until:
             return None
+        try:
+            return self._link(peer, endpoint, now)
+        except (ConfigError, zmq.ZMQError) as error:
+            # Endpoints come from others: what one of them calls himself must not end this node.
+            peer.refused_until = now + REFUSED_S
+            self._on_problem(f"{peer.name}: {error}")
+            return None
+
+    def _link(self, peer: Peer, endpoint: str, now: float) -> Link | None:
+        keys = self._keys
+        if keys is None:
+            return self._watched_link(peer, endpoint)
         expected = keys.at(peer.name, endpoint)
         if expected is None:
             peer.refused_until = now + REFUSED_S
@@ -76,7 +89,12 @@ class Dialer:
             if secure is not None or self.on_lost is not None:
                 watch.append(Watch(socket, endpoint))
 
-        socket = make_dealer(self._context, endpoint, self._identity, self._tuning, prepare)
+        try:
+            socket = make_dealer(self._context, endpoint, self._identity, self._tuning, prepare)
+        except BaseException:
+            for each in watch:
+                each.socket.close(0)
+            raise
         link = Link(endpoint, socket, peer, key, watch[0] if watch else None)
         if watch:
             self._selector.register(

@@ -134,6 +134,22 @@ class Peers:
         peer.route = route
         self.by_route[route] = peer
 
+    def forget_idle(self) -> None:
+        """Forget peers that are nowhere, and for which nothing waits.
+
+        Each client that goes before it is answered leaves one.
+        """
+        gone = [
+            peer.name
+            for peer in self.by_name.values()
+            if not (peer.link or peer.route or peer.packet or peer.waiting)
+            and self._endpoints.get(peer.name) is None
+        ]
+        for name in gone:
+            del self.by_name[name]
+        if gone:
+            self._machines.clear()
+
     def forget_route(self, peer: Peer) -> int:
         """A connection that a peer has made is gone; returns how many packets went with it."""
         if peer.route is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import platform
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Secure = Callable[[Socket], object]  # is called with a socket before anybody can reach it
 
 SCHEMES = ("tcp://", "ipc://")
+_ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^\x00-\x1f']+")
 COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than sharing
 SOCKETS_MAX = 65_535
 BIND_S = 2.0  # a port that was just closed is free again after a moment
@@ -94,16 +96,21 @@ def make_dealer(
     tuning: Tuning,
     secure: Secure | None = None,
 ) -> Socket:
-    """A DEALER on its way to *endpoint*. *secure* it is before."""
+    """A DEALER on its way to *endpoint*. *secure* it is before.
+
+    Raises:
+        ConfigError: nobody can be at such an endpoint.
+    """
+    check_endpoint(endpoint)
     socket = context.socket(zmq.DEALER)
-    _set(socket, endpoint, tuning)
-    socket.set(zmq.ROUTING_ID, identity)
-    socket.set(zmq.IMMEDIATE, 1)  # so that what is not connected takes nothing
-    socket.set(zmq.RECONNECT_IVL, tuning.reconnect_ms)
-    socket.set(zmq.RECONNECT_IVL_MAX, tuning.reconnect_max_ms)
-    if secure is not None:
-        secure(socket)
     try:
+        _set(socket, endpoint, tuning)
+        socket.set(zmq.ROUTING_ID, identity)
+        socket.set(zmq.IMMEDIATE, 1)  # so that what is not connected takes nothing
+        socket.set(zmq.RECONNECT_IVL, tuning.reconnect_ms)
+        socket.set(zmq.RECONNECT_IVL_MAX, tuning.reconnect_max_ms)
+        if secure is not None:
+            secure(socket)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
@@ -137,7 +144,7 @@ def check_endpoint(endpoint: str) -> str:
     Raises:
         ConfigError: it is not; the message says what one looks like.
     """
-    if not endpoint.startswith(SCHEMES) or endpoint in SCHEMES:
+    if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
     return endpoint
 

@@ -407,6 +407,7 @@ class ZmqTransport:
     def _sweep(self, now: float) -> None:
         """Find out which connections to us are gone: only sending something tells."""
         self._swept_at = now
+        self._peers.forget_idle()
         for peer in list(self._peers.by_route.values()):
             if now - peer.heard_at > SILENT_S:
                 self._add(peer, "", "", wire.Alive())
@@ -424,10 +425,12 @@ class ZmqTransport:
         """Let go of all sockets; what was flushed has a moment to leave."""
         if self._is_closed or self._pid != os.getpid():
             return
-        self.flush()
-        self._is_closed = True
-        self._selector.close()
-        self._context.destroy(linger=self.tuning.linger_ms)
+        try:
+            self.flush()
+        finally:
+            self._is_closed = True
+            self._selector.close()
+            self._context.destroy(linger=self.tuning.linger_ms)
 
     def _check(self) -> None:
         if self._is_closed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pymq.client.client import Client
+from pymq.client.counting import records_of
 from pymq.core.metadata import TopicDescription
 from pymq.errors import (
     AuthorizationFailed,
@@ -91,7 +92,10 @@ class Desk:
             "problem": None,
             "notes": problems,
             "cluster": shown.cluster(cluster, topics),
-            "topics": [shown.topic_line(topic, rates[topic.name]) for topic in topics],
+            "topics": [
+                shown.topic_line(topic, records_of(client.questions, topic), rates[topic.name])
+                for topic in topics
+            ],
             "more_topics": names[TOPICS_MAX:NAMES_MAX],
             "groups": self._groups(),
             "rates": [[round(t * 1000), round(r, 1), round(b)] for t, r, b in self._rates],

@@ -49,7 +49,7 @@ def cluster(found: ClusterDescription, topics: list[TopicDescription]) -> Json:
     }
 
 
-def topic_line(found: TopicDescription, rate: tuple[float, float] | None) -> Json:
+def topic_line(found: TopicDescription, records: int, rate: tuple[float, float] | None) -> Json:
     """A topic in a list."""
     partitions = found.partitions
     short = sum(len(p.in_sync) < len(p.replicas) for p in partitions)
@@ -59,7 +59,7 @@ def topic_line(found: TopicDescription, rate: tuple[float, float] | None) -> Jso
         "acks": sorted({p.acks.name.lower() for p in partitions}),
         "replicas": max((len(p.replicas) for p in partitions), default=0),
         "blocks": sum(len(p.blocks) for p in partitions),
-        "records": sum(p.high_watermark - p.start_offset for p in partitions),
+        "records": records,
         "bytes": sum(block.size_bytes for p in partitions for block in p.blocks),
         "records_s": None if rate is None else round(rate[0], 1),
         "bytes_s": None if rate is None else round(rate[1]),
@@ -151,7 +151,7 @@ def group(found: GroupDescription) -> Json:
                 "topic": topic,
                 "partition": partition,
                 "committed": committed,
-                "end": committed + found.lag[topic, partition],
+                "end": found.end[topic, partition],
                 "lag": found.lag[topic, partition],
                 "in_flight": found.in_flight[topic, partition],
                 "waiting": found.waiting.get((topic, partition), 0),

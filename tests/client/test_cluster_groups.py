@@ -87,6 +87,22 @@ def test_a_move_is_noticed_soon() -> None:
             assert cluster.now - since < 5
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_all_groups_are_listed_also_while_their_leader_changes(seed: int) -> None:
+    """A broker that came back without leading anything said that there were no groups."""
+    with Cluster(brokers=3, seed=21 + seed) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        names = [f"g{number}" for number in range(8)]
+        for name in names:
+            mq.reset_group(name, "t", 0)
+        for broker in (*cluster.brokers, *cluster.brokers):
+            cluster.restart(broker)
+            until = cluster.now + 1.5
+            while cluster.now < until:
+                assert mq.groups() == names
+
+
 def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> None:
     """The new coordinator knows nothing of the leases of the old one."""
     with Cluster(brokers=3, seed=12) as cluster:

@@ -973,3 +973,15 @@ def test_a_broker_that_does_not_know_all_its_groups_yet_lists_none() -> None:
     assert answer.error.retriable
     host.load()
     assert found.list(ListGroups(8)) == GroupNames(8, ("g",))
+
+
+def test_a_broker_that_has_lost_a_partition_does_not_say_that_it_has_no_groups() -> None:
+    """It answered with no names, and groups were missing from the list."""
+    host = Host(_committed(("g", 5)))
+    found = Coordinators("broker-0", host, assignor)
+    found.by_index[0] = host.coordinator
+    assert found.list(ListGroups(7, "0")) == GroupNames(7, ("g",))
+    del found.by_index[0]
+    answer = found.list(ListGroups(8, "0"))
+    assert isinstance(answer.error, NotLeader)
+    assert found.list(ListGroups(9, "nonsense")).error is not None

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from pymq.core.message import Fetched, Message, Produced
-from pymq.errors import AuthorizationFailed
+from pymq.errors import AuthorizationFailed, ConfigError
 from pymq.testing import check_transport
 from pymq.transport.base import Arrival
 from pymq.transport.sockets import Tuning
@@ -177,6 +177,44 @@ def test_bytes_that_are_not_zeromq_at_all() -> None:
             stranger.close()
 
 
+@pytest.mark.parametrize("name", [b"tcp://nowhere", b"tcp://a:b:c", b"tcp://:"])
+def test_whoever_calls_himself_an_endpoint_that_is_none_harms_nobody(name: bytes) -> None:
+    """When he had gone he was called back, and that it was no endpoint ended the node."""
+    with server() as transport:
+        with Raw(transport, name + b"/0123456789abcdef") as raw:
+            raw.ask(transport, cbor.write([1, [3, "", ""]]))
+        until = time.monotonic() + WAIT_S
+        while name.decode() not in transport.problem:
+            assert time.monotonic() < until
+            transport.send(name.decode(), "server", Produced(1))
+            transport.flush()
+            assert transport.poll() == []
+        with Raw(transport, GOOD) as raw:
+            raw.ask(transport, cbor.write([1, [3, "", ""]]))
+
+
+def test_a_node_that_says_it_is_at_no_endpoint_ends_nobody_who_learns_of_it() -> None:
+    client = ZmqTransport("client-1")
+    try:
+        client.learn("broker-1", "tcp://no-port")
+        client.send("broker-1", "client-1", Produced(1))
+        client.flush()
+        assert client.poll() == []
+        assert "broker-1: 'tcp://no-port' is no endpoint" in client.problem
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://", "tcp://host", "tcp://host:", "tcp://:1", "tcp://a b:1", "ipc://", "x:1"]
+)
+def test_what_is_no_endpoint_is_refused_where_it_is_said(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is no endpoint"):
+        ZmqTransport("broker-1", listen="tcp://127.0.0.1:0", advertise=endpoint)
+    with pytest.raises(ConfigError, match="is no endpoint"):
+        ZmqTransport("broker-1", listen=endpoint, insecure=True)
+
+
 def test_nobody_writes_in_the_name_of_another() -> None:
     """Whatever a peer calls itself, what it sends comes from its own node."""
     with server() as transport, Raw(transport, GOOD) as raw:
@@ -260,6 +298,22 @@ def test_what_nobody_takes_is_forgotten_after_a_while() -> None:
             assert client.poll() == []
     finally:
         client.close()
+
+
+def test_who_went_before_he_was_answered_is_forgotten() -> None:
+    """Each such client left something behind for as long as the node lived."""
+    with server(tuning=Tuning(waiting_ms=50)) as transport:
+        for number in range(100):
+            transport.send(f"client-{number}.consumer1", "server", Produced(number))
+        transport.flush()
+        assert transport.waiting()[1] == 100
+        until = time.monotonic() + WAIT_S
+        while transport.dropped < 100:
+            assert time.monotonic() < until, transport.dropped
+            assert transport.poll() == []
+        transport._swept_at = 0.0  # It is time to look.
+        assert transport.poll() == []
+        assert not transport._peers.by_name
 
 
 def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:

@@ -148,9 +148,14 @@ class GetLeases:
 
 @value
 class ListGroups:
-    """Ask for the names of the groups that this broker coordinates."""
+    """Ask for the names of the groups of one partition of the offsets topic.
+
+    Without a partition it is those of all that this broker coordinates, which need not be all of
+    those that whoever asks believes it to coordinate.
+    """
 
     id: int
+    partition: str = ""
 
 
 @value
