@@ -10,9 +10,8 @@ from typing import Protocol, Self
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
+from pymq.core.types import NEVER
 from pymq.errors import PymqError
-
-NEVER = 1 << 62
 
 
 class Waitable:

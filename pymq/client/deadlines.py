@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from pymq.client.base import NEVER
+from pymq.core.types import NEVER
 
 K = TypeVar("K", bound=Hashable)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pymq.client.base import NEVER, Driver, Waitable
+from pymq.client.base import Driver, Waitable
 from pymq.core.columns import Headers
 from pymq.core.record import RecordBatch, RecordMetadata
+from pymq.core.types import NEVER
 from pymq.errors import DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pymq.client.base import NEVER, Outbox
+from pymq.client.base import Outbox
 from pymq.client.coordinator import Coordinator
 from pymq.client.deadlines import Deadlines
 from pymq.client.route import RETRY_MAX_MS, RETRY_MS
 from pymq.client.router import Router
 from pymq.core.message import Assigned, Heartbeat, Join
+from pymq.core.types import NEVER
 from pymq.core.values import define
 
 SESSION_MS = 30_000

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from functools import partial
 
-from pymq.client.base import NEVER, Driver, Waitable
+from pymq.client.base import Driver, Waitable
 from pymq.client.deadlines import Deadlines
 from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
 from pymq.client.route import CONFIRMED, Route
@@ -24,6 +24,7 @@ from pymq.core.message import (
 )
 from pymq.core.ready import Ready
 from pymq.core.runs import split
+from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.core.view import BatchView
 from pymq.errors import (

@@ -16,12 +16,12 @@ from typing import Any
 
 import attrs
 
-from pymq.client.base import NEVER, Outbox, Waitable
+from pymq.client.base import Outbox, Waitable
 from pymq.client.deadlines import Deadlines
 from pymq.core.message import Answer, GetMetadata, Message
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
-from pymq.core.types import OFFSETS_TOPIC
+from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
 from pymq.hash.partitioner import key_partition
 

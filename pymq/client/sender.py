@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.client.backlog import Backlog
-from pymq.client.base import NEVER, Driver, Outbox
+from pymq.client.base import Driver, Outbox
 from pymq.client.deadlines import Deadlines
 from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
@@ -25,7 +25,7 @@ from pymq.client.tally import Tally
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
 from pymq.core.ready import Ready
-from pymq.core.types import AckMode
+from pymq.core.types import NEVER, AckMode
 from pymq.core.values import define
 from pymq.errors import (
     Closed,

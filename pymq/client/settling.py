@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pymq.client.base import NEVER, Driver, Outbox, Waitable
+from pymq.client.base import Driver, Outbox, Waitable
 from pymq.client.deadlines import Deadlines
 from pymq.client.handed import Handed
 from pymq.client.membership import Key, Membership
 from pymq.client.spans import Span, drain, ranges
 from pymq.core.message import Lease, Range, Settle, Settled
+from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.core.view import BatchView
 from pymq.errors import Closed, FencedMember, PymqError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pymq.client.base import NEVER, Driver
+from pymq.client.base import Driver
 from pymq.client.deadlines import Deadlines
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
@@ -22,6 +22,7 @@ from pymq.client.watches import Watches
 from pymq.core.marks import mark
 from pymq.core.message import Acquire, Acquired, Assigned, Fetched, Leave, Message, Settled
 from pymq.core.ready import Ready
+from pymq.core.types import NEVER
 from pymq.core.view import BatchView
 from pymq.errors import FencedMember, PymqError
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from pymq.core.leases import NEVER, Leases
+from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors, Group, Member
 from pymq.core.message import (
@@ -44,6 +44,7 @@ from pymq.core.message import (
 )
 from pymq.core.offsets import GroupHost, Offsets
 from pymq.core.sensible import GroupRequest, check
+from pymq.core.types import NEVER
 from pymq.errors import (
     FencedMember,
     InvalidRequest,

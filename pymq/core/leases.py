@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator
 
 from pymq.core.marks import mark
 from pymq.core.message import Lease, LeaseSpan, Range
+from pymq.core.types import NEVER
 from pymq.core.values import define
 
 AVAILABLE = 0  # to be delivered again, from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
 STATES = ("available", "leased", "acked")  # as they are told to people
-NEVER = 1 << 62
 
 
 @define

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pymq.core.leases import NEVER, Leases
+from pymq.core.leases import Leases
 from pymq.core.message import (
     BEGIN,
     Acquire,
@@ -14,6 +14,7 @@ from pymq.core.message import (
     GroupOffset,
     GroupState,
 )
+from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
 SPANS_MAX = 1_000  # that one answer tells

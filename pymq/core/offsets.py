@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from pymq.core import codec
-from pymq.core.leases import NEVER, Leases
+from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Group
 from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
-from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 OFFSET_KEY = 1  # kind and version of a record's key

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pymq.client.base import NEVER, Outbox
+from pymq.client.base import Outbox
 from pymq.core.message import Answer, DescribeCluster, Location, Message
 from pymq.core.metadata import ClusterDescription, TopicMetadata
+from pymq.core.types import NEVER
 from pymq.errors import NotController
 from pymq.transport.base import Arrival
 

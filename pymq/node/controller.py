@@ -44,7 +44,7 @@ from pymq.core.message import (
 )
 from pymq.core.metadata import ControllerNode
 from pymq.core.ready import Ready
-from pymq.core.types import OFFSETS_TOPIC
+from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotController, PymqError
 from pymq.node import describe, lookup, plans
@@ -62,7 +62,6 @@ from pymq.node.reports import Reports
 from pymq.node.rolls import Rolls
 from pymq.node.subscribers import Subscribers
 
-NEVER = 1 << 62
 PARKED_MAX = 10_000  # messages that wait for the election; what is beyond is refused
 
 

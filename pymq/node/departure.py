@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pymq.core.marks import mark
 from pymq.core.message import Answer, ControlledShutdown
 from pymq.core.partition import Partition
-from pymq.core.types import AckMode
+from pymq.core.types import NEVER, AckMode
 
-NEVER = 1 << 62
 RETRY_MS = 100
 
 

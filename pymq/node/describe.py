@@ -20,7 +20,7 @@ from pymq.core.metadata import (
     PartitionState,
     TopicDescription,
 )
-from pymq.core.types import TopicPartition, is_internal
+from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
 from pymq.node import takeover
@@ -29,7 +29,6 @@ from pymq.node.image import Image
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 
-NEVER = 1 << 62
 DESCRIBE_WAIT_MS = 2_000
 SHOWN_MAX = 100  # partitions without a leader that are named
 

@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from pymq.core.types import NEVER
 from pymq.errors import Closed, ForkedError, InternalError, PymqError
-from pymq.node.loop import NEVER, Loop
+from pymq.node.loop import Loop
 
 HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
 COOL_TURNS = 200  # ... and after how many idle rounds it sleeps until something is due

@@ -33,12 +33,11 @@ from pymq.core.coordination import (
 )
 from pymq.core.marks import mark
 from pymq.core.metadata import ControllerEpoch, ControllerNode, decode_node
+from pymq.core.types import NEVER
 from pymq.errors import PymqError
 from pymq.node.commits import Backend
 from pymq.node.image import Draft, Image
 from pymq.node.plans import folders
-
-NEVER = 1 << 62
 
 
 class Role(Enum):

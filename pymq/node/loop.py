@@ -27,10 +27,10 @@ from pymq.core.ready import (
     TimeFound,
     Write,
 )
+from pymq.core.types import NEVER
 from pymq.errors import PymqError, StoreError
 from pymq.store.base import BlockStore
 
-NEVER = 1 << 62
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
 

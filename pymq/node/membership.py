@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from pymq.core.types import NEVER
 from pymq.core.values import define
-
-NEVER = 1 << 62
 
 
 @define

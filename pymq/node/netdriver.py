@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pymq.core.message import Message
+from pymq.core.types import NEVER
 from pymq.node.driver import HOT_MS, Driver
-from pymq.node.loop import NEVER, Loop
+from pymq.node.loop import Loop
 from pymq.transport.bell import Bell
 
 Arrivals = Sequence[tuple[str, str, Message]]

@@ -13,12 +13,11 @@ from heapq import heappop, heappush
 from pymq.core.marks import mark
 from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Stopped, StopReplica
 from pymq.core.metadata import PartitionState
-from pymq.core.types import TopicPartition
+from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, StaleEpoch, UnknownPartition
 from pymq.node.commits import Commits, Send
 
-NEVER = 1 << 62
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
 BYTES_MAX = 4 << 20  # of states in a message, about; a packet's header may have four times as much

@@ -12,10 +12,8 @@ from collections.abc import Iterable
 
 from pymq.core.message import Message, Ping
 from pymq.core.replicator import ReplicationConfig
-from pymq.core.types import BlockId, Rng
+from pymq.core.types import NEVER, BlockId, Rng
 from pymq.core.values import define
-
-NEVER = 1 << 62
 
 
 @define

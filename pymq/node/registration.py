@@ -5,10 +5,10 @@ from __future__ import annotations
 from pymq.core.message import BrokerHeartbeat, LeaderAndIsr, Message, RegisterBroker
 from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicationConfig
+from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.errors import NotController
 
-NEVER = 1 << 62
 REGISTER_RETRY_MS = 1_000
 CONTROLLER_RETRY_MS = 50
 

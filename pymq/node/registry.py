@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from pymq.core.marks import mark
 from pymq.core.message import Answer, BrokerHeartbeat, RegisterBroker, Result
 from pymq.core.metadata import BrokerNode
-from pymq.core.types import TopicPartition, check_name
+from pymq.core.types import NEVER, TopicPartition, check_name
 from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
 from pymq.node import restarts
 from pymq.node.commits import Commits, Later, Send, Task
@@ -16,8 +16,6 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices, Stop
 from pymq.node.rolls import Rolls
-
-NEVER = 1 << 62
 
 
 class Registry:

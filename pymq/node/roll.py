@@ -7,11 +7,10 @@ from heapq import heappop, heappush
 
 from pymq.core.message import Answer, Result, Sealed
 from pymq.core.metadata import Loss
-from pymq.core.types import TopicPartition
+from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 
-NEVER = 1 << 62
 SEAL_RETRY_MS = 500  # the first time; then twice as long each time
 SEAL_RETRY_MAX_MS = 4_000
 

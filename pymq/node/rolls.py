@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Seal, Sealed
 from pymq.core.metadata import BlockNode
-from pymq.core.types import AckMode, TopicPartition
+from pymq.core.types import NEVER, AckMode, TopicPartition
 from pymq.errors import (
     NotController,
     NotLeader,
@@ -37,7 +37,7 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.placement import has_storage, is_better, is_manned
-from pymq.node.roll import NEVER, SEAL_RETRY_MS, Agenda, Caller, Roll
+from pymq.node.roll import SEAL_RETRY_MS, Agenda, Caller, Roll
 
 
 class Rolls:

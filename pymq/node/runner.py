@@ -10,8 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from pymq.core.types import NEVER
 from pymq.errors import Closed
-from pymq.node.loop import NEVER, Loop
+from pymq.node.loop import Loop
 from pymq.node.netdriver import Arrivals, Net
 from pymq.transport.bell import Bell
 

@@ -14,11 +14,11 @@ from heapq import heappop, heappush
 from pymq.coord import paths
 from pymq.core.marks import mark
 from pymq.core.message import Subscribe, Unsubscribe
+from pymq.core.types import NEVER
 from pymq.node import plans
 from pymq.node.commits import Commits
 from pymq.node.image import Draft
 
-NEVER = 1 << 62
 SILENCE_MS = 35_000  # readers speak up every 10 s
 
 Key = tuple[str, str]  # topic and name

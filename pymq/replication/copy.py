@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pymq.core.marks import invariant, mark
 from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot
-from pymq.core.types import BlockId
+from pymq.core.types import NEVER, BlockId
 from pymq.errors import CorruptBatch
 from pymq.replication.group import Log, SnapshotLog
 from pymq.replication.matching import conflict, end_of_data, held
-from pymq.replication.progress import NEVER
 
 
 class Copy:

@@ -19,10 +19,10 @@ from pymq.core.message import AlterIsr, ReplicaFetch, ReplicaFetched, Replicatio
 from pymq.core.metadata import PartitionState
 from pymq.core.ready import Ready, SaveState
 from pymq.core.replicator import Replica
+from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
-NEVER = 1 << 62
 HAS_LED = b"led"  # what a leader saves before it takes in anything
 
 

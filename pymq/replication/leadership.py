@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pymq.core.marks import invariant, mark
 from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot, RaftTimeout
+from pymq.core.types import NEVER
 from pymq.replication.group import Group, SnapshotLog
 from pymq.replication.matching import end_of_data, resume
-from pymq.replication.progress import NEVER, Mode, Progress
+from pymq.replication.progress import Mode, Progress
 from pymq.replication.quorum import reached
 from pymq.replication.reads import Reads
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
-
-NEVER = 1 << 62
 
 
 class Mode(Enum):

@@ -36,12 +36,12 @@ from pymq.core.message import (
 from pymq.core.metadata import PartitionState
 from pymq.core.ready import Envelope, Ready, SaveState
 from pymq.core.replicator import Replica
+from pymq.core.types import NEVER
 from pymq.replication import beginning
 from pymq.replication.copy import Copy
 from pymq.replication.election import Ballot, HardState, Role
 from pymq.replication.group import Group
 from pymq.replication.leadership import Leadership
-from pymq.replication.progress import NEVER
 
 RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | RaftSnapshot
 

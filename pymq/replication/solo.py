@@ -6,8 +6,7 @@ from pymq.core.message import Replication
 from pymq.core.metadata import PartitionState
 from pymq.core.ready import Ready
 from pymq.core.replicator import Replica
-
-NEVER = 1 << 62
+from pymq.core.types import NEVER
 
 
 class Solo:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from random import Random
 
 from pymq.core.message import Message
-from pymq.node.loop import NEVER, Loop
+from pymq.core.types import NEVER
+from pymq.node.loop import Loop
 from pymq.testing.network import Link, Network
 from pymq.testing.world import Violation, World
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from pymq.core.leases import NEVER, Leases
+from pymq.core.leases import Leases
+from pymq.core.types import NEVER
 
 AVAILABLE, LEASED, DONE = range(3)
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pymq.core.message import Message
 from pymq.core.ready import Append, Compact, Compacted, Ready, StoreEvent, Write, WriteFailed
 from pymq.core.record import RecordBatch
-from pymq.core.types import BlockId
-from pymq.node.loop import NEVER
+from pymq.core.types import NEVER, BlockId
 from pymq.store.memory import MemoryStore
 
 Do = Callable[["Scripted", Message], None]

@@ -9,8 +9,9 @@ import pytest
 import pymq
 from pymq.core.message import ListTopics, Message
 from pymq.core.ready import Append, Compact, Compacted, CreateBlock, WriteFailed
+from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, StoreFull
-from pymq.node.loop import NEVER, Loop
+from pymq.node.loop import Loop
 from tests.node.machines import CountingStore, Scripted, append, block
 
 

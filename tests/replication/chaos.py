@@ -15,9 +15,9 @@ import attrs
 from pymq.core.marks import BrokenInvariant
 from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot, RaftVote, RaftVoted
 from pymq.core.replicator import ReplicationConfig
+from pymq.core.types import NEVER
 from pymq.replication.election import Role
 from tests.replication.harness import (
-    NEVER,
     Batch,
     Cluster,
     Disk,

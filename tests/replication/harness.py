@@ -28,13 +28,12 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Envelope, Ready, SaveState
 from pymq.core.record import RecordBatch
 from pymq.core.replicator import Replica, ReplicationConfig
-from pymq.core.types import AckMode, BlockId, Rng
+from pymq.core.types import NEVER, AckMode, BlockId, Rng
 from pymq.errors import CorruptBatch
 from pymq.replication.election import HardState
 from pymq.replication.raft import Raft
 
 BLOCK = BlockId("0" * 32, 0, 0)
-NEVER = 1 << 62
 
 
 class Batch(NamedTuple):

@@ -22,11 +22,11 @@ from pymq.core.message import (
     RaftVoted,
 )
 from pymq.core.replicator import ReplicationConfig
+from pymq.core.types import NEVER
 from pymq.replication.election import HardState
 from pymq.replication.progress import Progress
 from tests.replication.harness import (
     BLOCK,
-    NEVER,
     Batch,
     Cluster,
     Letter,

@@ -13,10 +13,11 @@ import pymq.replication
 from pymq.core.marks import BrokenInvariant, counting, invariant, mark
 from pymq.core.message import RaftAppend, RaftVote, ReplicaFetch
 from pymq.core.ready import Ready
+from pymq.core.types import NEVER
 from pymq.errors import CorruptMetadata
 from pymq.replication.election import Ballot, HardState
 from pymq.replication.matching import conflict, end_of_data, held, resume
-from pymq.replication.progress import NEVER, Mode, Progress
+from pymq.replication.progress import Mode, Progress
 from pymq.replication.quorum import majority, reached
 from pymq.replication.reads import Reads
 from pymq.testing.script import check_script
