@@ -35,8 +35,7 @@ BIND_S = 2.0  # a port that was just closed is free again after a moment
 class Tuning:
     """How connections are treated; times in milliseconds."""
 
-    heartbeat_ms: int = 1_000  # without any, a peer that hangs is never noticed
-    heartbeat_timeout_ms: int = 3_000
+    silence_ms: int = 3_000  # a machine that confirms nothing for so long cannot be reached
     handshake_ms: int = 3_000  # then whoever connects and says nothing is let go
     reconnect_ms: int = 20  # the first time, then twice as long, up to ...
     reconnect_max_ms: int = 1_000
@@ -123,8 +122,12 @@ def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
     socket.set(zmq.SNDHWM, tuning.packets)
     socket.set(zmq.RCVHWM, tuning.packets)
     socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.set(zmq.HEARTBEAT_IVL, tuning.heartbeat_ms)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, tuning.heartbeat_timeout_ms)
+    # ZMTP's heartbeats abort the process (decision 77); the kernels can do without them.
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 1)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, max(1, tuning.silence_ms // 1_000))
+    socket.set(zmq.TCP_MAXRT, tuning.silence_ms)
     socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
     # Else addresses of version 4 look like those of version 6, in endpoints that people read.
     socket.set(zmq.IPV6, int("[" in endpoint))

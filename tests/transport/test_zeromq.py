@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from pymq.transport.zeromq import ZmqTransport
 from tests.transport import cbor
 
 WAIT_S = 20.0
+HEARTBEAT_S = 2.5  # longer than two of ZMTP's heartbeats were apart
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -67,6 +70,43 @@ def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None
             second.close()
     finally:
         client.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_peer_that_dies_while_much_of_it_is_not_taken_in_takes_nobody_with_it(
+    listens: bool,
+) -> None:
+    """ZMTP's heartbeats did: libzmq ended the process with `Assertion failed: !_io_error`."""
+    other = ZmqTransport("other", listen="tcp://127.0.0.1:0")
+    command = [sys.executable, "-m", "tests.transport.stalled"]
+    child = subprocess.Popen(
+        command if listens else [*command, other.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        if listens:
+            other.learn("stalled", child.stdout.readline().strip())
+        until = time.monotonic() + WAIT_S
+        while not (select.select([child.stdout], [], [], 0)[0]) and time.monotonic() < until:
+            push(other, 1)
+        assert child.stdout.readline() == "stalls\n"
+        for _ in range(50):
+            push(other, 20)  # far more than the four packets that libzmq holds for it
+        other.close()
+        time.sleep(HEARTBEAT_S)  # the duration of a fault, not a wait for anything
+        out, _ = child.communicate(timeout=WAIT_S)
+        assert (out, child.returncode) == ("lives\n", 0)
+
+
+def push(transport: ZmqTransport, count: int) -> None:
+    for number in range(count):
+        transport.send("stalled", "other", Produced(number))
+    transport.flush()
+    transport.poll()
+    time.sleep(0.005)  # so that they are not all in one packet
 
 
 # --- what strangers send ------------------------------------------------------------------------

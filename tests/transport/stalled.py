@@ -1,0 +1,53 @@
+"""A node that takes nothing in until its standard input is closed; see ``test_zeromq.py``.
+
+Without an argument it listens and prints where; else it connects to the node of that endpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from pymq.core.message import Produced
+from pymq.transport.sockets import Tuning
+from pymq.transport.zeromq import ZmqTransport
+
+WAIT_S = 20.0
+
+
+def main(endpoint: str | None = None) -> None:
+    tuning = Tuning(packets=4)
+    listen = "tcp://127.0.0.1:0" if endpoint is None else None
+    node = ZmqTransport("stalled", listen=listen, tuning=tuning)
+    if endpoint is None:
+        say(node.endpoint)
+    else:
+        node.learn("other", endpoint)
+    hear(node, is_asking=endpoint is not None)
+    say("stalls")
+    sys.stdin.read()
+    for _ in range(10):
+        node.poll()
+        time.sleep(0.01)  # for libzmq's thread, to which draining gives work
+    say("lives")
+    node.close()
+
+
+def say(what: str) -> None:
+    """A line for whoever has started this."""
+    sys.stdout.write(what + "\n")
+    sys.stdout.flush()
+
+
+def hear(node: ZmqTransport, *, is_asking: bool) -> None:
+    """Wait until the other node is heard."""
+    until = time.monotonic() + WAIT_S
+    while not node.poll() and time.monotonic() < until:
+        if is_asking:
+            node.send("other", "stalled", Produced(1))
+            node.flush()
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
