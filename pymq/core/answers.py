@@ -32,6 +32,11 @@ class Answers:
                 self._committed = deque()
             self._committed.append((end, source, answer))
 
+    @property
+    def until_committed(self) -> bool:
+        """Whether anybody waits for more than the leader's own disk."""
+        return bool(self._committed)
+
     def due(self, local: int, committed: int) -> Iterable[tuple[str, Answer]]:
         """Take out those that have waited long enough."""
         if not self._committed and not self._local:

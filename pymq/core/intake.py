@@ -135,11 +135,17 @@ class Intake:
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"
             )
-        if replicator is not None and m.acks is AckMode.RAFT:
-            needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
-            if len(replicator.in_sync) < needed:
-                return NotEnoughReplicas(f"{name} has fewer than {needed} replicas in sync")
+        if m.acks is AckMode.RAFT and (needed := self._lacks()):
+            return NotEnoughReplicas(f"{name} has fewer than {needed} replicas in sync")
         return None
+
+    def _lacks(self) -> int:
+        """How many replicas are to be in sync for who waits for all of them; 0 if so many are."""
+        state, replicator = self._partition.state, self._partition.opened.replicator
+        needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
+        if needed == 1 or replicator is None:
+            return 0  # as mostly: whoever leads has it
+        return needed if len(replicator.in_sync) < needed else 0
 
     def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
         if m.acks is not AckMode.NONE:
@@ -182,6 +188,8 @@ class Intake:
 
     def answer_due(self, local: int, committed: int, now: int) -> None:
         """Answer those whose records are safe, on this disk or by all rules."""
+        if self._answers.until_committed and not self._partition.opened.is_voted and self._lacks():
+            committed = -1  # All in sync have it, but too many have left that set meanwhile.
         for source, answer in self._answers.due(local, committed):
             self._host.reply(source, answer, now)
 

@@ -183,6 +183,22 @@ def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
     assert here.values() == [b"first", b"third"]
 
 
+def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Make) -> None:
+    """Those who are away leave the in-sync set: that is no reason to answer what they have not."""
+    here = world("leader", min_in_sync=2)
+    others = sorted(here.others)
+    for broker in others:
+        here.cluster.crash(broker)
+    with here.mq.producer(acks="raft", delivery_timeout_s=60) as producer:
+        sent = producer.send("t", b"second")
+        here.cluster.run(seconds=30)
+        assert here.mq.describe_topic("t").partitions[0].in_sync == (here.leader,)
+        assert not sent.done()
+        here.cluster.restart(others[0])
+        assert sent.result().offset == 1
+    assert here.values() == [b"first", b"second"]
+
+
 def test_who_waits_for_less_gets_less(world: Make) -> None:
     """On a partition of mode ``raft`` the leader answers alone, and is lost with its answer."""
     here = world("raft")
