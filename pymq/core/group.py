@@ -67,6 +67,7 @@ class GroupCoordinator:
         self._host = host
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
+        self._deleted: list[str] = []  # topics that were deleted before that
 
     @property
     def is_loaded(self) -> bool:
@@ -86,6 +87,9 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self._offsets.loaded(m, now):
+            deleted, self._deleted = self._deleted, []
+            for topic in deleted:
+                self.forget_topic(topic, now)
             parked, self._parked = self._parked, []
             for source, request in parked:
                 self.step(source, request, now)
@@ -240,9 +244,10 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        news = False
+        news, names = False, set(group.topics.get(member.topic, ()))
         for partition, start, end in m.known:
-            if group.learn(member, partition, start, end):
+            # Others are of a topic that was deleted since, or of none.
+            if partition in names and group.learn(member, partition, start, end):
                 self._begin(group, (member.topic, partition), member.reset)
                 news = True
         if member.waiting is not None:
@@ -361,6 +366,9 @@ class GroupCoordinator:
 
     def forget_topic(self, topic: str, now: int) -> None:
         """The topic was deleted: its offsets mean nothing any more."""
+        if not self.is_loaded:
+            self._deleted.append(topic)  # Nobody says it again, and they may not be read yet.
+            return
         for group in list(self.groups.values()):
             for name in group.forget(topic):
                 self._offsets.changed(group.name, *name)

@@ -96,19 +96,17 @@ class Leases:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def begin_at(self, log_start: int) -> int:
-        """Skip what retention has removed; return how many records were never acknowledged."""
+    def begin_at(self, log_start: int) -> None:
+        """Skip what retention has removed, whether or not it was acknowledged."""
         if log_start <= self.committed:
-            return 0
+            return
         mark("leases.overtaken")  # by retention
-        lost = log_start - max(self.committed, min(self.next, log_start))
         self._spans = [span for span in self._spans if span.end > log_start]
         if self._spans:
             self._spans[0].start = max(self._spans[0].start, log_start)
         self.committed = log_start
         self.next = max(self.next, log_start)
         self._advance()
-        return lost
 
     def acquire(
         self, member: str, end: int, limit: int, until: int, now: int, max_deliver: int
@@ -194,7 +192,9 @@ class Leases:
     # --- spans ----------------------------------------------------------------------------------
 
     def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
-        """Cut out what *member* has leased of a range."""
+        """Cut out what *member* has leased of a range; of an empty one, nothing."""
+        if start >= end:
+            return
         index = max(0, bisect_right(self._spans, start, key=_start) - 1)
         while index < len(self._spans) and self._spans[index].start < end:
             span = self._spans[index]

@@ -127,7 +127,8 @@ class Offsets:
                 return False
         if m.error is not None or (holder is not None and not m.data):
             if isinstance(m.error, OffsetOutOfRange):
-                self._at = BEGIN
+                self._at = BEGIN  # What was read is gone, and what took it back may be, too.
+                self._groups.clear()
             self.retry_at = now + RETRY_MS
             return False
         offset = m.offset

@@ -237,8 +237,8 @@ class Broker:
                 | GetLeases()
             ):
                 self._coordinators.step(source, message, now)
-            case Fetched():  # asked for by a coordinator of this broker
-                self._coordinators.answered(int(message.partition), message, now)
+            case Fetched(partition=index) if index.isdecimal():  # asked for by a coordinator here
+                self._coordinators.answered(int(index), message, now)
             case LeaderAndIsr():
                 self._hosting.leader_and_isr(source, message, now)
             case Seal():

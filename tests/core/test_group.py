@@ -42,6 +42,7 @@ from pymq.errors import (
     InvalidName,
     InvalidRequest,
     NotLeader,
+    OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
     StoreFull,
@@ -871,6 +872,48 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
     assert names == GroupNames(1, ())
     assert again.join("m2") == ("0",)
     assert again.poll("m2", {"0": 3}) == [("0", 0, 3, 1)]
+
+
+def test_only_partitions_of_its_topic_are_known_to_a_group(host: Host) -> None:
+    """A member chooses the names it sends: none may take room, or be written, for ever."""
+    host.join("m1", reset=END)
+    assert host.ask("m1", {"0": 9, "1": 9, "x" * 300: 9}, wait_ms=0) == []
+    host.settle_all()
+    assert host.offsets().keys() == {"0"}
+    assert host.coordinator.groups["g"].known.keys() == {("t", "0")}
+
+
+def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> None:
+    """It is said once; what is read after that must not bring it back."""
+    host = Host(_committed(("g", 5), ("h", 9)), loads=False)
+    host.coordinator.forget_topic("t", host.now)
+    assert host.flush() == 0
+    host.load()
+    host.settle_all()
+    for log in (host, Host(host.log)):
+        assert log.send("admin", ListGroups(1)) == [GroupNames(1, ())]
+
+
+def test_offsets_that_went_while_they_were_read_are_read_anew() -> None:
+    """What was read before then may have been deleted since, and nothing tells that any more."""
+    first, second = _committed(("g", 5), ("h", 9))
+    host = Host([first, second], loads=False)
+    _answer(host, 2, first)
+    _answer(host, 2, error=OffsetOutOfRange("gone", log_start=1, high_watermark=2), offset=1)
+    host.at(1_000)
+    _answer(host, 2, second, offset=1)
+    assert host.send("admin", ListGroups(1)) == [GroupNames(1, ("h",))]
+
+
+def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
+    """Else a topic of that name would begin where the old one had ended."""
+    host.join("m1", reset=END)
+    host.coordinator.forget_topic("t", host.now)
+    host.ask("m1", {"0": 1_000}, wait_ms=0)  # It was on its way meanwhile.
+    assert host.offsets() == {}
+    assert host.beat("m1") == ("0",)
+    assert host.poll("m1", {"0": 0}) == []
+    assert host.poll("m1", {"0": 2}) == [("0", 0, 2, 1)]
 
 
 def test_an_empty_group_that_lost_its_topic_is_gone(host: Host) -> None:

@@ -61,6 +61,7 @@ def test_leases_do_what_their_twin_does(seed: int) -> None:
             case 0 | 1:
                 limit = dice.randrange(1, 6)
                 got = leases.acquire(member, end, limit, now + 5, now, 3)
+                assert all(x.start < x.end for x in got)
                 flat = [(o, x.delivery_count, x.dead) for x in got for o in range(x.start, x.end)]
                 assert flat == twin.acquire(member, end, limit, now)
             case 6:
@@ -70,7 +71,7 @@ def test_leases_do_what_their_twin_does(seed: int) -> None:
                         entry[:2] = [AVAILABLE, None]
             case verb:
                 start = dice.randrange(leases.next + 2)
-                stop = start + dice.randrange(1, 6)
+                stop = start + dice.randrange(6)
                 held = twin.held(member, start, stop)
                 if verb in (2, 3):
                     refused = leases.acknowledge(member, [(start, stop)])
@@ -105,9 +106,9 @@ def test_done_ranges_outlive_a_restart() -> None:
 
 
 def test_retention_moves_the_start() -> None:
-    """What is gone from the log is not waited for; how much was never done is told."""
+    """What is gone from the log is not waited for."""
     leases = Leases(0)
     leases.acquire("a", 4, 4, 100, 0, 0)
-    assert leases.begin_at(6) == 2
+    leases.begin_at(6)
     assert leases.committed == 6
     assert leases.next == 6

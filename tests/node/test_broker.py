@@ -252,3 +252,9 @@ def test_a_search_that_is_answered_at_once_leaves_nothing_behind(bench: Bench) -
         bench.step("c", FindOffset(request, "t", "0", 0))
         assert isinstance(bench.last(OffsetFound).error, NotLeader)
     assert not bench.broker._searches
+
+
+def test_an_answer_that_nobody_asked_for_does_no_harm(bench: Bench) -> None:
+    """Without a guard anybody may send one, with any name in it."""
+    for partition in ("0", "", "x", "-1", "²"):
+        bench.step("c", Fetched(1, "__consumer_offsets", partition, 0, 0, 0))
