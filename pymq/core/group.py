@@ -10,6 +10,9 @@ A member may hold any records of a partition at a time. It loses them by settlin
 (its session or the lease runs out), or when it leaves. When a partition goes over to another
 member, that one gets nothing of it before the leases of the former one are settled, so that records
 of one key are not worked on by two consumers at a time.
+
+Sessions, leases and waits are as long as the coordinator has listened (:mod:`pymq.core.attention`):
+after a gap, what members have said meanwhile comes first.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from pymq.core.attention import Attention
 from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors, Group, Member
@@ -53,6 +57,8 @@ from pymq.errors import (
     UnknownGroup,
 )
 
+LOOK_MS = 250  # how often one looks who is silent, and what has run out
+
 
 class GroupCoordinator:
     """The groups of one partition of the offsets topic."""
@@ -68,6 +74,8 @@ class GroupCoordinator:
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
         self._deleted: list[str] = []  # topics that were deleted before that
+        self._attention = Attention(LOOK_MS)  # its time is that of groups, members and leases ...
+        self._due = NEVER  # ... of which something is due then
 
     @property
     def is_loaded(self) -> bool:
@@ -110,6 +118,7 @@ class GroupCoordinator:
 
     def step(self, source: str, m: GroupRequest | Fetched | Produced, now: int) -> None:
         """Take in a request of a client, or an answer of the offsets partition."""
+        self._attention.look(now)
         if self.deadline <= now:
             self.tick(now)  # What is due comes first: from here on it would be taken for the past.
         if isinstance(m, Fetched):
@@ -121,7 +130,7 @@ class GroupCoordinator:
                 self._asked(source, check(m), now)
             except PymqError as error:
                 self._host.reply(source, refusal(m, error), now)
-        self._rearm(now)
+        self._rearm()
 
     def _asked(self, source: str, m: GroupRequest, now: int) -> None:
         if self._offsets.is_loaded:
@@ -159,7 +168,7 @@ class GroupCoordinator:
             error = FencedMember(f"{m.member} is no member of group {m.group!r} any more")
             self._host.reply(source, refusal(m, error), now)
             return None
-        member.gone_at = now + member.session_ms
+        member.gone_at = self._attention.ms + member.session_ms
         return group, member
 
     # --- membership -----------------------------------------------------------------------------
@@ -176,7 +185,7 @@ class GroupCoordinator:
         if before is not None:
             self._answer_acquire(group, before, (), now)
             if before.topic != m.topic:
-                group.release(before, now)
+                group.release(before, self._attention.ms)
                 before = None
         group.members[m.member] = Member(
             m.member,
@@ -187,7 +196,7 @@ class GroupCoordinator:
             m.ack_wait_ms,
             m.max_deliver,
             m.reset,
-            now + m.session_ms,
+            self._attention.ms + m.session_ms,
             before.partitions if before is not None else (),
         )
         self._rebalance(group, now)
@@ -212,16 +221,17 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
+        at = self._attention.ms
         for partition, span in m.unread:
             leases = group.leases.get((member.topic, partition))
             if leases is not None:
-                leases.give_back(member.id, [span], now)
+                leases.give_back(member.id, [span], at)
         self._remove(group, member, now)
         self._host.reply(source, Settled(m.id), now)
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
-        group.release(member, now)
+        group.release(member, self._attention.ms)
         self._rebalance(group, now)
         self._forget_if_empty(group)
 
@@ -252,7 +262,7 @@ class GroupCoordinator:
                 news = True
         if member.waiting is not None:
             self._answer_acquire(group, member, (), now)
-        member.waiting, member.waits_until = m, now + m.max_wait_ms
+        member.waiting, member.waits_until = m, self._attention.ms + m.max_wait_ms
         if news and len(group.members) > 1:
             self._serve_all(group, now)
         else:
@@ -281,7 +291,7 @@ class GroupCoordinator:
         assert member.waiting is not None
         limit, found = member.waiting.max_records, []
         wanted = {partition for partition, _, _ in member.waiting.known}  # not those it has paused
-        count = len(member.partitions)
+        count, at = len(member.partitions), self._attention.ms
         group.turn += 1
         for step in range(count):
             if limit <= 0:
@@ -291,12 +301,12 @@ class GroupCoordinator:
             if partition not in wanted:
                 continue
             leases, known = group.leases.get(name), group.known.get(name)
-            if leases is None or known is None or not leases.has_available(known[1], now):
+            if leases is None or known is None or not leases.has_available(known[1], at):
                 continue
             if leases.held_by_others(group.owners(*name)):
                 continue  # The member that had the partition before is still at work on it.
-            until = now + member.ack_wait_ms
-            for lease in leases.acquire(member.id, known[1], limit, until, now, member.max_deliver):
+            until = at + member.ack_wait_ms
+            for lease in leases.acquire(member.id, known[1], limit, until, at, member.max_deliver):
                 found.append(
                     Lease(partition, lease.start, lease.end, lease.delivery_count, lease.dead)
                 )
@@ -318,16 +328,17 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
+        at = self._attention.ms
         # First what is given back: an acknowledgement of all around it does not mean it.
         for partition, span, delay in m.nacks:
             if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.reject(member.id, [span], now + delay)
+                leases.reject(member.id, [span], at + delay)
         for partition, span in m.renewals:
             if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.renew(member.id, [span], now + member.ack_wait_ms)
+                leases.renew(member.id, [span], at + member.ack_wait_ms)
         for partition, span in m.unread:
             if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.give_back(member.id, [span], now)
+                leases.give_back(member.id, [span], at)
         refused = 0
         for partition, ranges in _by_partition(m.acks).items():
             name = member.topic, partition
@@ -359,9 +370,9 @@ class GroupCoordinator:
         if group is None:
             answer = refusal(m, UnknownGroup(f"there is no group {m.group!r}"))
         elif isinstance(m, GetGroup):
-            answer = group.describe(m.id, now)
+            answer = group.describe(m.id, self._attention.ms)
         else:
-            answer = group.describe_leases(m, now)
+            answer = group.describe_leases(m, self._attention.ms)
         self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int) -> None:
@@ -398,29 +409,38 @@ class GroupCoordinator:
             parked, self._parked = self._parked, []
             for source, request in parked:
                 self._host.reply(source, refusal(request, self._loading()), now)
+        at = self._attention.look(now)
+        if at < self._due:
+            self._arm()
+            return
         for group in list(self.groups.values()):
-            for member in [x for x in group.members.values() if x.gone_at <= now]:
+            for member in [x for x in group.members.values() if x.gone_at <= at]:
                 mark("group.member_gone")
                 self._remove(group, member, now)
             for leases in group.leases.values():
-                leases.expire(now)
+                leases.expire(at)
             self._serve_all(group, now)
             for member in group.members.values():
-                if member.waits_until <= now:
+                if member.waits_until <= at:
                     self._answer_acquire(group, member, (), now)
-        self._rearm(now)
+        self._rearm()
 
-    def _rearm(self, now: int) -> None:
-        due = self._offsets.retry_at
-        if self._parked:
-            due = min(due, self._offsets.patience_until)
+    def _rearm(self) -> None:
+        """Find out what is due next."""
+        due, at = NEVER, self._attention.ms
         for group in self.groups.values():
             for member in group.members.values():
                 due = min(due, member.gone_at, member.waits_until)
             if group.members:
                 for leases in group.leases.values():
-                    due = min(due, leases.next_due(now))
-        self.deadline = due
+                    due = min(due, leases.next_due(at))
+        self._due = due
+        self._arm()
+
+    def _arm(self) -> None:
+        self.deadline = min(self._offsets.retry_at, self._attention.when(self._due))
+        if self._parked:
+            self.deadline = min(self.deadline, self._offsets.patience_until)
 
 
 def refusal(m: GroupRequest, error: PymqError) -> Message:

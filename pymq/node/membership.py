@@ -1,8 +1,8 @@
 """Which brokers are alive, as far as the active zkserver knows.
 
-A broker is alive from its registration until it has been silent for a session. A zkserver that has
-just taken over knows of none; it waits one session for them to register before it takes any for
-dead.
+A broker is alive from its registration until it has been silent for a session, as long as this
+zkserver has listened (:mod:`~pymq.core.attention`). One that has just taken over knows of none; it
+waits one session for them to register before it takes any for dead.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from pymq.core.attention import Attention
 from pymq.core.types import NEVER
 from pymq.core.values import define
+
+LOOKS = 6  # how often a session one looks who is alive
 
 
 @define
@@ -19,7 +22,8 @@ class Live:
     """A broker that is registered and alive."""
 
     incarnation: int
-    until: int
+    heard: int  # when, for the last time
+    until: int  # it is alive, by our attention
 
 
 class Members:
@@ -33,9 +37,11 @@ class Members:
         self.dead_since: dict[str, int] = {}
         self.leaving: dict[str, None] = {}  # alive, and about to stop: they are to lead nothing
         self._session_ms = session_ms
+        self._attention = Attention(session_ms // LOOKS)
+        # In the time of our attention:
         self._settled_at = NEVER  # from when on silence means death
-        self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
         self._due: list[tuple[int, str]] = []  # when to look at whom; once for each that is alive
+        self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
 
     def begin(self, known: Iterable[str], now: int) -> None:
         """This zkserver has taken over; *known* are the brokers of the tree."""
@@ -44,7 +50,8 @@ class Members:
         self.leaving.clear()
         self._due.clear()
         self._known = tuple(known)
-        self._settled_at = now + self._session_ms if self._session_ms else NEVER
+        listened = self._attention.look(now)
+        self._settled_at = listened + self._session_ms if self._session_ms else NEVER
 
     @property
     def is_settled(self) -> bool:
@@ -53,8 +60,8 @@ class Members:
 
     @property
     def settles_at(self) -> int:
-        """When that is."""
-        return 0 if self.is_settled else self._settled_at
+        """When that is, at the earliest."""
+        return 0 if self.is_settled else self._attention.earliest(self._settled_at)
 
     def __contains__(self, broker: str | None) -> bool:
         return broker in self.live
@@ -73,16 +80,18 @@ class Members:
         if not self._session_ms:
             return NEVER
         live = self.live.get(broker)
-        until = live.until if live is not None else self.dead_since.get(broker, NEVER)
-        return until - self._session_ms if until != NEVER else NEVER
+        if live is not None:
+            return live.heard
+        dead_since = self.dead_since.get(broker, NEVER)
+        return dead_since - self._session_ms if dead_since != NEVER else NEVER
 
     def join(self, broker: str, incarnation: int, now: int) -> None:
         """A broker has registered."""
         known = self.live.get(broker)
         if known is None or known.incarnation != incarnation:
             self.leaving.pop(broker, None)
-        until = now + self._session_ms if self._session_ms else NEVER
-        self.live[broker] = Live(incarnation, until)
+        until = self._attention.look(now) + self._session_ms if self._session_ms else NEVER
+        self.live[broker] = Live(incarnation, now, until)
         self.dead_since.pop(broker, None)
         if known is None and self._session_ms:
             heappush(self._due, (until, broker))
@@ -100,22 +109,22 @@ class Members:
         if live is None or live.incarnation != incarnation:
             return False
         if self._session_ms:
-            live.until = now + self._session_ms
+            live.heard, live.until = now, self._attention.look(now) + self._session_ms
         return True
 
     def expire(self, now: int) -> list[str]:
         """The brokers that are dead from now on."""
-        dead = []
-        while self._due and self._due[0][0] <= now:
+        dead, listened = [], self._attention.look(now)
+        while self._due and self._due[0][0] <= listened:
             _, broker = heappop(self._due)
             live = self.live[broker]
-            if live.until > now:
+            if live.until > listened:
                 heappush(self._due, (live.until, broker))
             else:
                 del self.live[broker]
                 self.leaving.pop(broker, None)
                 dead.append(broker)
-        if self._settled_at <= now:
+        if self._settled_at <= listened:
             self._settled_at = NEVER
             dead += [broker for broker in self._known if broker not in self.live]
             self._known = ()
@@ -125,5 +134,6 @@ class Members:
 
     @property
     def deadline(self) -> int:
-        """When :meth:`expire` has something to do."""
-        return min(self._due[0][0] if self._due else NEVER, self._settled_at)
+        """When :meth:`expire` is to look, whether somebody is dead by then or not."""
+        due = min(self._due[0][0] if self._due else NEVER, self._settled_at)
+        return self._attention.when(due)

@@ -2,7 +2,8 @@
 
 Liveness is a property of a pair of brokers, not of the partitions that they share: one ping a pair,
 however many partitions, and an idle partition costs nothing. Whoever follows a leader asks here
-whether the leader's broker is alive, and is told when that changes.
+whether the leader's broker is alive, and is told when that changes. Silence counts as long as this
+broker has listened (:mod:`~pymq.core.attention`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from pymq.core.attention import Attention
 from pymq.core.message import Message, Ping
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.types import NEVER, BlockId, Rng
@@ -20,7 +22,7 @@ from pymq.core.values import define
 class Peer:
     """Another broker with which this one shares open blocks."""
 
-    until: int  # it seems gone when nothing is heard of it until then
+    until: int  # it seems gone when nothing is heard of it until then, by our attention
     is_alive: bool = False
     incarnation: int = -1
     failed: tuple[BlockId, ...] = ()
@@ -36,6 +38,7 @@ class Peers:
         self._incarnation = incarnation
         self._config = config
         self._rng = rng
+        self._attention = Attention(config.ping_ms)
         self._peers: dict[str, Peer] = {}
         self._shared: Counter[str] = Counter()  # how many open blocks are shared with each
         self._ping_at = NEVER
@@ -49,7 +52,7 @@ class Peers:
             self._peers.pop(name, None)
         for name in self._shared:
             if name not in self._peers:
-                self._peers[name] = Peer(now + self._patience())
+                self._peers[name] = Peer(self._attention.look(now) + self._patience())
                 self._ping_at = now
         if not self._peers:
             self._ping_at = NEVER
@@ -74,7 +77,7 @@ class Peers:
             return False
         known = peer.is_alive, peer.incarnation, peer.failed
         news = known != (True, m.incarnation, m.failed)
-        peer.until = now + self._patience()
+        peer.until = self._attention.look(now) + self._patience()
         peer.is_alive, peer.incarnation, peer.failed = True, m.incarnation, m.failed
         self._rearm()
         return news
@@ -91,9 +94,9 @@ class Peers:
             ping = Ping(self._incarnation, tuple(self.failed.values()))
             pings = [(name, ping) for name in self._peers]
             self._ping_at = now + self._config.ping_ms if self._peers else NEVER
-        gone = []
+        gone, listened = [], self._attention.look(now)
         for name, peer in self._peers.items():
-            if peer.until <= now:
+            if peer.until <= listened:
                 peer.until = NEVER
                 if peer.is_alive:
                     peer.is_alive = False
@@ -102,8 +105,5 @@ class Peers:
         return pings, gone
 
     def _rearm(self) -> None:
-        due = self._ping_at
-        for peer in self._peers.values():
-            if peer.until < due:
-                due = peer.until
-        self.deadline = due
+        due = min((peer.until for peer in self._peers.values()), default=NEVER)
+        self.deadline = min(self._ping_at, self._attention.when(due))

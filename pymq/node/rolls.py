@@ -389,6 +389,9 @@ class Rolls:
     def tick(self, now: int) -> None:
         """Do what is due."""
         for roll in self._agenda.due(now):
+            if roll.decide_at <= now < self._members.settles_at:
+                mark("rolls.decides_later_still")
+                roll.decide_at = self._members.settles_at
             if roll.decide_at <= now:
                 mark("rolls.decides_late")
                 roll.decide_at, roll.is_late = NEVER, True

@@ -12,6 +12,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from pymq.coord import paths
+from pymq.core.attention import Attention
 from pymq.core.marks import mark
 from pymq.core.message import Subscribe, Unsubscribe
 from pymq.core.types import NEVER
@@ -20,6 +21,7 @@ from pymq.node.commits import Commits
 from pymq.node.image import Draft
 
 SILENCE_MS = 35_000  # readers speak up every 10 s
+LOOK_MS = 5_000  # how often one looks who is silent
 
 Key = tuple[str, str]  # topic and name
 
@@ -29,7 +31,8 @@ class Subscribers:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        self._until: dict[Key, int] = {}  # of readers
+        self._attention = Attention(LOOK_MS)
+        self._until: dict[Key, int] = {}  # of readers; in the time of our attention, as below
         self._due: list[tuple[int, Key]] = []  # when to look at whom; once for each
 
     def begin(self, now: int) -> None:
@@ -60,18 +63,20 @@ class Subscribers:
         self._commits.do(_removal((m.topic, m.name)), answer=(source, m.id))
 
     def _heard(self, key: Key, now: int) -> None:
+        until = self._attention.look(now) + SILENCE_MS
         if key not in self._until:
-            heappush(self._due, (now + SILENCE_MS, key))
-        self._until[key] = now + SILENCE_MS
+            heappush(self._due, (until, key))
+        self._until[key] = until
 
     def tick(self, now: int) -> None:
         """Forget those that are silent."""
-        while self._due and self._due[0][0] <= now:
+        listened = self._attention.look(now)
+        while self._due and self._due[0][0] <= listened:
             _, key = heappop(self._due)
             until = self._until.get(key)
             if until is None:
                 continue
-            if until > now:
+            if until > listened:
                 heappush(self._due, (until, key))
             else:
                 mark("subscribers.silent")
@@ -80,8 +85,8 @@ class Subscribers:
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do, at the earliest."""
-        return self._due[0][0] if self._due else NEVER
+        """When :meth:`tick` is to look, whether somebody is silent by then or not."""
+        return self._attention.when(self._due[0][0] if self._due else NEVER)
 
 
 def _removal(key: Key) -> Callable[[Draft], None]:

@@ -14,6 +14,7 @@ perhaps lost what was not synced, so it does not lead that block again.
 
 from __future__ import annotations
 
+from pymq.core.attention import Attention
 from pymq.core.marks import mark
 from pymq.core.message import AlterIsr, ReplicaFetch, ReplicaFetched, Replication
 from pymq.core.metadata import PartitionState
@@ -23,6 +24,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
+LOOKS = 6  # how often within ``lag_max_ms`` a leader looks who has fallen back
 HAS_LED = b"led"  # what a leader saves before it takes in anything
 
 
@@ -31,7 +33,7 @@ class Follower:
     """What a leader knows of another replica."""
 
     end: int  # of its log, as safe there as the block's mode asks for
-    caught_up_at: int  # when it had last all that there was
+    caught_up_at: int  # when it had last all that there was, by its leader's attention
     fetch: ReplicaFetch | None = None  # waits for something new ...
     until: int = NEVER  # ... at most until then
 
@@ -60,13 +62,16 @@ class Fetch:
         self._join_at = 0  # nobody is to join before, after what was asked for was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
+        self._attention = Attention(host.replication.lag_max_ms // LOOKS)
         self._request = 0
         self._retry_at = NEVER  # a follower's
         if block.leader != host.me:
             self._retry_at = now
         elif replica.is_new:
             self._followers = {
-                name: Follower(replica.log.start, now) for name in block.replicas if name != host.me
+                name: Follower(replica.log.start, self._attention.look(now))
+                for name in block.replicas
+                if name != host.me
             }
             self.is_dirty = True  # It leads once it can never lead again by mistake.
         else:
@@ -187,7 +192,7 @@ class Fetch:
             follower.end = m.offset
             follower.fetch, follower.until = m, now + m.max_wait_ms
             if follower.end >= self._log.end:
-                follower.caught_up_at = now
+                follower.caught_up_at = self._attention.look(now)
             self._advance()
             self._judge(now, source)
             self._serve(source, follower, now)
@@ -221,7 +226,7 @@ class Fetch:
     def _caught_up(self, now: int) -> None:
         for follower in self._followers.values():
             if follower.end >= self._log.end:
-                follower.caught_up_at = now
+                follower.caught_up_at = self._attention.look(now)
 
     def _advance(self) -> None:
         """Move the high watermark to what all have that may have to stand in for the leader."""
@@ -233,7 +238,7 @@ class Fetch:
 
     def _judge(self, now: int, heard: str | None = None) -> None:
         """Ask for another in-sync set when somebody has fallen back, or *heard* has caught up."""
-        limit = now - self._host.replication.lag_max_ms
+        limit = self._attention.look(now) - self._host.replication.lag_max_ms
         keeps = [self._host.me]
         for name, follower in self._followers.items():
             if name in self._committed:
@@ -324,5 +329,5 @@ class Fetch:
                 # Who is only wanted cannot fall back: nothing is visible that it does not have.
                 counts = name in self._committed and name in (self._wanted or self._committed)
                 if counts and follower.end < self._log.end:
-                    due = min(due, follower.caught_up_at + lag)
+                    due = min(due, self._attention.when(follower.caught_up_at + lag))
         self.deadline = due

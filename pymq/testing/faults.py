@@ -166,7 +166,7 @@ class Schedule:
             "fail_disk": ["fail_disk", broker, rng.choice(FAILING), duration, rng.randint(1, 3)],
             "flip": ["flip", broker, rng.getrandbits(32), duration],
             "clock": ["clock", node, duration, round(log_uniform(rng, 300_000, 3_000_000))],
-            "jump": ["jump", node, duration],
+            "jump": ["jump", node, duration * (1_000 if duration % 4 == 0 else 1)],
             "skew": ["skew", node, rng.choice([-1, 1]) * round(log_uniform(rng, 10, 1e8))],
             "expire": ["expire", rng.choice(self._zkservers)],
             "suspend": ["suspend", rng.choice(self._zkservers), duration],

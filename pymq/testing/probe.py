@@ -132,7 +132,7 @@ def is_member(broker: Broker, group: str, member: str, now: int) -> bool:
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and member in found.members:
-            return found.members[member].gone_at > now
+            return found.members[member].gone_at > coordinator._attention.at(now)
     return False
 
 

@@ -13,13 +13,14 @@ from pymq.core.header import MAGIC, parse_header
 from pymq.store.verify import verify
 from pymq.testing.history import Outage, Part, outages, percentile
 from pymq.testing.namespaces import HOST, Namespaces
-from pymq.testing.processes import NodeProcess, ProcessCluster
+from pymq.testing.processes import NodeFailed, NodeProcess, ProcessCluster
 from tests.deployed.processes import ROOT
 from tests.faults.load import Load, whole_log
 
 SAFE, QUICK = "safe", "quick"  # topics with ack mode raft and leader
 TOPICS: dict[str, Sequence[str]] = {SAFE: ("0", "1", "2"), QUICK: ("0", "1")}
 SCRIPTS = ROOT / "examples"
+WHOLE_S = 180.0  # for repairs; to look at what a hundred rounds have written takes a while, too
 AFTER_S = 1.0  # of load after each round, so that all is as it was before the next
 DISK = 64 << 20  # bytes, of the broker whose disk is filled up
 FULL = "broker-2"
@@ -198,17 +199,27 @@ class Storm:
         self.load.finish()
         history = self.load.history
         log = whole_log(self.cluster.url, TOPICS)
-        folders = [str(self.cluster.data(broker)) for broker in self.cluster.brokers]
-        # What a disk has missed of a sealed block is copied from others, sooner or later.
-        self.cluster.wait_for(
-            lambda: all(verify(folder).is_ok for folder in folders), "every disk is whole"
-        )
+        self._wait_whole()
         self.cluster.stop()
         problems = [*history.errors, *history.problems(log, may_lose=[QUICK])]
         problems += self._check_disks(log)
         report = self._report(len(history.lost(log)))
         assert not problems, "\n".join([*problems, report])
         return report
+
+    def _wait_whole(self) -> None:
+        """What a disk has missed of a sealed block is copied from others, sooner or later."""
+        broken: list[str] = []
+
+        def is_whole() -> bool:
+            reports = [verify(str(self.cluster.data(broker))) for broker in self.cluster.brokers]
+            broken[:] = [str(report) for report in reports if not report.is_ok]
+            return not broken
+
+        try:
+            self.cluster.wait_for(is_whole, "every disk is whole", WHOLE_S)
+        except NodeFailed as error:
+            raise NodeFailed(f"{error}; {broken}") from None
 
     def _check_disks(self, log: dict[Part, list[pymq.Record]]) -> list[str]:
         """Damage of any disk, and offsets that are neither records nor pymq's own batches."""

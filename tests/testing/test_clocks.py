@@ -1,0 +1,105 @@
+"""A clock that jumps forward, and a process that did not run for a while, tell of nobody's death.
+
+Whoever judges others by their silence must have listened meanwhile.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pymq.client.consumer import Consumer
+from pymq.testing import Cluster
+
+GROUP = "workers"
+
+
+class Work:
+    """A topic of each mode with a record every 50 ms, two members of a group, and who leads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.mq = cluster.client()
+        for acks in ("leader", "raft"):
+            self.mq.create_topic(acks, 1, 3, acks, min_in_sync=2)
+        self.producer = self.mq.producer(linger_ms=0)
+        self.members = [self._member() for _ in range(2)]
+        self.redelivered = 0
+        self.go_on(2.0)
+
+    def _member(self) -> Consumer:
+        return self.cluster.client().consumer("leader", group=GROUP)
+
+    def go_on(self, seconds: float) -> None:
+        """Let records be sent and worked on."""
+        until = self.cluster.now + seconds
+        while self.cluster.now < until:
+            for topic in ("leader", "raft"):
+                self.producer.send(topic, b"x")
+            for member in self.members:
+                for record in member.poll(timeout=0):
+                    self.redelivered += record.delivery_count > 1
+                    member.ack(record)
+            self.cluster.run(seconds=0.05)
+
+    def state(self) -> object:
+        """Who leads and keeps up, in which epoch, and whom the group consists of."""
+        topics = [self.mq.describe_topic(topic) for topic in ("leader", "raft")]
+        parts = [part for topic in topics for part in topic.partitions]
+        leads = [(part.leader, sorted(part.in_sync), part.epoch) for part in parts]
+        return leads, self.mq.describe_group(GROUP).generation
+
+    def close(self) -> None:
+        """All that was sent is answered, and nothing was worked on twice."""
+        self.producer.flush(10)
+        assert self.redelivered == 0
+
+
+NODES = ["zkserver-0", "broker-0", "broker-1", "broker-2"]
+
+
+def the_cluster(seed: int = 3) -> Cluster:
+    """A zkserver whose own session lives longer than its patience with brokers."""
+    return Cluster(brokers=3, zkservers=1, seed=seed, coordinator_session_ms=20_000)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_clock_that_jumps_makes_nobody_dead(name: str) -> None:
+    """The active zkserver took all brokers for dead, whose blocks were then taken over."""
+    with the_cluster() as cluster:
+        work = Work(cluster)
+        before = work.state()
+        for jump_s in (1.4, 2.0, 3_600.0):
+            cluster.clock(name, jump_s=jump_s)
+            work.go_on(1.5)
+        assert work.state() == before
+        work.close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> None:
+    """What was sent to it meanwhile may be lost; what it finds is the past either way."""
+    with the_cluster() as cluster:
+        work = Work(cluster)
+        before = work.state()
+        if is_cut:
+            cluster.cut("zkserver-0", list(cluster.brokers))
+        cluster.pause("zkserver-0")
+        cluster.run(seconds=5.0)
+        cluster.heal()
+        cluster.resume("zkserver-0")
+        work.go_on(2.0)
+        assert work.state() == before
+        work.close()
+
+
+def test_who_is_dead_is_found_out_all_the_same() -> None:
+    """Also if the clock jumps again and again: each time tells as much as it was listened."""
+    with the_cluster() as cluster:
+        work = Work(cluster)
+        leader = cluster.client().describe_topic("leader").partitions[0].leader
+        assert leader is not None
+        cluster.crash(leader, "all")
+        for _ in range(8):
+            cluster.clock("zkserver-0", jump_s=60.0)
+            cluster.run(seconds=0.5)
+        assert work.mq.describe_topic("leader").partitions[0].leader not in (None, leader)
