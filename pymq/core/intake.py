@@ -21,6 +21,7 @@ from pymq.errors import (
     ReplicaNotAvailable,
 )
 
+PARKED_BYTES = 16 << 20  # what may wait while a block is sealed, or before its end is known
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 
 
@@ -63,7 +64,16 @@ class IntakeHost(Protocol):
 class Intake:
     """The batches of one partition that are not answered yet."""
 
-    __slots__ = ("_answers", "_host", "_must_sync", "_parked", "_partition", "bytes", "records")
+    __slots__ = (
+        "_answers",
+        "_host",
+        "_must_sync",
+        "_parked",
+        "_parked_bytes",
+        "_partition",
+        "bytes",
+        "records",
+    )
 
     def __init__(self, partition: Writable, host: IntakeHost) -> None:
         self.records = 0  # taken in since this replica is here, for the metrics
@@ -72,6 +82,7 @@ class Intake:
         self._host = host
         self._answers = Answers()
         self._parked: list[tuple[str, Produce]] = []
+        self._parked_bytes = 0
         self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
 
     def produce(self, source: str, m: Produce, now: int) -> None:
@@ -85,7 +96,7 @@ class Intake:
         replicator, log = opened.replicator, opened.log
         if replicator is None or log is None or opened.is_parking:
             mark("partition.parked")
-            self._parked.append((source, m))
+            self._park(source, m, now)
             return
         verdict = log.producers.check(m.batch.header)
         if isinstance(verdict, PymqError):
@@ -106,6 +117,20 @@ class Intake:
         answer = Produced(m.id, header.base_offset, epoch)
         self._await(header.base_offset + header.span, source, m, answer)
         replicator.appended(now)
+
+    def _park(self, source: str, m: Produce, now: int) -> None:
+        """Let a batch wait, unless too much waits already; then all that follow are refused."""
+        if self._parked_bytes >= PARKED_BYTES:
+            wait = f"{self._partition.name} cannot be written now, and much waits already"
+            error = ReplicaNotAvailable(f"{wait}; try again")
+            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            return
+        self._parked.append((source, m))
+        self._parked_bytes += m.batch.size
+
+    def _take_parked(self) -> list[tuple[str, Produce]]:
+        parked, self._parked, self._parked_bytes = self._parked, [], 0
+        return parked
 
     def _refusal(self, m: Produce) -> PymqError | None:
         partition = self._partition
@@ -200,14 +225,12 @@ class Intake:
 
     def refuse_parked(self, error: PymqError, now: int) -> None:
         """What has waited will not be appended here."""
-        parked, self._parked = self._parked, []
-        for source, produce in parked:
+        for source, produce in self._take_parked():
             self._answer(source, Produced(produce.id, error=error), produce.acks, now)
 
     def drive_parked(self, now: int) -> None:
         """Take in what has waited, or let it wait on."""
-        parked, self._parked = self._parked, []
-        for source, produce in parked:
+        for source, produce in self._take_parked():
             self._partition.produce(source, produce, now)
 
     def take_sync(self) -> bool:

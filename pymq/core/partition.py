@@ -201,10 +201,10 @@ class Partition:
     def recovered(self, found: Recovered, now: int) -> None:
         """The store has found a block's end."""
         opened = self.opened
-        if self._repairs.recovered(self.state, found, now) or not opened.is_recovering:
-            self._rearm()
-            return
         try:
+            if self._repairs.recovered(self.state, found, now) or not opened.is_recovering:
+                self._rearm()
+                return
             first = opened.restore(found)
         except StoreError as error:
             self.recover_failed(RecoverFailed(found.block, error), now)

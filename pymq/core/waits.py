@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 
+WAIT_MAX_MS = 60_000  # whatever is asked for: nobody says that a client has died
+
 Waiting = tuple[int, str, Fetch]  # (until, whom, what)
 
 
@@ -25,8 +27,9 @@ class Waits:
     def add(self, source: str, m: Fetch, now: int) -> None:
         """Let a fetch wait; a consumer's next one of the partition takes the place of its last."""
         self.cancel(source, m.id)
-        self._waiting.append((now + m.max_wait_ms, source, m))
-        self.deadline = min(self.deadline, now + m.max_wait_ms)
+        until = now + min(m.max_wait_ms, WAIT_MAX_MS)
+        self._waiting.append((until, source, m))
+        self.deadline = min(self.deadline, until)
 
     def cancel(self, source: str, request: int) -> None:
         """The fetch is no longer waited for."""

@@ -22,15 +22,17 @@ from pymq.core.message import (
     Produce,
     Produced,
     RaftVote,
+    Seal,
     Sequence,
     Stopped,
     StopReplica,
 )
 from pymq.core.metadata import BlockNode, PartitionState
-from pymq.core.ready import Recover
+from pymq.core.ready import Checkpoint, CreateBlock, Recover
 from pymq.core.record import RecordBatch
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, BlockId
 from pymq.errors import (
+    CorruptMetadata,
     InvalidRequest,
     NotLeader,
     OffsetOutOfRange,
@@ -258,3 +260,53 @@ def test_an_answer_that_nobody_asked_for_does_no_harm(bench: Bench) -> None:
     """Without a guard anybody may send one, with any name in it."""
     for partition in ("0", "", "x", "-1", "²"):
         bench.step("c", Fetched(1, "__consumer_offsets", partition, 0, 0, 0))
+
+
+def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
+    bench: Bench,
+) -> None:
+    """Also that of a sealed block which this broker is to complete."""
+    block = BlockId("id-1", 0, 0)
+    bench.store.write([CreateBlock(block, 0, "t", "0"), Checkpoint(block, b"of the future")])
+    (last,) = state("b0").blocks
+    sealed = attrs.evolve(last, end=1, replicas=("b1", "b0"), in_sync=("b1",))
+    blocks = (sealed, attrs.evolve(last, number=1, start=1))
+    bench.step("zk", tell(10, attrs.evolve(state("b0"), blocks=blocks)))
+    bench.step("p", PRODUCE)
+    assert isinstance(bench.last(Produced).error, CorruptMetadata)
+    bench.step("zk", tell(11, state("b0", topic="u", topic_id="id-2")))
+    bench.step("p", attrs.evolve(PRODUCE, id=2, topic="u"))
+    assert bench.last(Produced) == Produced(2, 0, 1)
+
+
+def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
+    """The zkserver that had the block sealed may be away for hours, and producers go on."""
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("zk", Seal(1, "t", "0", 0, 2))
+    big = RecordBatch.encode([bytes(1 << 20)], timestamp_ms=0)
+    for request in range(60):
+        acks = AckMode.NONE if request % 2 else AckMode.LEADER
+        bench.step("p", Produce(request, "t", "0", acks, big))
+    refused = [m for _, m in bench.sent if isinstance(m, Produced)]
+    assert refused, "all of it is kept"
+    assert all(m.error is not None and m.error.retriable for m in refused)
+    bench.step("p", attrs.evolve(PRODUCE, id=99))  # nothing overtakes what was refused
+    assert bench.last(Produced).id == 99
+    assert bench.last(Produced).error is not None
+    (first,) = state("b0").blocks
+    following = attrs.evolve(first, number=1, epoch=2)
+    bench.step("zk", tell(11, attrs.evolve(state("b0", epoch=2, version=2), blocks=(following,))))
+    done = [m for _, m in bench.sent if isinstance(m, Produced) and m.error is None]
+    assert [m.id for m in done] == list(range(0, 2 * len(done), 2))
+    assert len(done) + len(refused) == 30
+    bench.step("p", attrs.evolve(PRODUCE, id=100))
+    assert bench.last(Produced).error is None
+
+
+def test_no_fetch_waits_for_ever(bench: Bench) -> None:
+    """Nobody says that a client has died: what it had asked for must not stay."""
+    bench.step("zk", tell(10, state("b0")))
+    for request in range(3):
+        bench.step("c", Fetch(request, "t", "0", 0, 1, 1 << 62))
+    bench.tick(60_000)
+    assert [m.id for _, m in bench.sent if isinstance(m, Fetched)] == [0, 1, 2]
