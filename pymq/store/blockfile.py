@@ -331,15 +331,8 @@ def look_behind(window: Window, found: Walk) -> Behind:
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
-    while position + HEADER_SIZE <= window.size:
-        piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
-        if len(piece) < HEADER_SIZE:
-            break  # somebody has made the file shorter meanwhile
-        at = piece.find(MAGIC)
-        if at < 0:
-            position += len(piece) - len(MAGIC) + 1
-            continue
-        position += at
+    while (at := find_magic(window, position)) is not None:
+        position = at
         try:
             header = window.header(position)
         except CorruptBatch:
@@ -360,6 +353,19 @@ def look_behind(window: Window, found: Walk) -> Behind:
                     behind.has_batches = True
             position = behind.end = position + header.length
     return behind
+
+
+def find_magic(window: Window, position: int) -> int | None:
+    """Return where the next batch may begin, at or after *position*; None if there is no room."""
+    while position + HEADER_SIZE <= window.size:
+        piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
+        if len(piece) < HEADER_SIZE:
+            break  # somebody has made the file shorter meanwhile
+        at = piece.find(MAGIC)
+        if at >= 0:
+            return position + at
+        position += len(piece) - len(MAGIC) + 1
+    return None
 
 
 def data_end(pread: Pread, start: int, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pymq.core.header import COLUMNS_FORMAT, HEADER_SIZE, MAGIC, Header
+from pymq.core.header import COLUMNS_FORMAT, HEADER_SIZE, Header
 from pymq.core.index import Index
 from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
@@ -17,13 +17,13 @@ from pymq.errors import (
     StoreError,
 )
 from pymq.store.blockfile import (
-    CHUNK,
     HEAD_MAX,
     Known,
     Window,
     check_chain,
     check_head,
     data_end,
+    find_magic,
     is_whole,
 )
 from pymq.store.files import Files, store_error
@@ -231,16 +231,10 @@ def _pieces(window: Window, position: int, size: int) -> list[bytes]:
 
 def resync(window: Window, position: int) -> int:
     """Find the next batch header at or after *position*, or the file's end."""
-    while position + HEADER_SIZE <= window.size:
-        piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
-        at = piece.find(MAGIC)
-        if at < 0:
-            position += len(piece) - len(MAGIC) + 1
-            continue
-        position += at
+    while (at := find_magic(window, position)) is not None:
         try:
-            window.header(position)
-            return position
+            window.header(at)
+            return at
         except CorruptBatch:
-            position += 1
+            position = at + 1
     return window.size

@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pymq.core.columns import Buffer
 from pymq.core.values import define
@@ -263,15 +263,7 @@ class SimDisk:
 
     def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
         """Make several files durable, one after the other; return each one's error."""
-        found: list[OSError | None] = []
-        for handle in handles:
-            try:
-                self.sync(handle)
-            except OSError as error:
-                found.append(error)
-            else:
-                found.append(None)
-        return found
+        return sync_each(self.sync, handles)
 
     def truncate(self, handle: int, size: int) -> None:
         """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
@@ -353,3 +345,16 @@ class _Chance:
         if self.keep == "all":
             return file.written()
         return file.synced() if self.keep == "none" else file.survived(self.rng, holes=self.holes)
+
+
+def sync_each(sync: Callable[[int], None], handles: Sequence[int]) -> list[OSError | None]:
+    """Sync files one after the other, as far as a disk lets each; return each one's error."""
+    found: list[OSError | None] = []
+    for handle in handles:
+        try:
+            sync(handle)
+        except OSError as error:
+            found.append(error)
+        else:
+            found.append(None)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from pymq.core.columns import Buffer
-from pymq.testing.disk import SimDisk
+from pymq.testing.disk import SimDisk, sync_each
 from pymq.testing.process import Process
 
 # Microseconds. What a sync takes is spread: one in 64 takes ten times as long.
@@ -64,15 +64,7 @@ class ProcessFiles:
 
     def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
         """Sync several files, one after the other."""
-        found: list[OSError | None] = []
-        for handle in handles:
-            try:
-                self.sync(handle)
-            except OSError as error:
-                found.append(error)
-            else:
-                found.append(None)
-        return found
+        return sync_each(self.sync, handles)
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a folder durable."""

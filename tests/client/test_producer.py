@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.client.base import Outbox
 from pymq.client.delivery import Deliveries, Delivery
 from pymq.coord import paths
 from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
 from pymq.core.coordination import Commit, Put
 from pymq.core.message import Message, Produce, Produced
 from pymq.core.metadata import ProducerNode, encode_node
-from pymq.core.ready import Ready
 from pymq.core.record import RecordBatch
 from pymq.errors import (
     BufferFull,
@@ -606,13 +606,12 @@ def test_more_acks_than_the_partition_gives(mq: pymq.Client) -> None:
 # --- once only ------------------------------------------------------------------------------------
 
 
-class Stranger:
+class Stranger(Outbox):
     """A machine that sends what it likes and keeps what it hears."""
 
     def __init__(self, mq: pymq.Client) -> None:
-        self.out = Ready()
+        super().__init__()
         self.heard: list[Message] = []
-        self.deadline = 1 << 62
         self._mq = mq
         with mq.driver as loop:
             loop.add("stranger", self)
@@ -622,15 +621,6 @@ class Stranger:
 
     def tick(self, now: int) -> None:
         raise AssertionError("nothing is ever due")
-
-    def ready(self, now: int) -> Ready | None:
-        if not self.out:
-            return None
-        out, self.out = self.out, Ready()
-        return out
-
-    def advance(self, ready: Ready, now: int) -> None:
-        pass
 
     def produce(self, count: int, sequence: int, *, producer: int = 7, epoch: int = 0) -> Produced:
         batch = RecordBatch.encode(
@@ -642,7 +632,7 @@ class Stranger:
         )
         with self._mq.driver as loop:
             produce = Produce(len(self.heard) + 1, "one", "0", pymq.AckMode.LEADER, batch)
-            self.out.send.append(("broker-0", produce))
+            self.post("broker-0", produce)
             loop.touch("stranger")
         answer = self.heard[-1]
         assert isinstance(answer, Produced)

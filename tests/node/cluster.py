@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
@@ -350,3 +351,24 @@ class Cluster:
         """Copies of the open block end at *end* now: all of them, or those of *brokers*."""
         for broker in brokers or self.open(name).replicas:
             self.brokers[broker].ends[name] = end
+
+
+def crashes(
+    start: Callable[[Cluster], Callable[[int], Message]],
+) -> Iterator[tuple[Cluster, Callable[[int], Message], int]]:
+    """Have a zkserver do what *start* asks, and crash before each thing that it does in turn.
+
+    Yields the cluster of each time, the request and its number; the last time, with the zkserver
+    up, nothing was left to crash before.
+    """
+    for point in itertools.count(1):
+        cluster = Cluster(brokers=4, zks=2)
+        make = start(cluster)
+        zk = cluster.zks["zk-0"]
+        zk.crash_before = zk.effects + point
+        request = cluster.send(make)
+        cluster.pass_ms(100)
+        is_over = zk.is_up
+        yield cluster, make, request
+        if is_over:
+            return

@@ -39,7 +39,7 @@ from pymq.errors import (
     UnknownTopic,
 )
 from pymq.node.image import Draft
-from tests.node.cluster import SESSION_MS, T0, Cluster, Zk
+from tests.node.cluster import SESSION_MS, T0, Cluster, Zk, crashes
 
 
 def refusal(cluster: Cluster, zk: str) -> NotController:
@@ -382,24 +382,18 @@ def crash_at_every_point(
     check: Callable[[Cluster], None],
 ) -> int:
     """Crash the active zkserver before each thing that it does in turn; returns how many."""
-    point = 0
-    while True:
-        point += 1
-        cluster = Cluster(brokers=4, zks=2)
-        make = start(cluster)
-        zk = cluster.zks["zk-0"]
-        zk.crash_before = zk.effects + point
-        request = cluster.send(make)
-        cluster.pass_ms(100)
-        if zk.is_up:
+    points = 0
+    for cluster, make, request in crashes(start):
+        if cluster.zks["zk-0"].is_up:
             assert request in cluster.answers
-            check(cluster)
-            return point - 1
-        cluster.crash_zk("zk-0")
-        cluster.pass_ms(4 * SESSION_MS)  # brokers register; sealed blocks are rolled
-        cluster.ask(make)
-        cluster.pass_ms(SESSION_MS)
+        else:
+            points += 1
+            cluster.crash_zk("zk-0")
+            cluster.pass_ms(4 * SESSION_MS)  # brokers register; sealed blocks are rolled
+            cluster.ask(make)
+            cluster.pass_ms(SESSION_MS)
         check(cluster)
+    return points
 
 
 @pytest.mark.parametrize("before", [AckMode.LEADER, AckMode.RAFT])

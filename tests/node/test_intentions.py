@@ -20,7 +20,7 @@ from pymq.core.message import (
 )
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers
-from tests.node.cluster import SESSION_MS, T0, Cluster
+from tests.node.cluster import SESSION_MS, T0, Cluster, crashes
 
 MODES = (AckMode.UNSET, AckMode.RAFT, AckMode.LEADER, AckMode.NONE)
 Start = Callable[[Cluster], Callable[[int], Message]]
@@ -34,19 +34,10 @@ def crash_everywhere(
     That is the old state or the new one: the new one as soon as it is promised.
     """
     outcomes: set[bool] = set()
-    point = 0
-    while True:
-        point += 1
-        cluster = Cluster(brokers=4, zks=2)
-        make = start(cluster)
-        zk = cluster.zks["zk-0"]
-        zk.crash_before = zk.effects + point
-        cluster.send(make)
-        cluster.pass_ms(100)
-        if zk.is_up:
+    for cluster, _, _ in crashes(start):
+        if cluster.zks["zk-0"].is_up:
             check(cluster, True)
-            assert outcomes == {False, True}
-            return
+            break
         is_done = is_promised(cluster)
         outcomes.add(is_done)
         cluster.crash_zk("zk-0")
@@ -56,6 +47,7 @@ def crash_everywhere(
         before = cluster.part()
         cluster.pass_ms(40_000)  # Nothing is done a second time.
         assert (cluster.part().node, cluster.part().blocks) == (before.node, before.blocks)
+    assert outcomes == {False, True}
 
 
 def noted(cluster: Cluster) -> bool:

@@ -61,6 +61,13 @@ class Life:
         self.sealed: set[BlockId] = set()
         self.epoch = 1
 
+    def live(self, times: int) -> None:
+        """Work until the power fails, again and again; what was promised is there each time."""
+        for _ in range(times):
+            self.run()
+        self.disk.cut_in = -1
+        self.open().close()
+
     def run(self) -> None:
         """Work until the power fails."""
         self.disk.cut_in = self.dice.randrange(60)
@@ -214,22 +221,14 @@ def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("reserve")
 @pytest.mark.parametrize("seed", range(150))
 def test_what_was_synced_survives_power_cuts(seed: int) -> None:
-    life = Life(seed, holes=False)
-    for _ in range(12):
-        life.run()
-    life.disk.cut_in = -1
-    life.open().close()
+    Life(seed, holes=False).live(times=12)
 
 
 @pytest.mark.usefixtures("reserve")
 @pytest.mark.parametrize("seed", range(100))
 def test_sectors_may_be_written_in_any_order(seed: int) -> None:
     """What was synced is there, and no block is refused."""
-    life = Life(1_000 + seed, holes=True)
-    for _ in range(8):
-        life.run()
-    life.disk.cut_in = -1
-    life.open().close()
+    Life(1_000 + seed, holes=True).live(times=8)
 
 
 @pytest.mark.usefixtures("reserve")
@@ -240,21 +239,14 @@ def test_a_power_cut_amid_unsynced_groups_refuses_no_block(seed: int) -> None:
     What was synced is always there; and since each batch says what was durable when it was made,
     the rest is never taken for damage.
     """
-    life = Life(2_000 + seed, holes=True, synced=0.1, group=8)
-    for _ in range(12):
-        life.run()
-    life.disk.cut_in = -1
-    life.open().close()
+    Life(2_000 + seed, holes=True, synced=0.1, group=8).live(times=12)
 
 
 @pytest.mark.usefixtures("reserve")
 @pytest.mark.parametrize("seed", range(100))
 def test_what_was_synced_survives_disks_that_fail(seed: int) -> None:
     """Syncs that fail and lie, disks that fill up, and then the power goes as well."""
-    life = Life(3_000 + seed, holes=True, faulty=0.2)
-    for _ in range(8):
-        life.run()
-    life.open().close()
+    Life(3_000 + seed, holes=True, faulty=0.2).live(times=8)
 
 
 FOLLOWER = BLOCKS[0]

@@ -13,8 +13,10 @@ from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock, StoreError
+from pymq.store.blockfile import Window
 from pymq.store.file import FileStore
 from pymq.store.verify import verify
+from pymq.store.verifyblock import resync
 from tests.store.helpers import BLOCK, batch, file_of, fill, raw
 
 NEXT = BlockId(BLOCK.topic_id, BLOCK.partition, BLOCK.number + 1)
@@ -238,3 +240,11 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot open"):
         verify(str(tmp_path / "nowhere"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("left", [0, 1, 100, 101])
+def test_a_search_ends_where_a_file_was_made_shorter_meanwhile(left: int) -> None:
+    """Whoever verifies a folder that is in use knows the length that a file has had."""
+    window = Window(lambda size, position: bytes(left)[position : position + size], 1_000)
+    assert resync(window, 0) == 1_000

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 import pymq
 from pymq.errors import ConfigError, DeliveryTimeout, StoreError
 from pymq.testing import Cluster, Faults, NotReached
+
+
+@contextmanager
+def raft(seed: int) -> Iterator[tuple[Cluster, pymq.Client]]:
+    """A broker, a client, and a topic ``t`` of which nothing is confirmed before it is synced."""
+    with Cluster(brokers=1, seed=seed) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="raft")
+        yield cluster, mq
 
 
 def put(mq: pymq.Client, *values: bytes, topic: str = "t") -> list[int]:
@@ -21,9 +33,7 @@ def read(mq: pymq.Client, topic: str = "t") -> list[bytes]:
 
 def test_the_real_client_runs_in_virtual_time() -> None:
     """Produce, read and consume in a group; hours cost nothing."""
-    with Cluster(brokers=1, seed=1) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(1) as (cluster, mq):
         assert put(mq, b"a", b"b") == [0, 1]
         assert read(mq) == [b"a", b"b"]
         with mq.consumer("t", group="g") as consumer:
@@ -49,9 +59,7 @@ def test_a_timeout_is_virtual() -> None:
 
 @pytest.mark.parametrize("disk", ["random", "none", "all"])
 def test_what_was_synced_survives_a_crash(disk: str) -> None:
-    with Cluster(brokers=1, seed=2) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(2) as (cluster, mq):
         put(mq, b"a", b"b")
         cluster.crash("broker-0", disk)
         assert not cluster.host("broker-0").is_up
@@ -89,9 +97,7 @@ def test_a_crash_at_every_boundary_of_a_write() -> None:
 
 
 def test_a_wiped_disk_is_empty_and_has_another_name() -> None:
-    with Cluster(brokers=1, seed=4) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(4) as (cluster, mq):
         put(mq, b"a")
         name = cluster.brokers["broker-0"].storage_id
         cluster.wipe("broker-0")
@@ -102,9 +108,7 @@ def test_a_wiped_disk_is_empty_and_has_another_name() -> None:
 
 
 def test_what_is_cut_gets_nothing() -> None:
-    with Cluster(brokers=1, seed=5) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(5) as (cluster, mq):
         put(mq, b"a")
         cluster.cut("broker-0", "client-0")
         producer = mq.producer()
@@ -118,9 +122,7 @@ def test_what_is_cut_gets_nothing() -> None:
 
 def test_one_way_is_one_way() -> None:
     """The record arrives, the answer does not; it is written once all the same."""
-    with Cluster(brokers=1, seed=5) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(5) as (cluster, mq):
         put(mq, b"a")
         cut = cluster.cut("broker-0", "client-0", one_way=True)
         producer = mq.producer()
@@ -134,9 +136,7 @@ def test_one_way_is_one_way() -> None:
 
 
 def test_a_paused_broker_answers_later() -> None:
-    with Cluster(brokers=1, seed=6) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(6) as (cluster, mq):
         put(mq, b"a")
         cluster.pause("broker-0")
         producer = mq.producer()
@@ -149,9 +149,7 @@ def test_a_paused_broker_answers_later() -> None:
 
 
 def test_a_full_disk_refuses_and_recovers() -> None:
-    with Cluster(brokers=1, seed=7) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(7) as (cluster, mq):
         put(mq, b"a")
         cluster.fill_disk("broker-0")
         with mq.producer() as producer:
@@ -164,9 +162,7 @@ def test_a_full_disk_refuses_and_recovers() -> None:
 
 def test_a_failed_sync_stops_the_replica() -> None:
     """It serves nothing any more; after a restart what was acknowledged is there."""
-    with Cluster(brokers=1, seed=8) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(8) as (cluster, mq):
         put(mq, b"a")
         cluster.fail_disk("broker-0", "sync")
         with mq.producer() as producer:
@@ -178,9 +174,7 @@ def test_a_failed_sync_stops_the_replica() -> None:
 
 def test_a_zkserver_may_come_back() -> None:
     """It waits for the session of the one before to run out, then goes on from the tree."""
-    with Cluster(brokers=1, seed=9) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(9) as (cluster, mq):
         cluster.crash("zkserver-0")
         cluster.run(seconds=0.5)
         cluster.restart("zkserver-0")
@@ -192,9 +186,7 @@ def test_a_zkserver_may_come_back() -> None:
 
 
 def test_an_expired_session_is_taken_up_again() -> None:
-    with Cluster(brokers=1, seed=10) as cluster:
-        mq = cluster.client()
-        mq.create_topic("t", acks="raft")
+    with raft(10) as (cluster, mq):
         cluster.expire_session("zkserver-0")
         cluster.run(seconds=3)
         assert mq.cluster().controller_epoch == 2

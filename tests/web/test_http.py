@@ -18,17 +18,10 @@ from pymq import web
 from pymq.errors import ConfigError
 from pymq.web.app import FILES
 from pymq.web.server import BODY_MAX, CONNECTIONS_MAX
-from tests.web.helpers import TOKEN, ask, fill
+from tests.web.helpers import TOKEN, ask
 
 PAGE = Path(web.__file__).parent / "page"
 PATHS = ("/", "/app.js", "/style.css", "/api/state", "/metrics", "/health", "/nothing", "/login")
-
-
-@pytest.fixture
-def mq() -> Iterator[pymq.Client]:
-    with pymq.open("memory:") as client:
-        fill(client)
-        yield client
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pymq.web.app import App
 from pymq.web.desk import Desk, Desks
 from pymq.web.gate import Gate, OneToken
 from tests.web.browser import Browser, Page, find
-from tests.web.helpers import TOKEN, fill
+from tests.web.helpers import TOKEN
 
 CHROMIUM = find()
 pytestmark = pytest.mark.skipif(
@@ -30,13 +30,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     assert CHROMIUM is not None
     with Browser(CHROMIUM, tmp_path_factory.mktemp("chromium")) as running:
         yield running
-
-
-@pytest.fixture
-def mq() -> Iterator[pymq.Client]:
-    with pymq.open("memory:") as client:
-        fill(client)
-        yield client
 
 
 @pytest.fixture
