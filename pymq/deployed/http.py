@@ -14,6 +14,7 @@ from pathlib import Path
 from pymq.core.metrics import Metrics
 from pymq.deployed.remote import open_cluster
 from pymq.deployed.security import Access, Door, Http
+from pymq.errors import ConfigError
 from pymq.node.access.requirements import DESCRIBE_CLUSTER
 from pymq.node.meters import process
 from pymq.web.app import App
@@ -31,7 +32,10 @@ def open_http(
         ConfigError: it cannot be listened there, or must not be.
     """
     keys = access.curve_dir
-    gate = Gate(None if keys is None else TokenFolder(Path(keys)))
+    gate = Gate(None)
+    if keys is not None:
+        folder = Path(keys)
+        gate = Gate(TokenFolder(folder, is_revoked=lambda name: _is_revoked(folder, name)))
     allows = (lambda principal: True) if door is None else _may_scrape(door)
 
     def collect() -> Metrics:
@@ -48,6 +52,24 @@ def open_http(
         )
     app = App(gate, collect, desks=desks, may_scrape=allows, writable=http.writable)
     return Server(http.listen, app, cert=http.cert, insecure=access.insecure)
+
+
+def _is_revoked(folder: Path, name: str) -> bool:
+    """Whether the key of *name* was revoked and there is no other one.
+
+    Who never had a key, as a scraper, has a token all the same.
+    """
+    from pymq.transport import curvefiles as files  # only now: it loads zmq
+
+    revoked = folder / f"{name}{files.REVOKED}"
+    if not revoked.exists():
+        return False
+    try:
+        return files.read_public(folder / f"{name}{files.PUBLIC}").key in files.read_revoked(
+            revoked
+        )
+    except ConfigError:
+        return True
 
 
 def _may_scrape(door: Door) -> Callable[[str], bool]:

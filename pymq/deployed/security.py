@@ -119,6 +119,7 @@ class Door:
                 "'pymq keys policy' writes one to begin with"
             )
         self._stamp = self._look()
+        self._complaint = ""  # that was logged last
         first = load_policy(self._path)
         self._file = -1 if audit is None else _open_audit(audit)
         self._audit = Audit(self._write, wall_ms)
@@ -157,11 +158,14 @@ class Door:
             stamp = self._look()
             if stamp == self._stamp:
                 return
-            self._stamp = stamp  # What is wrong now is not complained of each second.
+            # Until it can be read it is tried each second, and complained of once.
             found: Policy = load_policy(self._path)
         except ConfigError as error:
-            log.error("the policy is that of before: %s", error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("the policy is that of before: %s", error)
             return
+        self._stamp, self._complaint = stamp, ""
         self._guard.replace(found)
         log.info("the policy was read again: %d rules", len(found.rules))
 

@@ -42,7 +42,7 @@ class KeyRing:
         self.folder = Path(folder)
         self.version = 0  # counts how often it was read
         self._looked_at = 0.0
-        self._seen: frozenset[Seen] = frozenset()
+        self._complaint = ""  # that was logged last
         self._publics: dict[str, Public] = {}  # by name
         self._principals: dict[str, str] = {}  # names, by key
         self._endpoints: dict[str, Public] = {}
@@ -50,7 +50,7 @@ class KeyRing:
             self._seen = self._look()
         except OSError as error:
             raise ConfigError(f"no keys can be read in {folder}: {error.strerror}") from error
-        self._load()
+        self._load(self._seen)
         at = self._endpoints.get(endpoint)
         self.own = self._find_own(principal, [at.name] if at else [default])
 
@@ -124,11 +124,15 @@ class KeyRing:
             seen = self._look()
             if seen == self._seen:
                 return
-            self._seen = seen  # What is wrong now is not complained of each second.
-            self._load()
+            # Until it can be read it is tried each second: what was revoked must not wait for
+            # another change because we were out of descriptors, say. It is complained of once.
+            self._load(seen)
         except (ConfigError, OSError) as error:
-            log.error("the keys are those of before: %s", error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("the keys are those of before: %s", error)
             return
+        self._seen, self._complaint = seen, ""
         log.info("keys were read again: %d are known", len(self._principals))
 
     def _look(self) -> frozenset[Seen]:
@@ -140,8 +144,8 @@ class KeyRing:
                     found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
         return frozenset(found)
 
-    def _load(self) -> None:
-        paths = sorted(self.folder / name for name, *_ in self._seen)
+    def _load(self, seen: frozenset[Seen]) -> None:
+        paths = sorted(self.folder / name for name, *_ in seen)
         revoked: set[str] = set()
         for path in paths:
             if path.name.endswith(files.REVOKED):

@@ -22,6 +22,7 @@ from pymq.core.values import value
 from pymq.errors import ConfigError
 
 PUBLIC, SECRET, REVOKED = ".pub", ".secret", ".revoked"
+TOKEN = ".token"  # for HTTP (pymq.web.gate)
 FILE_BYTES_MAX = 65_536
 _Z85 = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
@@ -75,13 +76,18 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
         f"public = '{pair.public}'",
         f"secret = '{pair.secret}'",
     ]
+    path = folder / f"{pair.name}{SECRET}"
     try:
-        _write(folder / f"{pair.name}{SECRET}", secret, 0o600)
-        _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
-    except FileExistsError as error:
+        _write(path, secret, 0o600)
+    except FileExistsError:
         raise ConfigError(
-            f"{error.filename} exists already; revoke the key of {pair.name!r} first"
-        ) from error
+            f"{path} is there already, without its {PUBLIC} file: bring that back, or remove it"
+        ) from None
+    try:
+        _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
+    except BaseException:
+        path.unlink()  # Half a pair would be in the way of the next one.
+        raise
 
 
 def _write(path: Path, lines: Sequence[str], mode: int) -> None:
@@ -94,7 +100,7 @@ def _write(path: Path, lines: Sequence[str], mode: int) -> None:
 
 
 def revoke(folder: Path, name: str) -> str:
-    """Revoke the key that *name* has, remove both its files, and return it.
+    """Revoke the key that *name* has, remove its files, a token's too, and return it.
 
     Raises:
         ConfigError: there is none.
@@ -114,7 +120,8 @@ def revoke(folder: Path, name: str) -> str:
     )
     new.replace(revoked)
     path.unlink()
-    (folder / f"{name}{SECRET}").unlink(missing_ok=True)
+    for suffix in (SECRET, TOKEN):
+        (folder / f"{name}{suffix}").unlink(missing_ok=True)
     return key
 
 
@@ -170,7 +177,7 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
         if len(data) > FILE_BYTES_MAX:
             raise ValueError("it is too long")
         found = tomllib.loads(data.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # A line of a secret file is not to be shown, as some parsers would.
         raise ConfigError(f"{path} is no key file" + ("" if is_secret else f": {error}")) from None
     if unknown := sorted(set(found) - known):

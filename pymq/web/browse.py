@@ -78,7 +78,8 @@ def _read(
         for batch in split(answer.data):
             view = BatchView(batch.verify().at(topic, partition), at)
             if not view.is_control:
-                records += view.part(at, end, 1).records()
+                # No more of a large batch than is shown.
+                records += view.part(at, min(end, at + limit - len(records)), 1).records()
             at = max(at, batch.end_offset)
             if len(records) >= limit:
                 break

@@ -64,7 +64,10 @@ class Desk:
     def _look(self) -> None:
         began = self._clock()
         try:
+            # Groups come last: whoever coordinates them may be what is missing, and to find out
+            # takes long.
             self._state = self._looked()
+            self._state = {**self._state, **self._groups()}
         except Closed:
             raise
         except PymqError as error:
@@ -97,7 +100,7 @@ class Desk:
                 for topic in topics
             ],
             "more_topics": names[TOPICS_MAX:NAMES_MAX],
-            "groups": self._groups(),
+            "groups": self._state.get("groups", []),
             "rates": [[round(t * 1000), round(r, 1), round(b)] for t, r, b in self._rates],
         }
 
@@ -123,12 +126,16 @@ class Desk:
         # Retention takes bytes away, of which nobody has to hear here.
         return (records - before[1]) / seconds, max(0, size - before[2]) / seconds
 
-    def _groups(self) -> list[Json]:
-        found = []
+    def _groups(self) -> Json:
+        """The groups; and what there is to note."""
+        found: list[Json] = []
         try:
             names = self.client.groups()
         except (AuthorizationFailed, NoBrokers):
-            return []
+            return {"groups": []}
+        except TimeoutError as error:
+            note = f"groups are those of before, their coordinator does not answer: {error}"
+            return {"notes": [*self._state["notes"], note]}
         for name in names[:GROUPS_MAX]:
             try:
                 found.append(shown.group_line(self.client.describe_group(name)))
@@ -136,7 +143,7 @@ class Desk:
                 pass  # It is somebody else's, or gone.
             except TimeoutError as error:
                 found.append({"name": name, "problem": str(error)})
-        return found
+        return {"groups": found}
 
     # --- one of its parts -----------------------------------------------------------------------
 
@@ -185,8 +192,12 @@ class Desk:
         key, found = given.get("key"), given.get("value")
         if not isinstance(found, str) or not isinstance(key, str | None):
             raise InvalidRequest("value and key are text")
+        try:
+            record, key_bytes = found.encode(), key.encode() if key else None
+        except UnicodeEncodeError:
+            raise InvalidRequest("value and key are text, without halves of characters") from None
         with self.client.producer(linger_ms=0) as producer:
-            delivery = producer.send(topic, found.encode(), key=key.encode() if key else None)
+            delivery = producer.send(topic, record, key=key_bytes)
             where = delivery.result(timeout=10)
         return {"partition": where.partition, "offset": where.offset}
 

@@ -23,6 +23,7 @@ ANYBODY = ""
 SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
 TOKEN_BYTES_MAX = 1_024
+TOKEN_CHARS_MIN = 16  # of one in a file; a shorter one could be guessed
 LOOK_S = 1.0  # between two looks at a folder
 LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
 
@@ -48,11 +49,21 @@ class OneToken:
 
 
 class TokenFolder:
-    """The tokens of the files ``NAME.token`` in a folder of keys, also after they have changed."""
+    """The tokens of the files ``NAME.token`` in a folder of keys, also after they have changed.
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    Those of whom *is_revoked* says so count no more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_revoked: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self._is_revoked = is_revoked
         self._looked_at = -LOOK_S
         self._digests: dict[bytes, str] = {}
 
@@ -77,13 +88,15 @@ class TokenFolder:
                     text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
             except (OSError, UnicodeDecodeError):
                 continue
-            if len(text) >= 16:
-                tokens.append((path.name.removesuffix(".token"), text))
+            name = path.name.removesuffix(".token")
+            if len(text) >= TOKEN_CHARS_MIN and not self._is_revoked(name):
+                tokens.append((name, text))
         return tokens
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+    # JSON may hold what is no text at all, and whoever sends that has no token.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 @value

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import math
 import os
+import re
 import socket
 import ssl
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pymq.client.base import Handle
+from pymq.core.values import define
 from pymq.errors import ConfigError
 from pymq.web.app import App, Request, Response, refuse
 from pymq.web.gate import LOCAL
 
 CONNECTIONS_MAX = 64
-IDLE_S = 15.0  # a connection that says nothing for so long is ended
+IDLE_S = 15.0  # a connection that says nothing for so long is ended, ...
+REQUEST_S = 30.0  # ... and one whose request is not whole after so long, however busy it is
 BODY_MAX = 64 << 10
 CLOSE_S = 5.0  # how long requests that are being answered are waited for
 log = logging.getLogger("pymq.http")
@@ -56,6 +62,7 @@ class Server(Handle):
             self._http = _Http(host, port, app, tls)
         except OSError as error:
             raise ConfigError(f"{listen} cannot be listened to: {error.strerror}") from error
+        self._pid = os.getpid()
         self.port: int = self._http.server_address[1]
         self.host = host
         self._thread = threading.Thread(
@@ -75,7 +82,9 @@ class Server(Handle):
         return f"{self.address}#token={self._token}" if self._token else self.address
 
     def close(self) -> None:
-        """Answer nobody any more; may be repeated."""
+        """Answer nobody any more; may be repeated. In a forked child it does nothing."""
+        if self._pid != os.getpid():
+            return  # The thread that would have to end is the parent's.
         self._http.shutdown()
         self._thread.join()
         self.app.close()
@@ -90,7 +99,11 @@ def parse_listen(listen: str) -> tuple[str, int]:
     """
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if (
+        not re.fullmatch("[!-~]+", host)
+        or not re.fullmatch("[0-9]{1,5}", port)
+        or int(port) > 65535
+    ):
         raise ConfigError(f"{listen!r} is not HOST:PORT, as 127.0.0.1:8080 is")
     return host, int(port)
 
@@ -106,7 +119,18 @@ def _load(cert: str | os.PathLike[str]) -> ssl.SSLContext:
 
 def is_local(host: str) -> bool:
     """Whether only this machine can connect to *host*."""
-    return host in LOCAL or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in LOCAL
+
+
+@define
+class _Live:
+    """A connection, and until when its next request must be whole."""
+
+    connection: socket.socket
+    until: float
 
 
 class _Http(ThreadingHTTPServer):
@@ -119,7 +143,7 @@ class _Http(ThreadingHTTPServer):
         self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.app = app
-        self._live: dict[threading.Thread, socket.socket] = {}
+        self._live: dict[threading.Thread, _Live] = {}
         self._guard = threading.Lock()
         super().__init__((host, port), _Handler)
 
@@ -138,11 +162,16 @@ class _Http(ThreadingHTTPServer):
         with self._guard:
             is_full = len(self._live) >= CONNECTIONS_MAX
             if not is_full:
-                self._live[thread] = request
+                self._live[thread] = _Live(request, time.monotonic() + REQUEST_S)
         if is_full:
             self.shutdown_request(request)  # It may come again.
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError:  # There are no more threads to be had.
+            with self._guard:
+                del self._live[thread]
+            self.shutdown_request(request)
 
     def _serve(self, connection: Any, client_address: Any) -> None:
         me = threading.current_thread()
@@ -152,7 +181,7 @@ class _Http(ThreadingHTTPServer):
                 connection.settimeout(IDLE_S)
                 connection = self._tls.wrap_socket(connection, server_side=True)
                 with self._guard:
-                    self._live[me] = connection
+                    self._live[me].connection = connection
             self.process_request_thread(connection, client_address)
         except OSError as error:
             log.debug("no TLS with %s: %s", client_address, error)
@@ -160,6 +189,19 @@ class _Http(ThreadingHTTPServer):
         finally:
             with self._guard:
                 self._live.pop(me, None)
+
+    def expect(self, seconds: float) -> None:
+        """Let the connection of this thread have so long until its request is whole."""
+        with self._guard:
+            self._live[threading.current_thread()].until = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """End connections that say little for long, now and then: they keep others out."""
+        now = time.monotonic()
+        with self._guard:
+            late = [live.connection for live in self._live.values() if live.until < now]
+        for connection in late:
+            _hang_up(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a connection from %s has failed", client_address)  # its browser went away
@@ -169,13 +211,17 @@ class _Http(ThreadingHTTPServer):
         self.server_close()
         with self._guard:
             live = dict(self._live)
-        for connection in live.values():
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # It is gone already.
+        for found in live.values():
+            _hang_up(found.connection)
         for thread in live:
             thread.join(CLOSE_S)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # It is gone already.
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -185,20 +231,39 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
     server: _Http
 
+    def handle_one_request(self) -> None:
+        """Take a request and answer it; there is so much time for it to be whole."""
+        self.server.expect(REQUEST_S)
+        super().handle_one_request()
+
     def do_GET(self) -> None:
+        if self._length() != 0:
+            self.close_connection = True  # What follows is a body, and must not be a request.
         self._do(b"")
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length) > BODY_MAX:
+        length = self._length()
+        if length is None or length > BODY_MAX:
             self.close_connection = True
             self._answer(refuse(413, f"a body has a length, of at most {BODY_MAX} bytes"))
             return
-        self._do(self.rfile.read(int(length)))
+        self._do(self.rfile.read(length))
+
+    def _length(self) -> int | None:
+        """How long the body is; None if that is not said plainly, or is far too much.
+
+        Of what two servers in a row understand in two ways, one takes a part for a request.
+        """
+        found = self.headers.get_all("Content-Length", [])
+        if len(found) > 1 or "Transfer-Encoding" in self.headers:
+            return None
+        text = found[0].strip() if found else ("" if self.command == "POST" else "0")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
     def _do(self, body: bytes) -> None:
+        self.server.expect(math.inf)  # Whatever the answer takes is our own affair.
         try:
             parts = urlsplit(self.path)
             query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=20))

@@ -138,3 +138,19 @@ def test_tokens_are_for_their_owner_alone(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alice.token", "bob.token"]
     assert main(["keys", "token", str(tmp_path / "nothing"), "alice"]) == 2
     assert main(["keys", "token", str(tmp_path), "a/b"]) == 2
+
+
+def test_a_secret_without_its_public_key_says_what_to_do(tmp_path: Path, capsys: Capture) -> None:
+    """It said to revoke the key first, and there was none to be revoked."""
+    assert main(["keys", "make", str(tmp_path), "alice"]) == 0
+    (tmp_path / "alice.pub").unlink()
+    assert main(["keys", "make", str(tmp_path), "alice"]) == 2
+    assert "bring that back, or remove it" in capsys.readouterr().err
+
+
+def test_whose_key_is_revoked_has_no_token_either(tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tmp_path)
+    assert main(["keys", "make", folder, "alice"]) == 0
+    assert main(["keys", "token", folder, "alice"]) == 0
+    assert main(["keys", "revoke", folder, "alice"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alice.revoked"]

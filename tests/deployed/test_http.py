@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pymq
 from pymq.core.metrics import METRICS
 from pymq.errors import Closed, ConfigError
+from pymq.transport.curvefiles import read_public
 from tests.transport.keys import make_keys
 from tests.web.helpers import ask
 
@@ -196,6 +197,21 @@ def test_the_page_shows_what_its_viewer_may_see(
         while see(who, "/metrics")[0] != 401:
             assert time.monotonic() < until
             time.sleep(0.05)  # The folder is looked at once a second.
+
+
+def test_a_token_ends_with_the_key_of_its_principal(
+    secured: tuple[pymq.ZkServer, pymq.Broker], tmp_path: Path
+) -> None:
+    """The key of who was locked out was revoked, and his token still opened the page."""
+    zkserver, _ = secured
+    keys = tmp_path / "keys"
+    assert ask(zkserver.http, "/api/state", token="the token of root").status == 200
+    key = read_public(keys / "root.pub").key
+    (keys / "root.revoked").write_text(f"public = ['{key}']\n")  # as it is carried to a node
+    until = time.monotonic() + 60
+    while ask(zkserver.http, "/api/state", token="the token of root").status != 401:
+        assert time.monotonic() < until
+    assert ask(zkserver.http, "/api/state", token="the token of stranger").status != 401
 
 
 def test_the_network_takes_a_certificate_and_tokens(tmp_path: Path) -> None:

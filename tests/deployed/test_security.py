@@ -17,6 +17,7 @@ import pymq
 from pymq.core import message as msg
 from pymq.core.message import Message
 from pymq.deployed.nodes import Node
+from pymq.deployed.security import Door
 from pymq.errors import AuthorizationFailed, ConfigError, DeliveryTimeout
 from pymq.node.access import requirements
 from pymq.transport.curve import KeyRing
@@ -247,6 +248,32 @@ def test_a_policy_that_changes_holds_soon_and_a_broken_one_does_not(secured: Sec
         secured.policy.write_text(POLICY)
         with pytest.raises(AuthorizationFailed):
             send_for_five_seconds(producer)
+
+
+def test_a_policy_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What tells that a file has changed may be the same once it is whole."""
+    path, now = tmp_path / "policy.toml", 0
+    path.write_text('superusers = ["alice"]\n')
+    door = Door(path, clock=lambda: now)
+    try:
+        whole = 'superusers = ["carol"]\n'
+        path.write_text("?" * len(whole))
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        for _ in range(3):
+            now += 10_000
+            assert door("alice", "client-1", msg.ListTopics(1)) is None
+        assert len(caplog.records) == 1
+        path.write_text(whole)
+        os.utime(path, ns=times)
+        now = 40_000
+        assert door("carol", "client-1", msg.ListTopics(1)) is None
+        path.write_text("a = " + "[" * 20_000)
+        now = 50_000
+        assert door("carol", "client-1", msg.ListTopics(1)) is None
+    finally:
+        door.close()
 
 
 @pytest.mark.parametrize("mode", ["ptp", "psb"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -407,12 +408,55 @@ def test_a_file_that_is_damaged_later_changes_nothing(tmp_path: Path) -> None:
         KeyRing(tmp_path, "alice")
 
 
+def test_keys_that_could_not_be_read_once_are_read_again(tmp_path: Path) -> None:
+    """A revocation that was half written, or met no free descriptor, did not count until the next.
+
+    What tells that a folder has changed may be the same once the file is whole.
+    """
+    pairs = make_keys(tmp_path, "alice", "bob")
+    keys = KeyRing(tmp_path, "alice")
+    whole = f"public = ['{pairs['bob'].public}']\n"
+    revoked = tmp_path / "bob.revoked"
+    revoked.write_text("?" * len(whole))
+    times = revoked.stat().st_atime_ns, revoked.stat().st_mtime_ns
+    now = time.monotonic()
+    keys.refresh(now + 10)
+    assert keys.principal(pairs["bob"].public) == "bob"
+    revoked.write_text(whole)
+    os.utime(revoked, ns=times)
+    keys.refresh(now + 20)
+    assert keys.principal(pairs["bob"].public) is None
+
+
+@pytest.mark.parametrize("nonsense", ["\0", "a = " + "[" * 20_000, "a = 1\na = 1\n"])
+def test_nothing_that_a_key_file_holds_ends_a_node(tmp_path: Path, nonsense: str) -> None:
+    pairs = make_keys(tmp_path, "alice", "bob")
+    keys = KeyRing(tmp_path, "alice")
+    for name in ("bob.pub", "carol.pub", "bob.revoked"):
+        (tmp_path / name).write_text(nonsense)
+    keys.refresh(time.monotonic() + 10)
+    assert keys.principal(pairs["bob"].public) == "bob"
+    with pytest.raises(ConfigError, match="is no key file"):
+        KeyRing(tmp_path, "alice")
+
+
+def test_what_is_wrong_with_keys_is_complained_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_keys(tmp_path, "alice", "bob")
+    keys = KeyRing(tmp_path, "alice")
+    (tmp_path / "bob.pub").write_text("public = 'short'\n")
+    now = time.monotonic()
+    for seconds in (10, 20, 30):
+        keys.refresh(now + seconds)
+    assert len(caplog.records) == 1
+
+
 # --- what strangers and others do ---------------------------------------------------------------
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
     """200 connections that hold a descriptor each, for as long as a handshake may take."""
-    import os
     import socket
 
     make_keys(tmp_path, "server", "alice")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -15,8 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pymq
 from pymq import web
+from pymq.core.view import BatchView
 from pymq.errors import ConfigError
+from pymq.testing import Cluster
 from pymq.web.app import FILES
+from pymq.web.desk import Desk
 from pymq.web.server import BODY_MAX, CONNECTIONS_MAX
 from tests.web.helpers import TOKEN, ask
 
@@ -225,7 +230,10 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("listen", ["8080", "127.0.0.1", "127.0.0.1:x", ":1", "127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "listen",
+    ["8080", "127.0.0.1", "127.0.0.1:x", ":1", "127.0.0.1:99999", "a b:1", "\N{SNOWMAN}:1"],
+)
 def test_what_is_no_address_is_refused(mq: pymq.Client, listen: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         web.serve(mq, listen)
@@ -249,3 +257,141 @@ def test_the_page_needs_nothing_from_outside() -> None:
         ), path
         assert not re.search(r"\bstyle\s*=|<style|\son[a-z]+\s*=\s*[\"']", text), path
     assert {path.name for path in PAGE.iterdir()} == {name for name, _ in FILES.values()}
+
+
+# --- what a stranger may try --------------------------------------------------------------------
+
+
+def raw(server: web.Server, data: bytes) -> bytes:
+    """All that comes back for some bytes, until the server ends the connection."""
+    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+        connection.sendall(data)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+def test_what_is_no_text_is_no_token_and_no_record(mq: pymq.Client) -> None:
+    """Half a character in JSON was a failure of the server, with a traceback for the log."""
+    with web.serve(mq, token=TOKEN, writable=True) as server:
+        assert ask(server, "/login", "POST", token=None, body={"token": "\ud800"}).status == 401
+        for record in ({"value": "\ud800"}, {"value": "x", "key": "\udfff"}):
+            answer = ask(server, "/api/send", "POST", body={"topic": "orders", **record})
+            assert (answer.status, answer.json["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_cookies_of_others_on_this_host_do_not_hide_ours(server: web.Server) -> None:
+    given = ask(server, "/login", "POST", token=None, body={"token": TOKEN}).headers["set-cookie"]
+    ours = given.split(";")[0]
+    for others in ('theme={"dark": true}; ', "a b=c; ", "=; ;", 'x="'):
+        cookie = f"{others}; {ours}"
+        assert ask(server, "/api/state", token=None, headers={"Cookie": cookie}).status == 200
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "Content-Length: " + "9" * 5_000,
+        "Content-Length: -1",
+        "Content-Length: 2\r\nContent-Length: 40",
+        "Content-Length: 2\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked",
+    ],
+)
+def test_a_body_has_one_plain_length(server: web.Server, lengths: str) -> None:
+    """Else what one server takes for a body another one takes for the next request."""
+    head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}"
+    found = raw(server, head.encode() + b"\r\n\r\n{}GET /health HTTP/1.1\r\n\r\n")
+    assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 413 ") == 1
+
+
+def test_the_body_of_a_request_without_one_is_no_request(server: web.Server) -> None:
+    hidden = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(hidden)}\r\n\r\n"
+    found = raw(server, head.encode() + hidden)
+    assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 200 ") == 1
+
+
+def test_who_says_a_byte_now_and_then_is_let_go(
+    mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some dozen such connections kept everybody out for as long as they liked."""
+    monkeypatch.setattr("pymq.web.server.REQUEST_S", 0.5)
+    with web.serve(mq, token=TOKEN) as server:
+        with socket.create_connection((server.host, server.port)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\n")
+            until = time.monotonic() + 60
+            while not _is_over(slow):
+                assert time.monotonic() < until
+        assert ask(server, "/health").status == 200
+
+
+def _is_over(connection: socket.socket) -> bool:
+    """Say a little, and see whether the connection has ended."""
+    try:
+        connection.sendall(b"X: y\r\n")
+        connection.settimeout(0.1)
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1.example:0", "127.1:0", "localhost.example:0"])
+def test_a_name_that_only_looks_local_is_the_networks(mq: pymq.Client, listen: str) -> None:
+    with pytest.raises(ConfigError, match="open to the network"):
+        web.serve(mq, listen)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_nothing_of_its_parents(server: web.Server) -> None:
+    """It waited for ever for a thread that is the parent's."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        server.close()
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert ask(server, "/health").status == 200
+
+
+def test_a_large_batch_is_not_decoded_for_a_few_records(
+    mq: pymq.Client, server: web.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    records = BatchView.records
+
+    def counted(view: BatchView) -> list[pymq.Record]:
+        decoded.append(len(view))
+        return records(view)
+
+    monkeypatch.setattr(BatchView, "records", counted)
+    with mq.producer() as producer:
+        producer.send_many("clicks", [b"x"] * 20_000, partition=0)
+    for offset in ("begin", "19000", "end"):
+        found = ask(server, f"/api/records?topic=clicks&offset={offset}&limit=5").json
+        assert len(found["records"]) == 5
+    assert sum(decoded) == 15
+
+
+def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
+    """The page showed what was before, just when one wants to see what is missing."""
+    with Cluster(brokers=3, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("orders", replicas=3, acks="raft")
+        mq.reset_group("billing", "orders", 0)
+        desk = Desk(mq, lambda: cluster.now)
+        assert [group["name"] for group in desk.state()["groups"]] == ["billing"]
+        cluster.crash("broker-1")
+        cluster.crash("broker-2")
+        cluster.run(seconds=20)
+        state = desk.state()
+        assert state["problem"] is None
+        alive = {broker["name"]: broker["alive"] for broker in state["cluster"]["brokers"]}
+        assert alive == {"broker-0": True, "broker-1": False, "broker-2": False}
+        assert [group["name"] for group in state["groups"]] == ["billing"]
+        assert "does not answer" in state["notes"][0]

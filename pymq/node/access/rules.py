@@ -150,7 +150,7 @@ def load_policy(path: Path) -> Policy:
         raise ConfigError(f"the policy {path} has more than {POLICY_BYTES_MAX} bytes")
     try:
         return parse_policy(tomllib.loads(data.decode("utf-8")))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"the policy {path} is not TOML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"the policy {path}: {error}") from error

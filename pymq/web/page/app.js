@@ -160,7 +160,7 @@ function top([view]) {
       state && state.principal ? h("span", null, state.principal) : null,
       state && !state.writable ? h("span", null, "read-only") : null,
       state && state.can_sign_out && !isOut
-        ? h("button", { type: "button", onclick: async () => { await post("/logout", {}); isOut = true; state = part = null; draw(); } }, "Leave") : null));
+        ? h("button", { type: "button", onclick: async () => { turn += 1; clearTimeout(update.timer); await post("/logout", {}); isOut = true; state = part = null; draw(); } }, "Leave") : null));
 }
 
 // --- beginning ------------------------------------------------------------------------------------
