@@ -116,7 +116,7 @@ class Intake:
         self._must_sync = self._must_sync or m.sync
         answer = Produced(m.id, header.base_offset, epoch)
         self._await(header.base_offset + header.span, source, m, answer)
-        replicator.appended(now)
+        opened.appended()
 
     def _park(self, source: str, m: Produce, now: int) -> None:
         """Let a batch wait, unless too much waits already; then all that follow are refused."""

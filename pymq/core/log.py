@@ -63,6 +63,7 @@ class BlockLog:
         "_host",
         "_in_flight",
         "_is_shared",
+        "_joined",
         "_recent",
         "_recent_bytes",
         "_time",
@@ -99,6 +100,8 @@ class BlockLog:
         self._checkpointed = 0  # how large the block was at its last checkpoint
         self._recent: deque[RecordBatch] | None = deque() if is_shared else None
         self._recent_bytes = 0
+        # What a follower was sent last, by (offset, most bytes): the others need the same.
+        self._joined: tuple[tuple[int, int], bytes] | None = None
         self._time = 0  # wall clock of what the log itself appends
 
     # --- beginning ------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class BlockLog:
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
         self._unwritten, self._in_flight = [], None
         self._recent = deque() if self._is_shared else None
-        self._recent_bytes = 0
+        self._recent_bytes, self._joined = 0, None
         self.is_recovering = False
         return True
 
@@ -217,6 +220,7 @@ class BlockLog:
         self.end = header.end_offset
         self.size += header.length
         if self._recent is not None:
+            self._joined = None
             self._recent.append(batch)
             self._recent_bytes += header.length
             while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
@@ -266,6 +270,9 @@ class BlockLog:
         """Whole batches from *offset* on if they are still in memory, at least one; else None."""
         if offset == self.end:
             return b""
+        wanted = offset, max_bytes
+        if self._joined is not None and self._joined[0] == wanted:
+            return self._joined[1]
         recent = self._recent
         if not recent or offset < recent[0].header.base_offset:
             return None
@@ -282,7 +289,8 @@ class BlockLog:
             if parts and size > max_bytes:
                 break
             parts += (batch.head, batch.body)  # type: ignore[arg-type] # Buffer: bytes-like
-        return b"".join(parts)
+        self._joined = wanted, b"".join(parts)
+        return self._joined[1]
 
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
@@ -310,7 +318,7 @@ class BlockLog:
             self.recover()  # What was known of producers at that point, only the log knows.
 
     def _cut(self, end: int) -> None:
-        self.end = end
+        self.end, self._joined = end, None
         self.stable_end = min(self.stable_end, end)
         self.epochs = [epoch for epoch in self.epochs if epoch[1] < end]
         if self.seal_end is not None and self.seal_end > end:
@@ -356,7 +364,7 @@ class BlockLog:
         """The write is done; whether there was one."""
         if self._in_flight is None:
             return False
-        self.stable_end, self._in_flight = self._in_flight, None
+        self.stable_end, self._in_flight, self._joined = self._in_flight, None, None
         self.producers.settle()
         self._durable_end = max(self._durable_end, self._durable_then)
         self.stable_size = self.size - sum(batch.size for batch in self._unwritten)

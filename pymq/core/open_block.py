@@ -32,6 +32,7 @@ class OpenBlock:
         "_has_begun",
         "_host",
         "_is_broken",
+        "_is_unsent",
         "_make_replicator",
         "_recovery",
         "_restart_at",
@@ -63,6 +64,7 @@ class OpenBlock:
         self._recovery = Recovery(host, is_whole)
         self._has_begun = False  # it has had a replicator in this process
         self._is_broken = False  # nothing can be read or written any more
+        self._is_unsent = False  # the other replicas have not been sent what was appended
         self._sync_at = self._restart_at = NEVER
         host.open_block = None
 
@@ -220,6 +222,10 @@ class OpenBlock:
         if self.replicator is not None:
             self.replicator.adopt(state, now)
 
+    def appended(self) -> None:
+        """The log has a new end; what all producers append in a turn is sent together, in it."""
+        self._is_unsent = True
+
     def step(self, source: str, m: Replication, now: int) -> bool:
         """Take in what another replica says; whether it can have changed anything."""
         log, acting = self.log, self.acting
@@ -310,6 +316,9 @@ class OpenBlock:
         log, replicator = self.log, self.replicator
         assert log is not None
         assert replicator is not None
+        if self._is_unsent:
+            self._is_unsent = False
+            replicator.appended(now)  # The others are to write it while this disk does.
         must_seal = self.sealing.must_write(log, replicator)
         config = self.state.config
         policy = config.sync_policy(self.node.acks)

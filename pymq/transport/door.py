@@ -14,7 +14,7 @@ from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import Authenticator, OnRefused, secure_server, self_test
 from pymq.transport.peers import Peer, Peers, node_of_identity
-from pymq.transport.sockets import Tuning, descriptor, is_local, make_router, send_frames
+from pymq.transport.sockets import MORE, Tuning, descriptor, is_local, make_router, send_frames
 
 if TYPE_CHECKING:
     from pymq.transport.sockets import Context
@@ -104,7 +104,7 @@ class Door:
         if self._on_refused is not None:
             self._on_refused(principal, repr(identity)[2:-1])
         try:
-            self.socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(identity, MORE)
             send_frames(self.socket, wire.encode([("", "", wire.Refused(error))]))
         except zmq.ZMQError:
             pass  # It has gone, or does not listen: so it stays without an explanation.

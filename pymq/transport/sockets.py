@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 SCHEMES = ("tcp://", "ipc://")
 _ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^\x00-\x1f']+")
-COPY_MAX = 65_536  # bytes of a frame up to which libzmq's copy costs less than sharing
+# Bytes of a frame up to which libzmq's copy costs less than sharing: for a shared frame another
+# thread has to be woken, in Python, to let go of it.
+COPY_MAX = 512 << 10
 SOCKETS_MAX = 65_535
+MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # whole numbers: to join two flags takes a microsecond
+LAST = int(zmq.NOBLOCK)
 BIND_S = 2.0  # a port that was just closed is free again after a moment
 
 
@@ -174,5 +178,4 @@ def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
     """Send the parts of a packet; the first one may be refused, and those after it are not."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
-        socket.send(frame, flags, copy=len(frame) <= COPY_MAX)
+        socket.send(frame, LAST if index == last else MORE, copy=len(frame) <= COPY_MAX)

@@ -30,6 +30,8 @@ from pymq.transport.door import Door
 from pymq.transport.peers import Link, Peer, Peers, make_identity
 from pymq.transport.shapes import Buffer
 from pymq.transport.sockets import (
+    LAST,
+    MORE,
     SCHEMES,
     Tuning,
     check_endpoint,
@@ -225,7 +227,7 @@ class ZmqTransport:
                 socket, unread = self._router, None
             try:
                 if peer.route is not None:
-                    socket.send(peer.route, zmq.SNDMORE | zmq.NOBLOCK)
+                    socket.send(peer.route, MORE)
                 send_frames(socket, waiting[0][2])
             except zmq.Again:
                 break
@@ -311,7 +313,7 @@ class ZmqTransport:
         assert socket is not None
         while left[0] > 0 and left[1] > 0:
             try:
-                part = socket.recv(zmq.NOBLOCK, copy=False)
+                part = socket.recv(LAST, copy=False)
             except zmq.Again:
                 return
             identity = b""

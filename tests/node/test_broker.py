@@ -21,6 +21,8 @@ from pymq.core.message import (
     Ping,
     Produce,
     Produced,
+    RaftAppend,
+    RaftAppended,
     RaftVote,
     Seal,
     Sequence,
@@ -30,6 +32,7 @@ from pymq.core.message import (
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Checkpoint, CreateBlock, Recover
 from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import AckMode, BlockId
 from pymq.errors import (
     CorruptMetadata,
@@ -82,6 +85,10 @@ class Bench:
                 self.broker.stored(found, self.now)
             self.sent += ready.after
             self.broker.advance(ready, self.now)
+
+    def sent_to(self, peer: str, kind: type[M]) -> list[M]:
+        """The messages of a kind that were sent to *peer*."""
+        return [m for name, m in self.sent if name == peer and isinstance(m, kind)]
 
     def last(self, kind: type[M]) -> M:
         """The last message of a kind that was sent."""
@@ -199,6 +206,25 @@ def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
         bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
         bench.tick(50)
     assert bench.last(RaftVote).block == led.block_id(led.blocks[0])
+
+
+def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
+    """One message each, whatever number of producers there are, with the same bytes in it."""
+    bench.step("zk", tell(10, state("b0", "b1", "b2", acks=AckMode.RAFT)))
+    for peer in ("b1", "b2"):
+        bench.step(peer, Ping(2, ()))
+    bench.step("p", attrs.evolve(PRODUCE, acks=AckMode.RAFT))
+    for peer in ("b1", "b2"):
+        (probe,) = bench.sent_to(peer, RaftAppend)
+        bench.step(peer, RaftAppended(probe.block, 1, 1, commit=0))
+    bench.sent.clear()
+    for request in (2, 3, 4):
+        more = attrs.evolve(PRODUCE, id=request, acks=AckMode.RAFT)
+        bench.broker.step("p", more, bench.now)
+    bench.pump()
+    (first,), (second,) = (bench.sent_to(peer, RaftAppend) for peer in ("b1", "b2"))
+    assert [batch.header.base_offset for batch in split(first.data)] == [1, 2, 3]
+    assert second.data is first.data
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
