@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pymq.core.config import RECORD_MAX, TopicConfig
 from pymq.core.record import Record
+from pymq.core.types import AckMode
 from pymq.core.view import BatchView
+from pymq.errors import NotEnoughBrokers
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
     from pymq.client.producer import Producer
+
+
+OBITUARY_MAX = 4 << 10  # bytes that the headers below may take
 
 
 class Undertaker:
@@ -27,7 +34,7 @@ class Undertaker:
         if topic is None:
             return
         if self._producer is None:
-            self._client.create_topic(topic, partitions=1, exist_ok=True)
+            self._make(topic, view.topic)
             self._producer = self._client.producer()
         for record in view.records():
             self._producer.send(
@@ -37,6 +44,24 @@ class Undertaker:
                 headers=(*record.headers, *_obituary(record, self._group)),
             )
         self._producer.flush()
+
+    def _make(self, topic: str, source: str) -> None:
+        """Make the dead-letter topic, as safe as that which the records come from."""
+        found = self._client.describe_topic(source)
+        first = found.partitions[0]
+        acks = first.acks if first.acks is AckMode.RAFT else AckMode.LEADER
+        most = min(found.config.max_record_bytes + OBITUARY_MAX, RECORD_MAX)
+        make = partial(
+            self._client.create_topic,
+            topic,
+            acks=acks,
+            exist_ok=True,
+            max_record_bytes=max(most, TopicConfig().max_record_bytes),
+        )
+        try:
+            make(replicas=max(1, len(first.replicas)))
+        except NotEnoughBrokers:
+            make()  # Some are away: a letter on one broker is better than a group that stands still.
 
     def close(self) -> None:
         """Let go."""

@@ -13,6 +13,7 @@ from pymq.errors import ConfigError
 
 FSYNC = ("always", "interval", "os")
 CLEANUP = ("delete", "compact")
+RECORD_MAX = 32 << 20  # bytes; the most that max_record_bytes can be
 
 
 @value
@@ -53,7 +54,7 @@ class TopicConfig:
         for name in ("retention_bytes", "retention_ms"):
             if getattr(self, name) is not None:
                 _range(name, getattr(self, name), 0, 1 << 60)
-        _range("max_record_bytes", self.max_record_bytes, 1, 32 << 20)
+        _range("max_record_bytes", self.max_record_bytes, 1, RECORD_MAX)
         _range("min_in_sync", self.min_in_sync, 1, 1000)
         _range("fsync_interval_ms", self.fsync_interval_ms, 1, 1 << 40)
         _range("tombstone_ms", self.tombstone_ms, 0, 1 << 50)

@@ -379,3 +379,17 @@ def test_a_coordinator_reads_what_only_other_brokers_hold(loses_first_holder: bo
         with mq.consumer("t", group="g") as consumer:
             assert values(list(consumer.until_end())) == [10, 11, 12, 13, 14]
         assert coordinator(mq) == new
+
+
+def test_dead_letters_are_as_safe_as_what_they_were() -> None:
+    """They are acknowledged once they are written, so they are all that is left of a record."""
+    with Cluster(brokers=3, seed=8) as cluster:
+        mq = cluster.client()
+        mq.create_topic("jobs", replicas=3, acks="raft")
+        with mq.producer() as producer:
+            producer.send("jobs", b"x").result()
+        with mq.consumer("jobs", group="g", max_deliver=1) as consumer:
+            for record in consumer.until_end():
+                consumer.nack(record)
+        (letters,) = mq.describe_topic("jobs.dlq").partitions
+        assert (len(letters.replicas), letters.acks) == (3, pymq.AckMode.RAFT)

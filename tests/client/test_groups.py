@@ -91,6 +91,22 @@ def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
     assert dict(letter.headers)["pymq.delivery_count"] == b"3"
 
 
+@pytest.mark.parametrize("limit", [1_000, 1 << 20, 2 << 20])
+def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) -> None:
+    """It is larger then, by where it came from: or it would be delivered for ever."""
+    mq.create_topic("jobs", max_record_bytes=limit)
+    with mq.producer() as producer:
+        producer.send("jobs", bytes(limit))
+    with mq.consumer("jobs", group="g", max_deliver=1) as consumer:
+        for record in consumer.until_end():
+            consumer.nack(record)
+        consumer.commit()
+        assert consumer.lag() == {"0": 0}
+    with mq.consumer("jobs.dlq", mode="psb") as dead:
+        (letter,) = dead.until_end()
+    assert len(letter.value) == limit
+
+
 def test_a_lease_that_runs_out_is_delivered_again(mq: pymq.Client) -> None:
     """To another consumer too, and the late acknowledgement is refused."""
     mq.create_topic("jobs")
