@@ -248,7 +248,10 @@ class DeliveryTimeout(PymqError, TimeoutError):
 
 
 class DeliveryFailed(PymqError):
-    """Records failed and nobody had looked at their deliveries; ``records`` holds them."""
+    """Records failed and nobody had looked at their deliveries.
+
+    ``records`` holds them, or of very many the first: about as much as fits the producer's buffer.
+    """
 
     code = "DELIVERY_FAILED"
 

@@ -26,12 +26,14 @@ class Backlog:
 
     def __init__(self, name: str, driver: Driver, buffer_bytes: int) -> None:
         self.buffered = 0  # bytes sent by the user and not yet answered; about right
-        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id
+        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id ...
+        self.uncounted = 0  # ... and how many more there are, that were too many to be kept
         self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
         self.full: deque[Queue] = deque()  # to be sealed now
         self._name = name
         self._driver = driver
         self._buffer_bytes = buffer_bytes
+        self._failed_bytes = 0  # about what is in ``failed``
         self._space: deque[Waitable] = deque()  # of threads that wait for room in the buffer
 
     # --- for threads that wait ------------------------------------------------------------------
@@ -111,10 +113,11 @@ class Backlog:
 
     # --- failures -------------------------------------------------------------------------------
 
-    def take_failed(self) -> list[Delivery]:
-        """The failures that nobody has looked at; after this somebody has."""
+    def take_failed(self) -> tuple[list[Delivery], int]:
+        """The failures that nobody has looked at, and how many more; after this somebody has."""
         failed, self.failed = self.failed, {}
-        return list(failed.values())
+        more, self.uncounted = self.uncounted, 0
+        return list(failed.values()), more
 
     def looked_at(self, delivery: Delivery) -> None:
         """The user knows of this failure."""
@@ -136,10 +139,20 @@ class Backlog:
         """A batch is answered, or has failed: whoever waits for it or for its room is woken."""
         self.buffered -= batch.size
         if batch.error is not None:
-            self.failed.update((id(delivery), delivery) for delivery in batch.apart())
+            self._keep_failed(batch)
         batch.encoded = batch.columns = None
         batch.finish()
         self.offer_space()
+
+    def _keep_failed(self, batch: Batch) -> None:
+        """Keep what has failed until somebody looks, as much as would fit the buffer."""
+        if not self.failed:
+            self._failed_bytes = 0
+        if self._failed_bytes >= self._buffer_bytes:
+            self.uncounted += batch.count  # Perhaps nobody ever looks, and a broker is away.
+            return
+        self._failed_bytes += batch.size
+        self.failed.update((id(delivery), delivery) for delivery in batch.apart())
 
     def offer_space(self) -> None:
         """Wake those who wait for room, as far as there is some."""

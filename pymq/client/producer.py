@@ -324,12 +324,12 @@ class Producer(Handle):
         self._raise_failed()
 
     def _raise_failed(self) -> None:
-        records = self._backlog.take_failed()
-        if records:
-            error = records[0].exception()
+        records, more = self._backlog.take_failed()
+        if records or more:
+            error = records[0].exception() if records else None
+            why = f", the first because: {error}" if error is not None else ""
             raise DeliveryFailed(
-                f"{len(records)} records were not written, the first because: {error}",
-                records=records,
+                f"{len(records) + more} records were not written{why}", records=records
             ) from error
 
     def next_sequence(self, topic: str, partition: str | int) -> int:

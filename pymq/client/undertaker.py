@@ -61,7 +61,7 @@ class Undertaker:
         try:
             make(replicas=max(1, len(first.replicas)))
         except NotEnoughBrokers:
-            make()  # Some are away: a letter on one broker is better than a group that stands still.
+            make()  # Some are away, and a letter on one broker is better than a group that stops.
 
     def close(self) -> None:
         """Let go."""

@@ -35,6 +35,7 @@ from pymq.errors import (
     UnknownTopic,
 )
 from tests.acceptance.helpers import contents, values
+from tests.client.helpers import wait_until
 
 LONG_MS = 600_000  # lingers until somebody wants it
 
@@ -394,6 +395,20 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
         assert isinstance(failed.exception(), DeliveryTimeout)
         assert isinstance(caught.value.__cause__, DeliveryTimeout)
         producer.flush()  # It was raised, so it is known now.
+
+
+def test_failures_that_nobody_looks_at_are_not_kept_without_end(mq: pymq.Client) -> None:
+    """Who sends and forgets for days, while a broker is away, must not run out of memory."""
+    Deaf(mq).drops = drops_produce
+    with mq.producer(delivery_timeout_s=0.03, buffer_bytes=10_000) as producer:
+        for _ in range(6):
+            for _ in range(5):
+                last = producer.send("one", bytes(1_000))
+            wait_until(last.done)
+        with pytest.raises(DeliveryFailed, match="30 records were not written") as caught:
+            producer.flush()
+        assert 10 <= len(caught.value.records) <= 20
+        producer.flush()
 
 
 def test_unseen_failures_are_raised_on_leaving(mq: pymq.Client) -> None:
