@@ -73,7 +73,7 @@ def from_json(line: bytes) -> dict[str, Any]:
         if when is not None and type(when) is not int:
             raise ValueError(f"timestamp_ms is {when!r}")
         sent["timestamp_ms"] = when
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"{line[:80]!r} is no record as JSON: {error}") from None
     return sent
 

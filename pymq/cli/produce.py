@@ -88,7 +88,7 @@ def _headers(pairs: list[str]) -> list[tuple[str, bytes]]:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigError(f"--header {pair!r} is not NAME=VALUE")
-        found.append((name, text.encode()))
+        found.append((name, os.fsencode(text)))  # the bytes that stood there, whatever they are
     return found
 
 
@@ -173,7 +173,7 @@ class _Sending:
     def __init__(self, args: argparse.Namespace, headers: list[tuple[str, bytes]]) -> None:
         self._topic: str = args.topic
         self._partition: str | None = args.partition
-        self._separator: bytes | None = (args.key_separator or "").encode() or None
+        self._separator: bytes | None = os.fsencode(args.key_separator or "") or None
         self._headers = headers or None
         self._is_json: bool = args.format == "json"
         self._waiting: deque[Answered] = deque()

@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pymq.cli import connect
 from pymq.cli.interrupt import Interrupt
@@ -26,6 +31,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open it in a browser, too")
 
 
+@contextmanager
+def _in_browser(url: str) -> Iterator[None]:
+    """Open *url* in a browser, by way of a file that nobody else can read.
+
+    The arguments of a program can be read by all users of a machine, and *url* has the token.
+    """
+    import webbrowser
+
+    with TemporaryDirectory(prefix="pymq-ui-") as folder:
+        file = Path(folder, "pymq.html")
+        file.write_text(
+            f'<meta http-equiv="refresh" content="0; url={escape(url)}">\n'
+            f'<a href="{escape(url)}">pymq</a>\n',
+            encoding="utf-8",
+        )
+        webbrowser.open(file.as_uri())
+        yield
+
+
 def run(args: argparse.Namespace, show: Show) -> int:
     """Serve the page until it is interrupted."""
     from pymq import web  # only now: it loads HTTP
@@ -40,11 +64,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
         else:
             show.say(f"{page.url}\nCtrl-C ends it; the token is for you alone")
         sys.stdout.flush()
-        if args.open:
-            import webbrowser
-
-            webbrowser.open(page.url)
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, _in_browser(page.url) if args.open else nullcontext():
             try:
                 with interrupt.breakable():
                     threading.Event().wait()

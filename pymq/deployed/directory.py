@@ -14,7 +14,7 @@ from pymq.core.message import Answer, DescribeCluster, Location, Message
 from pymq.core.metadata import ClusterDescription, TopicMetadata
 from pymq.core.types import NEVER
 from pymq.errors import NotController
-from pymq.transport.base import Arrival
+from pymq.transport.base import CLIENT_PREFIX, Arrival
 
 ASK_MS = 250  # between two questions, whatever is missing
 KEEP_ASKING_MS = 5_000  # for a node that nobody needs any more
@@ -41,6 +41,8 @@ class Directory(Outbox):
 
     def stranger(self, node: str) -> None:
         """Nobody knows where *node* is, and there is something for it."""
+        if node.startswith(CLIENT_PREFIX):
+            return  # It has gone; a client listens nowhere, and no zkserver knows of any.
         now = self._clock()
         self._missing[node] = now + KEEP_ASKING_MS
         self.due = min(self.due, max(now, self._asked_at + ASK_MS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -149,7 +150,7 @@ def endpoints(text: str) -> list[str]:
     if scheme == "tcp":
         for part in parts:
             host, _, port = part.rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
                 raise ConfigError(f"{part!r} is not HOST:PORT")
     found = [f"{scheme}://{part}" for part in parts]
     return list(dict.fromkeys(found))

@@ -62,9 +62,15 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
             parser.error(
                 f"{first.config}: unknown option {unknown[0]!r}; known are {sorted(known)}"
             )
+        actions = {action.dest: action for action in parser._actions}
         for name, found in given.items():
-            text = ",".join(map(str, found)) if isinstance(found, list) else found
-            parser.set_defaults(**{name: text})
+            # As text, what argparse knows of the option holds for it as on the command line.
+            is_switch = actions[name].nargs == 0
+            if is_switch != isinstance(found, bool) or isinstance(found, dict):
+                kind = "true or false" if is_switch else "a text, a number or a list"
+                parser.error(f"{first.config}: {name!r} is {kind}, not {found!r}")
+            text = ",".join(map(str, found)) if isinstance(found, list) else str(found)
+            parser.set_defaults(**{name: found if is_switch else text})
     args = parser.parse_args(argv)
     missing = [action.option_strings[0] for action in required if not getattr(args, action.dest)]
     if missing:

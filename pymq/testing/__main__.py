@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", default="0:20", help="one seed, or from:to")
+    parser.add_argument("--seeds", type=_seeds, default="0:20", help="one seed, or from:to")
     parser.add_argument("--profile", default="swarm", choices=["all", *sorted(PROFILES)])
     parser.add_argument("--brokers", type=int, help="else mostly 3 or 5, as the seed decides")
     parser.add_argument("--zkservers", type=int, help="else 1 to 3")
@@ -74,9 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plan is not None:
         make_plans = [partial(Plan.from_json, options.plan.read_text(encoding="utf-8"))]
     else:
-        first, _, last = options.seeds.partition(":")
-        seeds = range(int(first), int(last or int(first) + 1))
-        make_plans = [partial(make, seed) for seed in seeds]
+        make_plans = [partial(make, seed) for seed in options.seeds]
     sizes = ("brokers", options.brokers), ("zkservers", options.zkservers)
     command = (
         f"python -m pymq.testing --profile {options.profile} --seconds {options.seconds:g} "
@@ -84,6 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         + f"--restart {options.restart} --trace --seeds"
     )
     return _report(_run(make_plans, options), command, options)
+
+
+def _seeds(text: str) -> range:
+    """One seed, or from the first to before the last: none would be a run that cannot fail."""
+    try:
+        first, separator, last = text.partition(":")
+        seeds = range(int(first), int(last) if separator else int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SEED or FROM:TO") from None
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed at all")
+    return seeds
 
 
 def _say(text: str) -> None:

@@ -79,6 +79,19 @@ def test_what_cannot_be_sent(queue: Queue, topic: str, lines: Path, tmp_path: Pa
     error = queue.fails("produce", topic, "--file", tmp_path / "bad", "--format", "json")
     assert error["message"].startswith("line 3: ")
     assert error["message"].endswith("it has no value")
+    (tmp_path / "deep").write_text("[" * 200_000)
+    error = queue.fails("produce", topic, "--file", tmp_path / "deep", "--format", "json")
+    assert error["code"] == "INVALID_REQUEST"
+
+
+def test_what_is_no_text_on_the_command_line(queue: Queue, topic: str, lines: Path) -> None:
+    """Bytes of an argument are those of the header; they were a traceback."""
+    queue.run("topic", "create", topic)
+    odd = os.fsdecode(b"from=\xff")
+    queue.run("produce", topic, "--file", lines, "--header", odd)
+    queue.run("produce", topic, "--file", lines, "--key-separator", os.fsdecode(b"\xfe"))
+    (first, *_) = queue.run("consume", topic, "--json").out.splitlines()
+    assert json.loads(first)["headers"] == [{"name": "from", "value_base64": "/w=="}]
 
 
 def test_nobody_answers_what_nobody_is_to_answer(queue: Queue, topic: str, lines: Path) -> None:

@@ -55,6 +55,53 @@ def test_it_serves_a_folder_until_it_is_stopped(tmp_path: Path, is_json: bool) -
         process.communicate()
 
 
+def test_a_browser_is_not_told_the_token_where_others_read_it(tmp_path: Path) -> None:
+    """What a program is started with is for all users of the machine to see."""
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(
+        "#!/usr/bin/env python3\n"
+        "import pathlib, sys, urllib.parse\n"
+        "page = pathlib.Path(urllib.parse.urlsplit(sys.argv[1]).path)\n"
+        "modes = oct(page.parent.stat().st_mode & 0o077)\n"
+        f"pathlib.Path({str(told)!r}).write_text(modes + repr(sys.argv) + page.read_text())\n"
+    )
+    browser.chmod(0o755)
+    with pymq.open(tmp_path / "data"):
+        pass
+    command = [sys.executable, "-m", "pymq", "ui", str(tmp_path / "data")]
+    process = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--open"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "BROWSER": str(browser),
+            "TMPDIR": str(tmp_path),
+        },
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        while not told.exists() or not told.read_text().endswith("</a>\n"):
+            assert process.poll() is None
+        arguments, page = told.read_text().split("]", 1)
+        assert arguments.startswith("0o0[")
+        token = url.partition("#token=")[2]
+        assert token not in arguments
+        assert f'href="{url}"' in page
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not list(tmp_path.glob("pymq-ui-*"))
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
 def test_what_cannot_be_shown_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import pymq
+from pymq.client.base import NEVER
 from pymq.core.message import Message, Produce, Produced
+from pymq.deployed.directory import Directory
 from pymq.deployed.identity import next_identity
 from pymq.errors import (
     AuthorizationFailed,
@@ -89,6 +91,15 @@ def test_a_broker_comes_back_elsewhere(zkserver: pymq.ZkServer, tmp_path: Path) 
                     assert found == list(range(sent))
 
 
+def test_nobody_is_asked_where_a_client_is() -> None:
+    """Each one that went before it was answered had zkservers asked for it for five seconds."""
+    directory = Directory("d", ["tcp://127.0.0.1:1"], lambda node, endpoint: None, lambda: 7)
+    directory.stranger("client-0123456789abcdef")
+    assert directory.due == NEVER
+    directory.stranger("broker-1")
+    assert directory.due == 7
+
+
 def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
     """A broker hears the names of the others alone; where they are, it finds out."""
     url, servers = "zmq+" + zkserver.endpoint, [zkserver.endpoint]
@@ -145,6 +156,7 @@ def test_closing(zkserver: pymq.ZkServer) -> None:
         "zmq+tcp://:5",
         "zmq+tcp://a:1,,b:2",
         "zmq+tcp://a:99999",
+        "zmq+tcp://a:\N{SUPERSCRIPT TWO}",
         "zmq+ipc://",
         "amqp://a:1",
     ],
