@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.client.base import NEVER
 from pymq.core.message import Message, Produce, Produced
+from pymq.core.types import NEVER
 from pymq.deployed.directory import Directory
 from pymq.deployed.identity import next_identity
 from pymq.errors import (
