@@ -1,10 +1,20 @@
-"""For pytest's ``-p``: run some tests with a bug, ``--plant NAME``."""
+"""For pytest's ``-p``: run some tests with a bug, ``--plant NAME``; as a program, many in a row.
+
+``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
+all in one process, since to start one takes longer than most of the tests. Prints a line of JSON
+for each: its name, pytest's exit status and what pytest said.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+
 import pytest
 
-from tests.testing.planted import planted
+from tests.testing.planted import BUGS, planted
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,3 +27,18 @@ def pytest_runtest_call(item: pytest.Item) -> object:
     """Have the bug while a test runs."""
     with planted(item.config.getoption("--plant")):
         return (yield)
+
+
+def main(names: list[str]) -> None:
+    """Run the test of each bug."""
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    for name in names:
+        said = io.StringIO()
+        with redirect_stdout(said):
+            plugin = sys.modules[__name__]
+            status = pytest.main([*quiet, "--plant", name, BUGS[name].test], [plugin])
+        print(json.dumps([name, int(status), said.getvalue()]))  # noqa: T201 # it is a program
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
