@@ -38,6 +38,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class Failures:
+    """Names each failure as it happens: whoever stops a long run wants to know what has failed."""
+
+    def __init__(self, terminalreporter: pytest.TerminalReporter) -> None:
+        self.terminalreporter = terminalreporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)  # a bare text has none
+            why = report.longreprtext if crash is None else crash.message
+            why = why.strip().partition("\n")[0]
+            self.terminalreporter.write_line(f"\nfailed: {report.nodeid} ({report.when}): {why}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say at once what has failed, where there is somebody to say it to: not in a worker."""
+    plugins = session.config.pluginmanager
+    terminalreporter = plugins.get_plugin("terminalreporter")
+    if terminalreporter is not None and not hasattr(session.config, "workerinput"):
+        plugins.register(Failures(terminalreporter), "pymq-failures")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell what was measured: of planted bugs how soon they were found, of faults what came."""
     _tell_planted(terminalreporter)
