@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 
 from pymq.client.base import Outbox
-from pymq.client.deadlines import Deadlines
 from pymq.client.intake import FETCH_BYTES, located
 from pymq.client.membership import Key, Membership
 from pymq.client.route import CONFIRMED, Route
@@ -18,6 +17,7 @@ from pymq.client.router import Router
 from pymq.client.settling import Settler
 from pymq.client.spans import Span
 from pymq.client.watches import Watches
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import Fetch, Fetched, Lease
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split

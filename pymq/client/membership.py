@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from pymq.client.base import Outbox
 from pymq.client.coordinator import Coordinator
-from pymq.client.deadlines import Deadlines
 from pymq.client.route import RETRY_MAX_MS, RETRY_MS
 from pymq.client.router import Router
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import Assigned, Heartbeat, Join
 from pymq.core.types import NEVER
 from pymq.core.values import define

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from functools import partial
 
 from pymq.client.base import Driver, Waitable
-from pymq.client.deadlines import Deadlines
 from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
 from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import (
     BEGIN,
     END,

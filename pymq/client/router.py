@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from pymq.client.base import Outbox, Waitable
-from pymq.client.deadlines import Deadlines
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import Answer, GetMetadata, Message
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 from pymq.client.backlog import Backlog
 from pymq.client.base import Driver, Outbox
-from pymq.client.deadlines import Deadlines
 from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.client.tally import Tally
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
 from pymq.core.ready import Ready

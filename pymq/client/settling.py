@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pymq.client.base import Driver, Outbox, Waitable
-from pymq.client.deadlines import Deadlines
 from pymq.client.handed import Handed
 from pymq.client.membership import Key, Membership
 from pymq.client.spans import Span, drain, ranges
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import Lease, Range, Settle, Settled
 from pymq.core.types import NEVER
 from pymq.core.values import define

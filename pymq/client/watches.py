@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from pymq.client.base import Outbox
-from pymq.client.deadlines import Deadlines
 from pymq.client.intake import wait_ms
 from pymq.client.membership import Key
 from pymq.client.route import RETRY_MAX_MS, Route
 from pymq.client.router import Router
+from pymq.core.deadlines import Deadlines
 from pymq.core.message import END, Fetch, Fetched
 from pymq.core.values import define
 from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable

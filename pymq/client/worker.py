@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pymq.client.base import Driver
-from pymq.client.deadlines import Deadlines
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
@@ -19,6 +18,7 @@ from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
 from pymq.client.spans import Span
 from pymq.client.watches import Watches
+from pymq.core.deadlines import Deadlines
 from pymq.core.marks import mark
 from pymq.core.message import Acquire, Acquired, Assigned, Fetched, Leave, Message, Settled
 from pymq.core.ready import Ready

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from pymq.core.attention import Attention
+from pymq.core.deadlines import Deadlines
 from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors, Group, Member
@@ -75,7 +76,7 @@ class GroupCoordinator:
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
         self._deleted: list[str] = []  # topics that were deleted before that
         self._attention = Attention(LOOK_MS)  # its time is that of groups, members and leases ...
-        self._due = NEVER  # ... of which something is due then
+        self._due: Deadlines[str] = Deadlines()  # ... of which, by group, something is due then
 
     @property
     def is_loaded(self) -> bool:
@@ -130,7 +131,9 @@ class GroupCoordinator:
                 self._asked(source, check(m), now)
             except PymqError as error:
                 self._host.reply(source, refusal(m, error), now)
-        self._rearm()
+            if not isinstance(m, ListGroups):
+                self._look_at(m.group)  # Other groups have nothing to do with it.
+        self._arm()
 
     def _asked(self, source: str, m: GroupRequest, now: int) -> None:
         if self._offsets.is_loaded:
@@ -409,36 +412,39 @@ class GroupCoordinator:
             parked, self._parked = self._parked, []
             for source, request in parked:
                 self._host.reply(source, refusal(request, self._loading()), now)
-        at = self._attention.look(now)
-        if at < self._due:
-            self._arm()
-            return
-        for group in list(self.groups.values()):
-            for member in [x for x in group.members.values() if x.gone_at <= at]:
-                mark("group.member_gone")
-                self._remove(group, member, now)
-            for leases in group.leases.values():
-                leases.expire(at)
-            self._serve_all(group, now)
-            for member in group.members.values():
-                if member.waits_until <= at:
-                    self._answer_acquire(group, member, (), now)
-        self._rearm()
-
-    def _rearm(self) -> None:
-        """Find out what is due next."""
-        due, at = NEVER, self._attention.ms
-        for group in self.groups.values():
-            for member in group.members.values():
-                due = min(due, member.gone_at, member.waits_until)
-            if group.members:
-                for leases in group.leases.values():
-                    due = min(due, leases.next_due(at))
-        self._due = due
+        for name in self._due.over(self._attention.look(now)):
+            if (group := self.groups.get(name)) is not None:
+                self._tick_group(group, now)
+                self._look_at(name)
         self._arm()
 
+    def _tick_group(self, group: Group, now: int) -> None:
+        at = self._attention.ms
+        for member in [x for x in group.members.values() if x.gone_at <= at]:
+            mark("group.member_gone")
+            self._remove(group, member, now)
+        for leases in group.leases.values():
+            leases.expire(at)
+        self._serve_all(group, now)
+        for member in group.members.values():
+            if member.waits_until <= at:
+                self._answer_acquire(group, member, (), now)
+
+    def _look_at(self, name: str) -> None:
+        """Find out when something of a group is due next."""
+        group, due, at = self.groups.get(name), NEVER, self._attention.ms
+        if group is not None and group.members:
+            for member in group.members.values():
+                due = min(due, member.gone_at, member.waits_until)
+            for leases in group.leases.values():
+                due = min(due, leases.next_due(at))
+        if due < NEVER:
+            self._due.set(name, due)
+        else:
+            self._due.drop(name)
+
     def _arm(self) -> None:
-        self.deadline = min(self._offsets.retry_at, self._attention.when(self._due))
+        self.deadline = min(self._offsets.retry_at, self._attention.when(self._due.due))
         if self._parked:
             self.deadline = min(self.deadline, self._offsets.patience_until)
 

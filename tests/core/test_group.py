@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -1028,3 +1029,28 @@ def test_a_broker_that_has_lost_a_partition_does_not_say_that_it_has_no_groups()
     answer = found.list(ListGroups(8, "0"))
     assert isinstance(answer.error, NotLeader)
     assert found.list(ListGroups(9, "nonsense")).error is not None
+
+
+def test_a_message_costs_the_same_however_many_groups_there_are() -> None:
+    """A broker may coordinate thousands; each member speaks up every few seconds."""
+
+    def cost(groups: int) -> int:
+        host, calls = Host(), 0
+        for number in range(groups):
+            host.join("m1", group=f"g{number}")
+            host.send("m1", Acquire(host.id(), f"g{number}", "m1", (("0", 0, 0),), 1, 5_000))
+        beat = Heartbeat(host.id(), "g0", "m1", ("0",))
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            host.send("m1", beat)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+    assert cost(200) <= cost(2) + 5
