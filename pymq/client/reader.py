@@ -226,7 +226,10 @@ class Reader(Intake):
             cursor.route.came()
         else:
             self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
-        if self._is_wanted or not m.data:
+        # At the end of the log the records that have come go first: what is asked for there is not
+        # there yet, and the next poll asks for it as well. (Others may not know where the end is.)
+        is_at_end = is_leader and cursor.position >= m.high_watermark and bool(self.chunks)
+        if not m.data or (self._is_wanted and not is_at_end):
             self._fetch(cursor, now)
         if self.chunks:
             self._is_wanted = False

@@ -32,6 +32,7 @@ COPY_MAX = 512 << 10
 SOCKETS_MAX = 65_535
 MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # whole numbers: to join two flags takes a microsecond
 LAST = int(zmq.NOBLOCK)
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 BIND_S = 2.0  # a port that was just closed is free again after a moment
 
 
