@@ -152,7 +152,8 @@ class Driver:
         in_time = False
         try:
             if self.problem is None and not self._is_closed:
-                in_time = waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+                seconds = -1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
+                in_time = waiter.acquire(timeout=seconds)
         finally:
             self._sleepers.pop(waiter, None)
         self._check()

@@ -25,6 +25,7 @@ from pymq.transport.bell import Bell
 Arrivals = Sequence[tuple[str, str, Message]]
 ROUNDS_MAX = 50  # of taking in and turning, in one go
 BLIND_MAX_MS = 500  # how long the background thread leaves watching to others, at most
+POLL_MAX_MS = 1 << 30  # what the system takes; whoever has slept so long sleeps again
 
 
 class Net(Protocol):
@@ -147,8 +148,8 @@ class NetDriver(Driver):
             left = NEVER if until is None else (until - time.monotonic()) * 1000
             if left <= 0:
                 return False
-            due = min(left, loop.deadline - loop.clock())
-            for found, _ in self._both.poll(None if due >= NEVER // 2 else max(0.0, due) + 0.5):
+            due = min(left, loop.deadline - loop.clock(), POLL_MAX_MS)
+            for found, _ in self._both.poll(max(0.0, due) + 0.5):
                 if found == self._bell.fileno():
                     self._bell.clear()
             if waiter.locked():
@@ -189,10 +190,10 @@ class _Sleep:
         self._bell.clear()
 
     def wait(self, timeout: float | None) -> bool:
-        ms = NEVER if timeout is None else timeout * 1000
+        ms = POLL_MAX_MS if timeout is None else min(timeout * 1000, POLL_MAX_MS)
         if not self._driver.is_watched():
             self._blind_ms = HOT_MS
-            return bool(self._both.poll(None if ms >= NEVER else ms))
+            return bool(self._both.poll(ms))
         ms = min(ms, self._blind_ms)
         self._blind_until = time.monotonic() + ms / 1000
         self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)

@@ -747,3 +747,14 @@ def test_a_group_skips_what_retention_took(mq: pymq.Client) -> None:
         consumer.ack(first + rest)
         consumer.commit()
         assert consumer.lag() == {"0": 0}
+
+
+def test_who_waits_for_ever_may_say_so_by_infinity(mq: pymq.Client) -> None:
+    mq.create_topic("forever")
+    with mq.consumer("forever", group="g") as consumer, mq.producer() as producer:
+        sender = threading.Timer(0.05, producer.send, ("forever", b"x"))
+        sender.start()
+        assert [record.value for record in consumer.poll(timeout=float("inf"))] == [b"x"]
+        sender.join()
+        assert producer.send("forever", b"y").result(timeout=float("inf")).offset == 1
+        producer.flush(timeout=float("inf"))
