@@ -27,7 +27,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Start everything, wait for the end of anything, stop everything."""
+    """Start everything, wait until that is to end, stop everything; 1 if something did not start.
+
+    A node that ends later may be started again, as the tutorial does with one that it kills.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="cluster", type=Path, help="a folder (%(default)s)")
     parser.add_argument("--port", default=7878, type=int, help="of the first zkserver")
@@ -48,10 +51,12 @@ def main() -> int:
         servers = [f"127.0.0.1:{args.port + i}" for i in range(count)]
         zkservers = "tcp://" + ",".join(servers)
         common = {} if args.curve_dir is None else {"curve-dir": args.curve_dir}
+        ended: list[str] = []
         nodes = [
             start(
                 "zkserver.py",
                 stack,
+                ended,
                 listen=f"tcp://{server}",
                 coordinator=coordinator,
                 **common,
@@ -62,9 +67,12 @@ def main() -> int:
         for i in range(args.brokers):
             listen, name = f"tcp://127.0.0.1:{args.port + 10 + i}", f"broker-{i}"
             own = {"name": name, "listen": listen, "data": args.data / name, **common}
-            nodes.append(start("broker.py", stack, zkserver=zkservers, **own))
+            nodes.append(start("broker.py", stack, ended, zkserver=zkservers, **own))
         for is_ready in nodes:
             is_ready.wait()
+        if ended:
+            print(f"{', '.join(ended)} did not start; it has said why", flush=True)
+            return 1
         print(f"cluster is ready: zmq+{zkservers}", flush=True)
         stop.wait()
     print("cluster is stopped")
@@ -83,8 +91,11 @@ def start_coordinator(data: Path, stack: ExitStack) -> str:
     return f"sqlite:{file}"
 
 
-def start(script: str, stack: ExitStack, **options: object) -> threading.Event:
-    """Start one node, which is stopped when the stack is left; the event says that it is ready."""
+def start(script: str, stack: ExitStack, ended: list[str], **options: object) -> threading.Event:
+    """Start one node, which is stopped when the stack is left; the event says that it is ready.
+
+    If it ends, it is in *ended* from then on.
+    """
     arguments = [part for name, found in options.items() for part in (f"--{name}", str(found))]
     command = [sys.executable, str(HERE / script), *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -96,7 +107,8 @@ def start(script: str, stack: ExitStack, **options: object) -> threading.Event:
             print(line, end="", flush=True)
             if '"ready"' in line:
                 is_ready.set()
-        is_ready.set()  # It has ended.
+        ended.append(str(options.get("name", options["listen"])))
+        is_ready.set()
 
     thread = threading.Thread(target=follow)
     thread.start()

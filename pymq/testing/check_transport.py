@@ -30,6 +30,7 @@ __all__ = ["check_transport"]
 
 Make = Callable[[str], Transport]
 AGAIN_S = 0.05
+LARGE, SMALL = 300, 150_000  # messages of a flood: 300 MiB, and more than anybody has to keep
 
 
 def check_transport(make: Make, *, messages: int = 2_000, timeout_s: float = 20.0) -> None:
@@ -287,25 +288,30 @@ def _check_flood(suite: _Suite) -> None:
     suite.meet(a, slow)
     suite.meet(a, other)
     data = bytes(1 << 20)
-    for number in range(300):
+    for number in range(LARGE):
         a.send("slow", "a", Fetched(number, "t", "0", 0, 0, 0, data))
         a.flush()
+    for number in range(LARGE, LARGE + SMALL):
+        a.send("slow", "a", Fetched(number, "t", "0", 0, 0, 0))
+    a.flush()
     a.send("other", "a", Produced(9))
     a.flush()
     assert suite.take(other, 1) == [("other", "a", Produced(9))]
     # Whatever part of it is taken then is in order, and the way is free again some time.
     until = time.monotonic() + suite.timeout_s
-    last = -1
+    last, count = -1, 0
     while True:
         assert time.monotonic() < until, "the peer does not get anything any more"
         a.send("slow", "a", Produced(1_000))
         a.flush()
         for _, _, message in suite.some(slow):
             if isinstance(message, Produced):
+                # What is bounded by number or by bytes, as it likes, has lost something by then.
+                assert count < LARGE + SMALL, "all of it was kept for a peer that took nothing"
                 return
             assert isinstance(message, Fetched)
             assert message.id > last, f"{message.id} came after {last}"
-            last = message.id
+            last, count = message.id, count + 1
 
 
 def _check_hand_over(suite: _Suite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -128,6 +129,24 @@ def test_a_local_cluster_is_started_again(tmp_path: Path) -> None:
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_a_cluster_that_does_not_start_is_not_said_to_be_ready(tmp_path: Path) -> None:
+    """A broker whose port was taken was missing in a cluster that was said to be ready."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 10  # of the first zkserver; brokers come 10 later
+        command = [sys.executable, str(ROOT / "examples" / "local_cluster.py"), "--brokers", "1"]
+        command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
+        command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env=environment()
+        )
+    assert done.returncode == 1
+    assert "broker-0 did not start" in done.stdout
+    assert "ready: zmq" not in done.stdout
+    assert f"cannot listen at tcp://127.0.0.1:{port + 10}" in done.stdout
 
 
 def test_examples_are_short() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from pymq.core.message import Message, Produced
 from pymq.errors import ConfigError
@@ -22,6 +23,7 @@ from pymq.transport.connections import address_of
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvefiles import Public, make_pair, revoke, write_pair
 from pymq.transport.sockets import Tuning
+from pymq.transport.watch import Watch
 from pymq.transport.zeromq import ZmqTransport
 from tests.transport.keys import make_keys
 
@@ -333,6 +335,60 @@ def test_a_node_that_lets_in_anybody_does_not_start(
         patch.setattr("pymq.transport.door.secure_server", lambda socket, keys: None)
         with pytest.raises(ConfigError, match="this node does not start"):
             ZmqTransport("server", listen="tcp://127.0.0.1:0", keys=KeyRing(tmp_path, "server"))
+
+
+@pytest.mark.parametrize(
+    ("domain", "mechanism", "whose", "status"),
+    [
+        (curvezap.DOMAIN, b"CURVE", "alice", b"200"),
+        (b"another", b"CURVE", "alice", b"400"),
+        (b"", b"CURVE", "alice", b"400"),
+        (curvezap.DOMAIN, b"PLAIN", "alice", b"400"),
+        (curvezap.DOMAIN, b"NULL", None, b"400"),
+        (curvezap.DOMAIN, b"CURVE", "nobody", b"400"),
+    ],
+)
+def test_only_keys_for_our_own_sockets_are_let_in(
+    domain: bytes, mechanism: bytes, whose: str | None, status: bytes, tmp_path: Path
+) -> None:
+    """A handler of ZAP is asked for all sockets of its context, whatever they speak."""
+    keys = {**make_keys(tmp_path, "alice"), "nobody": make_pair("nobody")}
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        doorman = curvezap.Authenticator(context, KeyRing(tmp_path), None, 10)
+        asker = context.socket(zmq.REQ)
+        asker.connect("inproc://zeromq.zap.01")
+        shown = [] if whose is None else [z85.decode(keys[whose].public)]
+        asker.send_multipart([b"1.0", b"7", domain, b"127.0.0.1", b"", mechanism, *shown])
+        assert doorman.socket.poll(round(WAIT_S * 1000))
+        doorman.answer()
+        version, number, found, _, user, _ = asker.recv_multipart()
+        assert (version, number, found) == (b"1.0", b"7", status)
+        assert user == (keys["alice"].public.encode() if status == b"200" else b"")
+    finally:
+        context.destroy(linger=0)
+
+
+def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
+    """By itself libzmq then lets in everybody who has any key."""
+    alice = make_keys(tmp_path, "alice")["alice"]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+        curvezap.secure_server(router, KeyRing(tmp_path))
+        router.bind("tcp://127.0.0.1:*")
+        endpoint = router.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr] # it is bytes
+        curvezap.secure_client(dealer, alice.public, alice.secret, alice.public)
+        watch = Watch(dealer, endpoint)
+        dealer.connect(endpoint)
+        until = time.monotonic() + WAIT_S
+        while (problem := watch.problem()) is None:
+            assert time.monotonic() < until
+            watch.socket.poll(100)
+        assert problem  # and not that it is connected
+        watch.close()
+    finally:
+        context.destroy(linger=0)
 
 
 def test_an_old_libzmq_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import zmq
 from pymq.core.message import Fetched, Message, Produced
 from pymq.errors import AuthorizationFailed, ConfigError
 from pymq.testing import check_transport
+from pymq.transport import peers, wire
 from pymq.transport.base import Arrival
 from pymq.transport.sockets import Tuning
 from pymq.transport.zeromq import ZmqTransport
@@ -354,6 +355,33 @@ def test_who_went_before_he_was_answered_is_forgotten() -> None:
         transport._swept_at = 0.0  # It is time to look.
         assert transport.poll() == []
         assert not transport._peers.by_name
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        (b"client-1", wire.CLIENT_HEADER_BYTES_MAX),
+        (b"broker-1", wire.HEADER_BYTES_MAX),
+    ],
+)
+def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> None:
+    """What a header takes in memory can be 64 times what it is on the wire."""
+    with server() as transport, Raw(transport, name + b"/0123456789abcdef") as raw:
+        for size, why in ((most, "not a list"), (most + 1, f"the most is {most}")):
+            header = b"\x5a" + (size - 5).to_bytes(4, "big") + bytes(size - 5)  # one byte string
+            refused = raw.ask(transport, header)
+            assert why in str(refused[-1][3][1])
+
+
+def test_what_is_remembered_of_others_is_bounded() -> None:
+    known = peers.Peers()
+    for number in range(peers.FENCED_KEPT + 100):
+        known.admit(known.get("broker-1"), b"%d" % number)
+    assert len(known.fenced) == peers.FENCED_KEPT
+    assert len(known.by_route) == 1
+    for number in range(peers.NAMES_KEPT + 100):
+        known.find(f"client-1.consumer{number}")
+    assert len(known._machines) <= peers.NAMES_KEPT
 
 
 def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:

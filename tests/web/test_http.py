@@ -136,6 +136,8 @@ def test_every_answer_keeps_a_browser_from_being_talked_into_things(server: web.
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["referrer-policy"] == "no-referrer"
             assert headers["cache-control"] == "no-store"
+            for kind in ("opener", "resource"):
+                assert headers[f"cross-origin-{kind}-policy"] == "same-origin"
 
 
 def test_other_sites_cannot_speak_for_the_user(server: web.Server) -> None:
