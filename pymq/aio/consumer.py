@@ -62,6 +62,8 @@ class AsyncConsumer(Handle):
         Errors are those of :meth:`pymq.Consumer.poll`.
         """
         consumer = self._consumer
+        if consumer._buffer:
+            await self._prove(timeout)
         if max_records >= 1 and not consumer._buffer:
             consumer._ack_last()
             if not await self._arrive(max_records, timeout):
@@ -96,11 +98,13 @@ class AsyncConsumer(Handle):
             intake.is_awaited = False
             await self._tell_changes()
             await self._bury_dead()
+            left = None if until is None else until - loop.time()
+            if intake.chunks:
+                await self._prove(left)
             if intake.chunks or intake.problem is not None or self._consumer._is_closed:
                 return True
             if is_last:
                 return False
-            left = None if until is None else until - loop.time()
             if left is not None and left <= 0:
                 # Who does not wait gets at least what there was when the call was made.
                 await self._bridge.turn(partial(_quietly, ask))
@@ -111,6 +115,23 @@ class AsyncConsumer(Handle):
                     is_last = not await self._bridge.wait(ask, left)
                 finally:
                     intake.is_awaited = False
+
+    async def _prove(self, timeout: float | None) -> None:
+        """Wait until it is certain whether what is at hand is still leased, and forget it if not.
+
+        It may remain uncertain after *timeout* seconds; then nothing of it is handed out.
+        """
+        worker = self._consumer._worker
+        if worker is None:
+            return
+
+        def ask(turning: Loop) -> Waitable:
+            turning.touch(worker.name)
+            return worker.prove(turning.clock())
+
+        if not worker.is_sure():
+            await self._bridge.wait(ask, None if timeout is None else max(0.0, timeout))
+        self._consumer._has_dropped()
 
     async def _bury_dead(self) -> None:
         worker = self._consumer._worker
@@ -131,7 +152,9 @@ class AsyncConsumer(Handle):
         consumer = self._consumer
         while not self._is_closing:
             try:
-                if not consumer._buffer:
+                if consumer._buffer:
+                    await self._prove(None)
+                else:
                     consumer._ack_previous()
                     await self._arrive(CHUNK, None)
                 for record in consumer._chunk(0):
@@ -146,7 +169,9 @@ class AsyncConsumer(Handle):
         ending = Ending(consumer, await self._bridge.call(consumer.end_offsets))
         try:
             while not await self._is_reached(ending):
-                if not consumer._buffer:
+                if consumer._buffer:
+                    await self._prove(UNTIL_END_S)
+                else:
                     consumer._ack_previous()
                     if not await self._arrive(CHUNK, UNTIL_END_S):
                         ending.stall()
@@ -258,12 +283,12 @@ class AsyncConsumer(Handle):
             while not self._is_closing:
                 self._pump_is_idle = True
                 try:
-                    await self._arrive(credit, None)
+                    await (self._prove(None) if consumer._buffer else self._arrive(credit, None))
                 finally:
                     self._pump_is_idle = False
                 if not consumer._buffer:
                     consumer._fill(credit, 0)
-                while consumer._buffer and not (self._has_left() or consumer._has_lapsed()):
+                while consumer._buffer and not self._has_left() and consumer._is_ours(0):
                     record = consumer._buffer.popleft()
                     consumer._position(record)
                     await self._hand_over(record, on_record)

@@ -62,7 +62,8 @@ class Consumer(Handle):
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker = undertaker
         self._is_closed = False
-        self._lapses = 0  # of the worker, that this has noticed
+        self._drops = 0  # of the worker, that this has noticed
+        self._ours_until = 0.0  # what is at hand is leased until then, if nothing was dropped
         self._pump: Pump | None = None
         if self._worker is not None:
             self._worker.unread = _weakly(weakref.WeakMethod(self._unread))
@@ -81,10 +82,14 @@ class Consumer(Handle):
             UnknownTopic: the topic was deleted.
             Closed: the consumer was closed.
         """
-        if self._buffer and not self._has_lapsed():
-            return self._poll_buffer(max_records)
+        until = self._until(timeout)
+        while self._buffer:
+            if self._is_ours(self._left(until)):
+                return self._poll_buffer(max_records)
+            if self._is_over(until):
+                return []
         records: list[Record] = []
-        for view in self._poll(max_records, timeout):
+        for view in self._poll(max_records, self._left(until)):
             records += view.records()
         return records
 
@@ -123,8 +128,12 @@ class Consumer(Handle):
             raise ConfigError(f"max_records={max_records} must be at least 1")
         self._ack_last()
         self._ack_previous()
-        until = None if timeout is None else self._driver.monotonic() + timeout
+        until = self._until(timeout)
         while True:
+            if self._intake.chunks and not self._is_ours(self._left(until)):
+                if self._is_over(until):
+                    return []
+                continue
             views = self._take(max_records, max_bytes)
             if views:
                 break
@@ -133,7 +142,7 @@ class Consumer(Handle):
                 self._intake.want(max_records, loop.clock())
                 arrival = self._intake.arrival()
                 loop.touch(self._intake.name)
-            left = None if until is None else until - self._driver.monotonic()
+            left = self._left(until)
             if not arrival.is_done and (left is not None and left <= 0):
                 self._tell_changes()
                 return []
@@ -147,6 +156,40 @@ class Consumer(Handle):
         if self._auto_ack:
             self._last = list(views)
         return views
+
+    def _until(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._driver.monotonic() + timeout
+
+    def _left(self, until: float | None) -> float | None:
+        return None if until is None else until - self._driver.monotonic()
+
+    def _is_over(self, until: float | None) -> bool:
+        return until is not None and self._driver.monotonic() >= until
+
+    def _is_ours(self, timeout: float | None) -> bool:
+        """Whether what is at hand may be handed out; asks the group if that is not certain.
+
+        It may not if others may have got it, which is then forgotten; nor, for now, if the group
+        does not answer within *timeout* seconds.
+        """
+        worker = self._worker
+        if worker is None:
+            return True
+        if self._has_dropped():
+            return False
+        if not worker.is_sure():
+            with self._driver as loop:
+                self._check()
+                proof = worker.prove(loop.clock())
+                loop.touch(worker.name)
+            self._driver.wait(proof, None if timeout is None else max(0.0, timeout))
+            if self._has_dropped():
+                return False
+        left_ms = worker.sure_ms()
+        if left_ms <= 0 and (problem := worker.take_problem()) is not None:
+            raise problem
+        self._ours_until = self._driver.monotonic() + left_ms / 1000
+        return left_ms > 0
 
     def _take(self, max_records: int, max_bytes: int) -> list[BatchView]:
         """Take what is at hand, or raise what stands in the way."""
@@ -192,19 +235,26 @@ class Consumer(Handle):
         self._check()
         if not self._buffer:
             self._fill(CHUNK, timeout)
-        while self._buffer and not self._has_lapsed():
+        worker, monotonic = self._worker, self._driver.monotonic
+        while self._buffer and (
+            worker is None
+            or (worker.drops == self._drops and monotonic() < self._ours_until)
+            or self._is_ours(timeout)
+        ):
             record = self._buffer.popleft()
             self._position(record)
             self._ack_previous()
             self._previous = record if self._auto_ack else None
             yield record
 
-    def _has_lapsed(self) -> bool:
-        """Whether others have got what is at hand here, since nobody has asked for it for long."""
+    def _has_dropped(self) -> bool:
+        """Whether others may have got what is at hand here: nobody has asked for it for long, or
+        the group does not know us any more.
+        """
         worker = self._worker
-        if worker is None or worker.lapses == self._lapses:
+        if worker is None or worker.drops == self._drops:
             return False
-        self._lapses = worker.lapses
+        self._drops = worker.drops
         self._buffer.clear()
         self._later.clear()
         return True

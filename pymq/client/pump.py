@@ -40,7 +40,7 @@ class Pump:
             while not consumer._has_closed():
                 if not consumer._buffer:
                     consumer._fill(self._credit, None)
-                while consumer._buffer and not (consumer._has_closed() or consumer._has_lapsed()):
+                while consumer._buffer and not consumer._has_closed() and consumer._is_ours(None):
                     record = consumer._buffer.popleft()
                     consumer._position(record)
                     self._hand_over(record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pymq.client.base import Driver
+from pymq.client.base import Driver, Waitable
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
@@ -60,6 +60,7 @@ class Worker(Intake):
         )
         self.is_used = True  # the application has asked for records; set by any thread
         self.lapses = 0  # times that it had not, for so long that it lost its partitions
+        self.drops = 0  # times that all that was leased turned out to be leased no more
         self._is_lapsed = False
         self._idle_looks = 0  # in a row that found it not used
         self._look_at = 0  # at first at once
@@ -71,6 +72,7 @@ class Worker(Intake):
         self._renew_at = NEVER
         self._heard_at = -NEVER  # when the coordinator has last answered a member
         self._is_unsure = False  # what has come is not handed over before it does so again
+        self._proof = Waitable()  # of what is at hand; done once it does, or has given us up
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -104,6 +106,30 @@ class Worker(Intake):
         """Whether records are leased that the handle has not taken yet, also those on their way."""
         return bool(self.chunks or self._leased)
 
+    def is_sure(self) -> bool:
+        """Whether what is at hand is still leased; see :meth:`sure_ms`."""
+        return self.sure_ms() > 0
+
+    def sure_ms(self) -> int:
+        """For how long what is at hand is leased for certain; any thread may ask.
+
+        Then its coordinator may be none any more, and its successor have given it to others.
+        """
+        return SURE_MS - (self._driver.loop.clock() - self._heard_at)
+
+    def prove(self, now: int) -> Waitable:
+        """Ask whether what is at hand is still leased; done once the coordinator has answered.
+
+        Either :meth:`is_sure` then, or :attr:`drops` has grown, or there is a problem.
+        """
+        if self._proof.is_done:
+            self._proof = Waitable()
+        if self.is_sure() or not self.membership.is_joined:
+            self._proof.finish()
+        else:
+            self._doubt(now)
+        return self._proof
+
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records; their lease began when they were leased."""
         self.settler.handed.out(chunk)
@@ -124,6 +150,7 @@ class Worker(Intake):
         self.dead.clear()
         self._leased.close()
         self._is_closed = True
+        self._proof.finish()
         membership.left()
         self.settler.close()
         self._timers.clear()
@@ -289,10 +316,11 @@ class Worker(Intake):
         if m.error is not None:
             if not self._turned_down(source, m.error, now):
                 self.fail(m.error)
+                self._proof.finish()
                 membership.retry(now, BEAT_MS)
             return
         membership.coordinator.answered()
-        self._heard_at = now
+        self._heard(now)
         lost, gained = membership.assign(m, now)
         self.watches.change(lost, gained)
         self._has_news = True
@@ -324,6 +352,20 @@ class Worker(Intake):
         self._is_unsure = False
         self.chunks.clear()
         self.dead.clear()
+        self.drops += 1
+        self._proof.finish()
+
+    def _heard(self, now: int) -> None:
+        """The coordinator takes us for a member."""
+        self._heard_at = now
+        self._proof.finish()
+
+    def _doubt(self, now: int) -> None:
+        """Whether the coordinator still does has to be asked first."""
+        if not self._is_unsure:
+            mark("worker.unsure")
+            self._is_unsure = True
+            self.membership.heartbeat(now)
 
     def _on_settled(self, source: str, m: Settled, now: int) -> None:
         if not self.settler.is_waiting_for(m.id):
@@ -334,7 +376,7 @@ class Worker(Intake):
         elif isinstance(m.error, FencedMember):
             self._lost_group(m.error)
         else:
-            self._heard_at = now
+            self._heard(now)
             if (problem := self.settler.answered(m)) is not None:
                 self.fail(problem)
 
@@ -434,7 +476,7 @@ class Worker(Intake):
                 self.fail(m.error)
             return
         self.membership.coordinator.answered()
-        self._heard_at = now
+        self._heard(now)
         if m.leases:
             # Even if a later request has taken its place: both may have met on the way.
             self._wanted = 0
@@ -480,10 +522,7 @@ class Worker(Intake):
         its successor, who knows of no leases, has given it to others. So it is asked first.
         """
         if now - self._heard_at > SURE_MS:
-            if not self._is_unsure:
-                mark("worker.unsure")
-                self._is_unsure = True
-                self.membership.heartbeat(now)
+            self._doubt(now)
             return
         for view, is_dead in self._leased.lined_up():
             self.settler.skip(view, now)

@@ -70,6 +70,12 @@ class Consuming(ABC):
         if not self.is_up:
             return
         intake, records = self.intake, []
+        if isinstance(intake, Worker) and intake.chunks and not intake.is_sure():
+            with self.app.driver as loop:
+                proof = intake.prove(loop.clock())
+                loop.touch(intake.name)
+            proof.then(lambda: self.app.world.after(self._pause(), self._poll))
+            return
         problem = None if intake.chunks else intake.take_problem()
         if problem is not None:
             self.trouble(problem)

@@ -172,6 +172,46 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
                 assert slow.poll(timeout=10.0) == []
 
 
+@pytest.mark.parametrize("takes", ["poll", "until_end"])
+def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(takes: str) -> None:
+    """The consumer had it, cut off and with a coordinator that is none any more."""
+    with Cluster(brokers=3, seed=19) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(other, *range(10))
+        with mq.consumer("t", group="g") as slow:
+            assert values([next(iter(slow))]) == [0]  # Nine more are at hand.
+            cluster.run(seconds=0.1)
+            cluster.cut("client-0")
+            cluster.crash(coordinator(other))
+            with other.consumer("t", group="g") as quick:
+                missing = set(range(10))
+                work(quick, missing)
+                assert not missing
+                assert slow.poll(timeout=1.0) == []  # Nobody tells whether they are still its own.
+                cluster.heal()
+                if takes == "poll":
+                    assert slow.poll(timeout=10.0) == []
+                else:
+                    assert list(slow.until_end()) == []
+
+
+def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
+    """A slow application asks now and then whether it is; what it has is not fetched again."""
+    with Cluster(brokers=3, seed=20) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(other, *range(10))
+        with mq.consumer("t", group="g") as consumer:
+            found = []
+            for record in consumer.until_end():
+                found.append(record)
+                cluster.run(seconds=2.0)
+                consumer.ack(record)
+            assert values(found) == list(range(10))
+            assert {record.delivery_count for record in found} == {1}
+
+
 def test_an_answer_to_a_commit_is_lost() -> None:
     """It is sent again, and what it had done the first time is not counted as refused."""
     with Cluster(brokers=1, seed=13) as cluster:
