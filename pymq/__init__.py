@@ -17,12 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymq import errors
-from pymq.client.client import Client, GroupDescription
-from pymq.client.consumer import Consumer
+from pymq.client.client import Client
 from pymq.client.delivery import Deliveries, Delivery
-from pymq.client.groups import LeaseDescription, LeasesDescription, MemberDescription
 from pymq.client.producer import Producer
-from pymq.client.status import ConsumerStatus
 from pymq.core.config import TopicConfig
 from pymq.core.metadata import (
     BlockDescription,
@@ -33,11 +30,19 @@ from pymq.core.metadata import (
 )
 from pymq.core.record import Record, RecordMetadata
 from pymq.core.types import AckMode, TopicPartition
-from pymq.core.view import BatchView as RecordBatch
 from pymq.embedded import open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio
+    from pymq.client.consumer import Consumer
+    from pymq.client.groups import (
+        GroupDescription,
+        LeaseDescription,
+        LeasesDescription,
+        MemberDescription,
+    )
+    from pymq.client.status import ConsumerStatus
+    from pymq.core.view import BatchView as RecordBatch
     from pymq.deployed.nodes import Broker, ZkServer
 
 __version__ = "0.1.0"
@@ -114,10 +119,32 @@ def open(
     return open_folder(text)
 
 
+# What opening a folder and sending a record do without is loaded when it is first asked for
+# (PEP 562); tests/test_import.py says which modules that leaves.
+_LATER = {
+    "Broker": "pymq.deployed.nodes",
+    "Consumer": "pymq.client.consumer",
+    "ConsumerStatus": "pymq.client.status",
+    "GroupDescription": "pymq.client.groups",
+    "LeaseDescription": "pymq.client.groups",
+    "LeasesDescription": "pymq.client.groups",
+    "MemberDescription": "pymq.client.groups",
+    "RecordBatch": "pymq.core.view",
+    "ZkServer": "pymq.deployed.nodes",
+    "aio": "pymq.aio",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # asyncio takes long to load, and most do without, as without servers (PEP 562).
-    if name == "aio":
-        return import_module("pymq.aio")
-    if name in ("Broker", "ZkServer"):
-        return getattr(import_module("pymq.deployed.nodes"), name)
-    raise AttributeError(f"module 'pymq' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'pymq' has no attribute {name!r}")
+    module = import_module(_LATER[name])
+    found = (
+        module if name == "aio" else getattr(module, "BatchView" if name == "RecordBatch" else name)
+    )
+    globals()[name] = found  # Who asks again does not come here.
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

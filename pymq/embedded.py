@@ -7,13 +7,11 @@ import os
 import random
 import time
 import weakref
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pymq.client.client import Client
 from pymq.coord.base import Coordinator
-from pymq.coord.memory import MemoryCoordinator
 from pymq.errors import CorruptMetadata
-from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller, ControllerConfig
 from pymq.node.driver import Driver
@@ -24,7 +22,9 @@ from pymq.node.registration import BrokerConfig
 from pymq.replication.solo import Solo
 from pymq.store.base import BlockStore
 from pymq.store.file import FileStore
-from pymq.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pymq.hash.assign import Assignor
 
 BROKER = "broker-0"
 ZKSERVER = "zkserver-0"
@@ -42,19 +42,20 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
         StoreError: it cannot be read or written.
         CorruptMetadata: its metadata is damaged.
     """
-    folder = Path(path)
+    folder = os.fspath(path)
+    metadata = os.path.join(folder, METADATA)
     files = TimedFiles()
-    store = FileStore(os.fspath(folder), files=files)  # first of all: it takes the lock
+    store = FileStore(folder, files=files)  # first of all: it takes the lock
     try:
         from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
 
-        if not (folder / METADATA).exists() and store.blocks():
+        if not os.path.exists(metadata) and store.blocks():
             raise CorruptMetadata(
-                f"{folder / METADATA} is missing, but there are blocks: restore it from a backup, "
+                f"{metadata} is missing, but there are blocks: restore it from a backup, "
                 "or choose another folder",
-                file=os.fspath(folder / METADATA),
+                file=metadata,
             )
-        backend = SqliteCoordinator.open(folder / METADATA)
+        backend = SqliteCoordinator.open(metadata)
     except BaseException:
         store.close()
         raise
@@ -63,6 +64,9 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
 
 def open_memory() -> Client:
     """Open a queue that is gone when it is closed."""
+    from pymq.coord.memory import MemoryCoordinator
+    from pymq.store.memory import MemoryStore  # only now: a folder does without
+
     return _assemble(MemoryStore(), MemoryCoordinator())
 
 
@@ -80,7 +84,7 @@ def _assemble(store: BlockStore, backend: Coordinator, files: TimedFiles | None 
     broker = Broker(
         BrokerConfig(BROKER, (ZKSERVER,), wall_offset_ms=wall_offset_ms),
         Solo,
-        assignor,
+        _assignor,
         random.Random(),
         store.blocks(),
         (),  # One broker has nobody to complete its blocks from.
@@ -114,6 +118,12 @@ def _assemble(store: BlockStore, backend: Coordinator, files: TimedFiles | None 
     client.sources.append(meters.collect)
     keep(client)
     return client
+
+
+def _assignor(name: str) -> Assignor:
+    from pymq.hash.assign import assignor  # only now: the first group needs one
+
+    return assignor(name)
 
 
 def version() -> str:

@@ -16,9 +16,9 @@ from pymq.aio.bridge import Bridge, Handle, Opening, called, close_late, in_thre
 from pymq.aio.consumer import AsyncConsumer
 from pymq.aio.producer import AsyncProducer
 from pymq.client.base import Loop
-from pymq.client.client import Client, GroupDescription
+from pymq.client.client import Client
 from pymq.client.consumer import Consumer
-from pymq.client.groups import LeasesDescription
+from pymq.client.groups import GroupDescription, LeasesDescription
 from pymq.client.producer import Producer
 from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
 from pymq.core.metrics import Metrics

@@ -6,11 +6,9 @@ Nothing here holds records; whoever may reach a zkserver can ask for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pymq.client import groups
 from pymq.client.base import Handle
-from pymq.client.groups import GroupDescription, LeasesDescription
 from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_range, check_topic
 from pymq.client.questions import Questions, raise_it
 from pymq.client.router import Router
@@ -26,6 +24,9 @@ from pymq.errors import (
     TopicExists,
     UnknownTopic,
 )
+
+if TYPE_CHECKING:
+    from pymq.client.groups import GroupDescription, LeasesDescription
 
 OFFSET_MAX = (1 << 62) - 1
 
@@ -171,6 +172,8 @@ class Admin(Handle):
 
     def groups(self) -> list[str]:
         """The names of all consumer groups."""
+        from pymq.client import groups  # only now: a module for those who ask
+
         return groups.names(self.questions)
 
     def describe_group(self, group: str) -> GroupDescription:
@@ -179,6 +182,8 @@ class Admin(Handle):
         Raises:
             UnknownGroup: there is none of that name.
         """
+        from pymq.client import groups  # only now: a module for those who ask
+
         return groups.describe(self.questions, group)
 
     def describe_leases(
@@ -196,6 +201,8 @@ class Admin(Handle):
         check_range("limit", limit, 1, 1_000)
         name = self.questions.partition_name(topic, partition)
         place = (check_name(group, "group name"), topic, name)
+        from pymq.client import groups  # only now: a module for those who ask
+
         return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
 
     def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
@@ -222,6 +229,8 @@ class Admin(Handle):
         Raises:
             InvalidRequest: the group has members; close them first.
         """
+        from pymq.client import groups  # only now: a module for those who ask
+
         groups.reset(self.questions, check_name(group, "group name"), topic, offset)
 
     # --- cluster --------------------------------------------------------------------------------

@@ -6,40 +6,37 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pymq.client.admin import Admin
 from pymq.client.base import Driver
-from pymq.client.consumer import Consumer
-from pymq.client.groups import GroupDescription
-from pymq.client.intake import Intake
 from pymq.client.options import (
     REQUEST_S,
-    check_consumer,
     parse_offset,
     producer_number,
     sender_config,
-    worker_config,
 )
 from pymq.client.producer import Producer
 from pymq.client.questions import Questions
-from pymq.client.reader import Reader
 from pymq.client.router import Router
 from pymq.client.sender import Sender
 from pymq.client.tally import Tally
-from pymq.client.undertaker import Undertaker
-from pymq.client.worker import Worker
 from pymq.core import message as msg
 from pymq.core.header import EPOCH_HALF
 from pymq.core.metrics import Metrics
 from pymq.core.producers import REMEMBERED
-from pymq.core.record import Record
 from pymq.core.types import AckMode, check_name
 from pymq.errors import (
     Closed,
     PymqError,
 )
 
-__all__ = ["Client", "GroupDescription"]
+if TYPE_CHECKING:
+    from pymq.client.consumer import Consumer
+    from pymq.client.intake import Intake
+    from pymq.core.record import Record
+
+__all__ = ["Client"]
 
 _FORGET_MS = 1_000
 
@@ -198,6 +195,13 @@ class Client(Admin):
         Raises:
             UnknownTopic, UnknownPartition, InvalidName, ConfigError: as they say.
         """
+        # Only now: many only produce, and what is behind a consumer takes 10 ms to load.
+        from pymq.client.consumer import Consumer
+        from pymq.client.consuming import check_consumer, worker_config
+        from pymq.client.reader import Reader
+        from pymq.client.undertaker import Undertaker
+        from pymq.client.worker import Worker
+
         check_consumer(group, mode, partition, delivery, on_record, credit, unknown)
         worker = worker_config(
             group, assignor, ack_wait_s, max_deliver, auto_offset_reset, max_poll_interval_s
@@ -264,7 +268,7 @@ class Client(Admin):
                 self._unsubscribe(intake.topic, intake.name)
         if isinstance(handle, Producer):
             self._producers[handle] = None
-        elif isinstance(machine, Intake):
+        elif not isinstance(machine, Sender):
             self._consumers[machine.name], self._intakes[machine.name] = handle, machine
 
     def _unsubscribe(self, topic: str, name: str) -> None:

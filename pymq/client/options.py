@@ -1,24 +1,20 @@
-"""What users may ask of producers and consumers, looked at once, where it comes in."""
+"""What users may ask of producers, and of all, looked at once, where it comes in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import cast
 
-from pymq.client.membership import WorkerConfig
 from pymq.client.sender import SenderConfig
 from pymq.core.compression import codec_number
 from pymq.core.config import check_options
 from pymq.core.header import NO_PRODUCER
 from pymq.core.message import BEGIN, END
 from pymq.core.producers import REMEMBERED
-from pymq.core.types import AckMode, check_name
+from pymq.core.types import AckMode
 from pymq.errors import ConfigError, InvalidName
-from pymq.hash.assign import names as assignor_names
 
 REQUEST_S = 10.0  # how long a question may take
-DEFAULT_GROUP = "ptp"
 PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 1_000
 
@@ -32,25 +28,6 @@ _PRODUCER_OPTIONS = (
     "producer_id",
     "delivery_timeout_s",
     "max_in_flight",
-)
-_CONSUMER_OPTIONS = (
-    "topic",
-    "group",
-    "mode",
-    "partition",
-    "offset",
-    "delivery",
-    "on_record",
-    "credit",
-    "auto_ack",
-    "ack_wait_s",
-    "max_deliver",
-    "dead_letter",
-    "auto_offset_reset",
-    "assignor",
-    "on_assigned",
-    "on_revoked",
-    "max_poll_interval_s",
 )
 
 
@@ -79,7 +56,7 @@ def sender_config(
         ("max_in_flight", max_in_flight, 1, REMEMBERED if idempotent else 1000),
     ):
         check_range(name, found, low, high)
-    _check_seconds("delivery_timeout_s", delivery_timeout_s)
+    check_seconds("delivery_timeout_s", delivery_timeout_s)
     if producer_id is not None and not idempotent:
         raise ConfigError("producer_id needs idempotent=True")
     mode = None if acks is None else AckMode.of(acks)
@@ -99,60 +76,6 @@ def sender_config(
     )
 
 
-def check_consumer(
-    group: str | None,
-    mode: str,
-    partition: str | int | None,
-    delivery: str,
-    on_record: object,
-    credit: int,
-    unknown: dict[str, object],
-) -> None:
-    """Whether these options of a consumer go together.
-
-    Raises:
-        ConfigError: they do not, or one is unknown or out of its range.
-    """
-    check_options(unknown, _CONSUMER_OPTIONS)
-    _check_choice("mode", mode, ("ptp", "psb"))
-    _check_choice("delivery", delivery, ("pull", "push"))
-    check_range("credit", credit, 1, 1 << 20)
-    if (delivery == "push") != (on_record is not None):
-        raise ConfigError("on_record goes with delivery='push', and the other way round")
-    if mode == "psb" and group is not None:
-        raise ConfigError("a psb consumer reads on its own: it has no group")
-    if mode == "ptp" and partition is not None:
-        raise ConfigError("a ptp consumer's partitions are assigned; use mode='psb' to choose")
-
-
-def worker_config(
-    group: str | None,
-    assignor: str,
-    ack_wait_s: float,
-    max_deliver: int,
-    auto_offset_reset: str,
-    max_poll_interval_s: float,
-) -> WorkerConfig:
-    """What a consumer asks of its group.
-
-    Raises:
-        ConfigError, InvalidName: an option is out of its range.
-    """
-    _check_choice("assignor", assignor, assignor_names())
-    _check_choice("auto_offset_reset", auto_offset_reset, ("begin", "end"))
-    _check_seconds("ack_wait_s", ack_wait_s)
-    _check_seconds("max_poll_interval_s", max_poll_interval_s)
-    check_range("max_deliver", max_deliver, 0, 1 << 30)
-    return WorkerConfig(
-        check_name(group if group is not None else DEFAULT_GROUP, "group name"),
-        assignor,
-        max(1, round(ack_wait_s * 1000)),
-        max_deliver,
-        BEGIN if auto_offset_reset == "begin" else END,
-        max(1, round(max_poll_interval_s * 1000)),
-    )
-
-
 def parse_offset(offset: int | str) -> int:
     """Read an offset as users give it.
 
@@ -169,6 +92,8 @@ def parse_offset(offset: int | str) -> int:
 
 def producer_number(name: str) -> int:
     """A producer's number, from its name."""
+    from hashlib import blake2b  # only now: OpenSSL comes with it, and few producers have names
+
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -192,11 +117,21 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
         raise ConfigError(f"{name}={found!r} must be an integer from {low} to {high}")
 
 
-def _check_seconds(name: str, found: object) -> None:
+def check_seconds(name: str, found: object) -> None:
+    """Whether an option is a time that can be waited for.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
         raise ConfigError(f"{name}={found!r} must be a positive number of seconds")
 
 
-def _check_choice(name: str, found: object, allowed: Sequence[str]) -> None:
+def check_choice(name: str, found: object, allowed: Sequence[str]) -> None:
+    """Whether an option is one of those *allowed*.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if found not in allowed:
         raise ConfigError(f"{name}={found!r} must be one of {', '.join(map(repr, allowed))}")

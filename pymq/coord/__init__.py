@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymq.coord.address import MemoryAddress, SqliteAddress, parse
 from pymq.coord.base import Coordinator
 from pymq.coord.memory import MemoryCoordinator
 from pymq.errors import MissingExtra
@@ -30,6 +29,9 @@ def open(
         Disconnected: the backend could not be reached in time.
         AuthorizationFailed: it does not let us in.
     """
+    # Only now: who has made his backend himself has no address to read.
+    from pymq.coord.address import MemoryAddress, SqliteAddress, parse
+
     address = parse(url)
     if isinstance(address, MemoryAddress):
         return MemoryCoordinator()

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -145,6 +143,9 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
         CorruptMetadata: it is damaged or not pymq's.
         StoreError: it cannot be read.
     """
+    import shutil  # only now: opening a queue needs neither
+    import tempfile
+
     source = os.fspath(path)
     with tempfile.TemporaryDirectory(prefix="pymq-") as folder:
         copy = os.path.join(folder, os.path.basename(source))

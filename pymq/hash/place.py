@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from pymq.errors import InvalidRequest
-from pymq.hash.ring import Ring
+
+if TYPE_CHECKING:
+    from pymq.hash.ring import Ring
 
 __all__ = ["load_cost", "place", "place_all", "ring_of"]
 
@@ -44,6 +47,8 @@ def place(
     """
     if replicas < 1:
         raise InvalidRequest(f"a block needs at least one replica, got {replicas}")
+    if isinstance(brokers, Mapping) and len(brokers) == replicas == 1:
+        return tuple(brokers)  # An embedded queue has nothing to choose, and no need of a ring.
     ring = ring_of(brokers)
     cost = None if hosting is None else load_cost(hosting, ring.weights)
     chosen = ring.pick(key, replicas, racks=racks, cost=cost)
@@ -85,4 +90,6 @@ def ring_of(brokers: Brokers) -> Ring:
 
 @lru_cache(maxsize=16)
 def _ring(weights: tuple[tuple[str, float], ...]) -> Ring:
+    from pymq.hash.ring import Ring  # only now: it loads hashlib, and that OpenSSL
+
     return Ring(dict(weights))

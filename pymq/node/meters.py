@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from pymq.coord.base import Coordinator
@@ -95,15 +94,19 @@ def process(out: Metrics) -> None:
     """What the operating system tells of this process; any thread may ask."""
     times = os.times()
     out.add("process_cpu_seconds_total", times.user + times.system)
-    folder = Path("/proc/self")
     try:
-        pages = int((folder / "statm").read_text().split()[1])
-        ticks = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
-        since_boot = float(Path("/proc/uptime").read_text().split()[0])
-        open_fds = len(list((folder / "fd").iterdir()))
+        pages = int(_told("/proc/self/statm").split()[1])
+        ticks = int(_told("/proc/self/stat").rpartition(")")[2].split()[19])
+        since_boot = float(_told("/proc/uptime").split()[0])
+        open_fds = len(os.listdir("/proc/self/fd"))
     except (OSError, ValueError, IndexError):
         return  # Not Linux, or too well hidden: the rest has to do.
     out.add("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
     age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
     out.add("process_start_time_seconds", round(time.time() - age, 2))
     out.add("process_open_fds", open_fds)
+
+
+def _told(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -44,7 +44,6 @@ from pymq.store.files import Files, OsFiles, store_error
 from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, is_sync
 from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock, check_append
-from pymq.store.rewriting import Rewriting
 from pymq.store.states import Changes, States
 
 RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
@@ -431,6 +430,8 @@ class FileStore:
 
     def compact(self, job: Compact) -> Compacted:
         """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        from pymq.store.rewriting import Rewriting  # only now: few topics are compacted
+
         return Rewriting(self._folder, self.files, self._sealed, self._replace).run(job)
 
     def _sealed(self, id: BlockId) -> OpenBlock:

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from pymq.client.client import GroupDescription
+from pymq.client.groups import GroupDescription
 from pymq.core.metadata import (
     BlockDescription,
     ClusterDescription,
