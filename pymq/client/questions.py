@@ -157,6 +157,21 @@ class Questions:
             tries += 1
         return found
 
+    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
+        """Ask a partition's leader and do not wait, if it is known who that is; see :meth:`end`."""
+        with self._driver as loop:
+            peer = Route(topic, partition).find(self._router)
+            if peer is None:
+                return None
+            call: Call = self._router.call(make, loop.clock(), round(TRY_MAX_S * 1000), peer)
+            loop.touch(self._name)
+        return call
+
+    def end(self, call: Call) -> Message | None:
+        """The answer to what was begun; None when there is none that is of use: ask again."""
+        is_answered = self._driver.wait(call, TRY_MAX_S + 1) and call.error is None
+        return call.result if is_answered else None
+
     def _check_partitions(self, metadata: TopicMetadata, wanted: Iterable[str]) -> None:
         names = {found.partition for found in metadata.partitions}
         for partition in wanted:

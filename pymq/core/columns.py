@@ -44,6 +44,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
+_COPIED = 256  # bytes of a value and its head
 _RUN = (
     64  # values a struct format takes at once: longer formats cost more to compile than they save
 )
@@ -106,6 +107,11 @@ def encode_bytes(values: Sequence[bytes | None]) -> bytes:
     return _head(4, len(values)) + prefix + prefix.join(values)  # type: ignore[arg-type] # no nulls here
 
 
+def run_heads(count: int, size: int) -> tuple[bytes, bytes]:
+    """What stands before *count* byte strings of *size* bytes, and before each of them."""
+    return _head(4, count), _head(2, size)
+
+
 @lru_cache(256)
 def _run(prefix: int, size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{prefix}x{size}s" * count)
@@ -144,8 +150,10 @@ def find_run(column: Buffer, count: int) -> Run | None:
     if prefix == 0 or len(view) != start + count * stride or bytes(view[:start]) != head:
         return None
     # The lengths add up; only if each value has the same head is each what it seems.
+    # A view is stepped through item by item, at 5 ns each: short values are better copied before.
+    data = bytes(view) if stride <= _COPIED else view
     for at in range(start, start + prefix):
-        if view[at::stride].tobytes().count(view[at]) != count:
+        if bytes(data[at::stride]).count(view[at]) != count:
             return None
     return Run(view[start:], prefix, size)
 

@@ -6,8 +6,8 @@ have, they are cut out of it all at once; nothing is done for each record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,13 +53,26 @@ def schema(*, has_headers: bool) -> StructType:
     return StructType([StructField(name, FIELDS[name]) for name in names])
 
 
+class Part(NamedTuple):
+    """Some records of a batch, by their indexes in it."""
+
+    batch: RecordBatch
+    first: int
+    last: int
+
+    @property
+    def length(self) -> int:
+        """How many there are."""
+        return self.last - self.first
+
+
 class Columns:
     """Gathers parts of record batches until they are worth an Arrow batch."""
 
     def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:
         self._names = names
         self._schema = schema
-        self._chunks: list[list[pa.Array]] = [[] for _ in names]
+        self._parts: list[Part] = []
         self.count = 0
         self.size = 0  # bytes of the batches that the rows came from
 
@@ -71,17 +84,14 @@ class Columns:
             first, last = (int(at) for at in np.searchsorted(np.asarray(offsets), (start, end)))
         if first >= last:
             return
-        for name, chunks in zip(self._names, self._chunks, strict=True):
-            chunks.append(_MAKERS[name](batch, first, last))
+        self._parts.append(Part(batch, first, last))
         self.count += last - first
         self.size += batch.size
 
     def take(self) -> pa.RecordBatch:
         """What was gathered; begins anew."""
-        arrays = [
-            chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) for chunks in self._chunks
-        ]
-        self._chunks = [[] for _ in self._names]
+        arrays = [_MAKERS[name](self._parts, self.count) for name in self._names]
+        self._parts = []
         self.count = self.size = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -91,70 +101,124 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _bytes(column: memoryview, count: int, first: int, last: int) -> pa.Array | None:
-    """Byte strings of one length, cut out of the column; None when they are of several."""
-    run = columns.find_run(column, count)
-    if run is None or run.size * (last - first) >= 1 << 31:
+# --- columns of some parts, which have *count* records in all -----------------------------------
+
+
+def _value(parts: Sequence[Part], count: int) -> pa.Array:
+    found = _runs(parts, count, columns.VALUES)
+    if found is not None:
+        return found
+    return pa.array(
+        [value for batch, first, last in parts for value in batch.values[first:last]], pa.binary()
+    )
+
+
+def _key(parts: Sequence[Part], count: int) -> pa.Array:
+    if all(batch.column(columns.KEYS) is None for batch, _, _ in parts):
+        return pa.nulls(count, pa.binary())
+    found = _runs(parts, count, columns.KEYS)
+    if found is not None:
+        return found
+    keys: list[bytes | None] = []
+    for part in parts:
+        is_there = part.batch.column(columns.KEYS) is not None
+        keys += part.batch.keys[part.first : part.last] if is_there else [None] * part.length
+    return pa.array(keys, pa.binary())
+
+
+def _runs(parts: Sequence[Part], count: int, kind: int) -> pa.Array | None:
+    """Byte strings that have one length in each part; None when they have not.
+
+    They are cut out of what lies between them in CBOR, and copied once.
+    """
+    found = []
+    for part in parts:
+        column = part.batch.column(kind)
+        run = None if column is None else columns.find_run(column, len(part.batch))
+        if run is None:
+            return None
+        found.append((part, run))
+    total = sum(part.length * run.size for part, run in found)
+    if total >= 1 << 31:
         return None
-    rows = np.frombuffer(run.data, np.uint8, count * run.stride).reshape(count, run.stride)
-    data = np.ascontiguousarray(rows[first:last, run.prefix :])
-    ends = np.arange(last - first + 1, dtype=np.int32) * np.int32(run.size)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), last - first, buffers)
+    data, ends = np.empty(total, np.uint8), np.empty(count + 1, np.int32)
+    ends[0] = row = at = 0
+    for (batch, first, last), (view, prefix, size) in found:
+        stride, rows, length = prefix + size, last - first, (last - first) * size
+        cells = np.frombuffer(view, np.uint8, len(batch) * stride).reshape(len(batch), stride)
+        data[at : at + length].reshape(rows, size)[:] = cells[first:last, prefix:]
+        ends[row + 1 : row + rows + 1] = np.arange(at + size, at + length + 1, size) if size else at
+        row, at = row + rows, at + length
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def _value(batch: RecordBatch, first: int, last: int) -> pa.Array:
-    column = batch.column(columns.VALUES)
-    if column is not None:
-        found = _bytes(column, len(batch), first, last)
-        if found is not None:
-            return found
-    return pa.array(batch.values[first:last], pa.binary())
+def _offset(parts: Sequence[Part], count: int) -> pa.Array:
+    numbers = np.empty(count, np.int64)
+    at = 0
+    for part in parts:
+        offsets = part.batch.offsets
+        if isinstance(offsets, range):
+            first = offsets[part.first]
+            numbers[at : at + part.length] = np.arange(first, first + part.length)
+        else:
+            numbers[at : at + part.length] = offsets[part.first : part.last]
+        at += part.length
+    return pa.array(numbers)
 
 
-def _key(batch: RecordBatch, first: int, last: int) -> pa.Array:
-    column = batch.column(columns.KEYS)
-    if column is None:
-        return pa.nulls(last - first, pa.binary())
-    found = _bytes(column, len(batch), first, last)
-    return found if found is not None else pa.array(batch.keys[first:last], pa.binary())
-
-
-def _offset(batch: RecordBatch, first: int, last: int) -> pa.Array:
-    offsets = batch.offsets
-    if isinstance(offsets, range):
-        return pa.array(np.arange(offsets[first], offsets[first] + last - first, dtype=np.int64))
-    return pa.array(offsets[first:last], pa.int64())
-
-
-def _timestamp(batch: RecordBatch, first: int, last: int) -> pa.Array:
-    if batch.column(columns.TIMESTAMPS) is None:
-        times = np.full(last - first, batch.header.first_timestamp, np.int64)
-    else:
-        times = np.array(batch.timestamps[first:last], np.int64)
+def _timestamp(parts: Sequence[Part], count: int) -> pa.Array:
+    times = np.empty(count, np.int64)
+    at = 0
+    for batch, first, last in parts:
+        is_one = batch.column(columns.TIMESTAMPS) is None
+        mine = batch.header.first_timestamp if is_one else batch.timestamps[first:last]
+        times[at : at + last - first] = mine
+        at += last - first
     times *= 1000
-    return pa.Array.from_buffers(TYPES["timestamp"], last - first, [None, pa.py_buffer(times)])
+    return pa.Array.from_buffers(TYPES["timestamp"], count, [None, pa.py_buffer(times)])
 
 
-def _headers(batch: RecordBatch, first: int, last: int) -> pa.Array:
-    if batch.column(columns.HEADERS) is None:
-        return pa.nulls(last - first, TYPES["headers"])
+def _headers(parts: Sequence[Part], count: int) -> pa.Array:
+    if all(batch.column(columns.HEADERS) is None for batch, _, _ in parts):
+        return pa.nulls(count, TYPES["headers"])
     rows = [
         [{"key": name, "value": value} for name, value in pairs] if pairs else None
+        for batch, first, last in parts
         for pairs in batch.headers[first:last]
     ]
     return pa.array(rows, TYPES["headers"])
 
 
-def _constant(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+def _topic(parts: Sequence[Part], count: int) -> pa.Array:
+    return _names([(part.batch.topic, part.length) for part in parts], count)
 
 
-_MAKERS: dict[str, Any] = {
+def _partition(parts: Sequence[Part], count: int) -> pa.Array:
+    return _names([(part.batch.partition, part.length) for part in parts], count)
+
+
+def _names(counts: Sequence[tuple[str, int]], count: int) -> pa.Array:
+    """Each name so many times: a task reads one partition, or one after the other."""
+    names = {name for name, _ in counts}
+    if len(names) == 1:
+        return _repeated(names.pop(), count)
+    return pa.concat_arrays([_repeated(name, times) for name, times in counts])
+
+
+def _repeated(name: str, count: int) -> pa.Array:
+    """One text *count* times, from its bytes."""
+    data = name.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(data * count)]
+    )
+
+
+_MAKERS: dict[str, Callable[[Sequence[Part], int], pa.Array]] = {
     "key": _key,
     "value": _value,
-    "topic": lambda batch, first, last: _constant(batch.topic, last - first),
-    "partition": lambda batch, first, last: _constant(batch.partition, last - first),
+    "topic": _topic,
+    "partition": _partition,
     "offset": _offset,
     "timestamp": _timestamp,
     "headers": _headers,

@@ -7,12 +7,17 @@ from pyspark.sql.types import StructType
 
 from pymq.spark import columns
 from pymq.spark.options import sink_options, source_options
+from pymq.spark.process import settle
 from pymq.spark.sink import StreamWriter, Writer
 from pymq.spark.source import Reader, StreamReader
 
 
 class PymqDataSource(DataSource):
     """Tables and streams of a pymq cluster, or of an embedded queue's folder."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        settle()
 
     @classmethod
     def name(cls) -> str:

@@ -7,6 +7,7 @@ writes goes on as if nobody was there. A batch that is not whole yet is not ther
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,30 +35,62 @@ from pymq.store.folder import INDEX, Folder
 
 CKPT = ".ckpt"
 TRIES = 5  # a copy of the metadata that was taken in the middle of a change does not add up
+SETTLED_NS = 2_000_000_000
+
+State = tuple[tuple[int, int, int], ...]  # of each file: its number, its size, its time
+
+
+def metadata_state(path: str) -> State:
+    """What differs when the metadata at *path* has changed; empty when there is none."""
+    found = []
+    for name in (path, path + "-wal"):
+        try:
+            # Not `os.stat`: opening asks a file server, which may be a while behind otherwise.
+            with open(name, "rb") as file:
+                about = os.fstat(file.fileno())
+        except OSError:
+            continue  # What cannot be read is complained of when it is needed.
+        found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+    return tuple(found)
+
+
+def is_settled(state: State, looked_ns: int) -> bool:
+    """Whether a later change would differ: times of files only advance every few milliseconds."""
+    return all(looked_ns - changed > SETTLED_NS for _, _, changed in state)
 
 
 class FolderLog:
-    """The log in an embedded folder, as its files have it."""
+    """The log in an embedded folder, as its files have it.
+
+    Which topics and blocks there are is read once, and again after :meth:`look`.
+    """
 
     def __init__(self, path: str) -> None:
         self._files = OsFiles(sync_threads=1)
         self._folder = Folder(path, self._files)
         self._image: Image | None = None
+        self._metadata = os.path.join(path, METADATA)
+        self._state: State = ()  # of the metadata that the image is of
+        self._looked_ns = 0  # when that was
+
+    def look(self) -> None:
+        """Have what there is now; it is read again only if anything may have changed."""
+        state = metadata_state(self._metadata)
+        if state != self._state or not is_settled(state, self._looked_ns):
+            self._image = None
 
     # --- what there is --------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics but the internal ones, as of now."""
-        self._image = None
+        """The names of all topics but the internal ones."""
         return sorted(name for name in self._tree().topics if not name.startswith(INTERNAL_PREFIX))
 
     def topic(self, name: str) -> Topic:
-        """A topic, as of now.
+        """A topic.
 
         Raises:
             UnknownTopic: there is none of that name.
         """
-        self._image = None
         found = self._tree().topic(name)
         return Topic(found.node.id, tuple(found.partitions))
 
@@ -93,9 +126,10 @@ class FolderLog:
 
     def _tree(self) -> Image:
         if self._image is None:
-            path = os.path.join(self._folder.path, METADATA)
+            path = self._metadata
             if not os.path.exists(path):
                 raise StoreError(f"{self._folder.path} is no pymq folder: it has no {METADATA}")
+            self._state, self._looked_ns = metadata_state(path), time.time_ns()
             for left in reversed(range(TRIES)):
                 try:
                     self._image = Image.load(read_entries(path))
@@ -163,7 +197,7 @@ class FolderLog:
                         return
                     if header.end_offset > start:
                         body = window.piece(at, header.length, header.length)
-                        yield RecordBatch.parse(bytes(body)).verify()
+                        yield RecordBatch.parse(body).verify()
                 except CorruptBatch as error:
                     raise corrupt(path, at, start, error.message) from None
                 at += header.length

@@ -1,19 +1,17 @@
 """What a source reads from: a cluster through a client, or a folder from its files.
 
-Both are made from an address in whatever process needs one. A client is kept for the life of the
-process, and never taken along into a forked one: Spark forks its Python workers.
+Both are made from an address in whatever process needs one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-import pymq
 from pymq.client.client import Client
+from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
@@ -21,6 +19,7 @@ from pymq.core.values import value
 from pymq.errors import ConfigError, OffsetOutOfRange, RequestTimeout
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Range
+from pymq.spark.process import client, process_cache
 
 POLL_MS = 1000  # how long a fetch waits for what is not there yet
 
@@ -108,21 +107,29 @@ class ClusterLog:
         """As :class:`Log`."""
         topic, partition, position, end = wanted
         until = self._client.driver.monotonic() + self._timeout_s
+        begun: Call | None = None
         while position < end:
-            ask = partial(_fetch, topic, partition, position, end, fetch_bytes)
-            answer = self._questions.ask_leader(topic, partition, ask)
+            answer = self._questions.end(begun) if begun is not None else None
+            if answer is None:
+                ask = partial(_fetch, topic, partition, position, end, fetch_bytes)
+                answer = self._questions.ask_leader(topic, partition, ask)
             assert isinstance(answer, msg.Fetched)
             if answer.log_start > position:
                 raise OffsetOutOfRange(
                     f"{topic}/{partition} begins at offset {answer.log_start}, after {position}",
                     start=answer.log_start,
                 )
-            for batch in split(answer.data):
-                if batch.end_offset > position:
+            batches = [batch for batch in split(answer.data) if batch.end_offset > position]
+            begun = None
+            if batches:
+                position = batches[-1].end_offset
+                if position < end:  # The next answer comes while this one is worked on.
+                    ask = partial(_fetch, topic, partition, position, end, fetch_bytes)
+                    begun = self._questions.begin(topic, partition, ask)
+                for batch in batches:
                     yield batch.verify().at(topic, partition)
-                    position = batch.end_offset
-                    until = self._client.driver.monotonic() + self._timeout_s
-            if position < end and self._client.driver.monotonic() > until:
+                until = self._client.driver.monotonic() + self._timeout_s
+            elif self._client.driver.monotonic() > until:
                 raise RequestTimeout(
                     f"{topic}/{partition} gave nothing from offset {position} on for "
                     f"{self._timeout_s} s, though it is known to reach {end}"
@@ -147,38 +154,20 @@ def is_memory(url: str) -> bool:
 
 @contextmanager
 def open_log(options: SourceOptions) -> Iterator[Log]:
-    """The log that a source was asked for.
+    """The log that a source was asked for, as of now; this process keeps it for the next time.
 
     Raises:
         ConfigError: it cannot be read from another process.
     """
     if is_memory(options.url):
         raise ConfigError("option 'url': what is in memory can be read by its own process alone")
-    if is_folder(options.url):
-        from pymq.spark.folder import FolderLog  # only now: it loads sqlite3
-
-        yield FolderLog(options.url)
-    else:
+    if not is_folder(options.url):
         yield ClusterLog(client(options.url), options.timeout_s)
+        return
+    from pymq.spark.folder import FolderLog  # only now: it loads sqlite3
 
-
-_caches: dict[tuple[int, str], dict[Any, Any]] = {}
-
-
-def process_cache(name: str) -> dict[Any, Any]:
-    """A dictionary that lives as long as this process, and is empty in one that it forks."""
-    key = (os.getpid(), name)
-    if key not in _caches:
-        for other in [other for other in _caches if other[0] != key[0]]:
-            del _caches[other]  # What a fork has left here is the parent's.
-        _caches[key] = {}
-    return _caches[key]
-
-
-def client(url: str) -> Client:
-    """This process's client of a cluster; made at the first call."""
-    clients: dict[str, Client] = process_cache("clients")
-    found = clients.get(url)
-    if found is None or found.closed:
-        clients[url] = found = pymq.open(url)
-    return found
+    folders: dict[str, FolderLog] = process_cache("folders")
+    if options.url not in folders:
+        folders[options.url] = FolderLog(options.url)
+    folders[options.url].look()
+    yield folders[options.url]

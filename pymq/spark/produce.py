@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pymq.errors import ConfigError
 from pymq.spark import staging
 from pymq.spark.decisions import task_name
-from pymq.spark.logs import client, process_cache
 from pymq.spark.options import SinkOptions, sink_options
+from pymq.spark.process import client, process_cache, settle
 from pymq.spark.rows import Rows
 from pymq.spark.sink import BATCH, QUERY, Direct, ledger, stage_name, write
 
@@ -167,6 +167,7 @@ def append_all(options: SinkOptions, values: pd.Series) -> pd.Series:
     for place, encoded in (*rows.add(batch), *rows.finish()):
         base = direct[options.url].put(place, encoded)
         offsets.extend(range(base, base + len(encoded)))
+    settle()
     return pd.Series(offsets, dtype="int64")
 
 

@@ -37,9 +37,10 @@ from pymq.spark.appends import append
 from pymq.spark.copying import Copy, Target
 from pymq.spark.copying import Writer as Numbers
 from pymq.spark.decisions import Ledger
-from pymq.spark.logs import ClusterLog, client, process_cache
+from pymq.spark.logs import ClusterLog
 from pymq.spark.options import SinkOptions
 from pymq.spark.planning import Place
+from pymq.spark.process import client, process_cache, settle
 from pymq.spark.rows import Rows
 from pymq.spark.staging import Piece, Stage
 
@@ -181,6 +182,7 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
             put(place, encoded)
     for place, encoded in rows.finish():
         put(place, encoded)
+    settle()
     if not options.is_exactly_once:
         return Staged(sink, stage, ())
     staged.flush()
@@ -227,6 +229,7 @@ def commit(
     """Let a batch count; it has none of its own if it was empty."""
     if pieces:
         ledger(options, sink).commit(batch, stage, pieces)
+    settle()
 
 
 def ledger(options: SinkOptions, sink: str, job: str | None = None) -> Ledger:

@@ -27,6 +27,7 @@ from pymq.spark.logs import Log, Topic, open_log
 from pymq.spark.offsets import Position
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Place, Range
+from pymq.spark.process import settle
 from pymq.spark.subscription import Bounds, chosen, resolve
 
 ARROW_BYTES = 2 << 20  # of record batches that make an Arrow batch
@@ -58,6 +59,7 @@ class Reader(DataSourceReader):
             bounds = Bounds.of(log, topics)
             start = resolve(log, bounds, options.starting, is_end=False, options=options)
             end = resolve(log, bounds, options.ending, is_end=True, options=options)
+        settle()
         return _tasks(options, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -217,6 +219,7 @@ def _read(
                     yield gathered.take()
     if gathered.count:
         yield gathered.take()
+    settle()
 
 
 def _batches(options: SourceOptions, log: Log, wanted: Range) -> Iterator[Any]:
