@@ -6,7 +6,7 @@ moves its body by reference and reads its header only (:mod:`pymq.core.header`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from zlib import crc32
@@ -147,6 +147,42 @@ class RecordBatch:
         head = _UNSTAMPED + CRC.pack(head_crc) + rest
         header = tuple.__new__(Header, (MAGIC, 0, 0, 0, head_crc, batch_crc, *signed))
         return cls(head, body, header)
+
+    @classmethod
+    def of_columns(cls, count: int, encoded: Mapping[int, bytes], first: int, last: int) -> Self:
+        """*count* records whose columns were encoded elsewhere, as :mod:`pymq.core.columns` says.
+
+        Args:
+            count: of records.
+            encoded: columns by their bits.
+            first: the first record's time, milliseconds since 1970, from which those count.
+            last: the largest time.
+        """
+        raw = columns.pack([encoded[bit] for bit in sorted(encoded)])
+        header = Header(
+            MAGIC,
+            0,
+            0,
+            0,
+            0,
+            0,
+            HEADER_SIZE + len(raw),
+            VERSION,
+            COLUMNS_FORMAT,
+            compression.NONE,
+            NO_PRODUCER,
+            -1,
+            0,
+            count,
+            count,
+            sum(encoded),
+            0,
+            first,
+            last,
+            len(raw),
+            0,
+        )
+        return cls._seal(header, raw)
 
     @classmethod
     def control(cls, payload: bytes, *, timestamp_ms: int, kind: int = 0) -> Self:

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pymq.core import columns
 from pymq.core.columns import Headers
-from pymq.core.compression import NONE
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.errors import InvalidRequest, RecordTooLarge, UnknownPartition
-from pymq.hash.partitioner import key_partitions
+from pymq.spark import cells
 from pymq.spark.planning import Place
 
 BATCH_BYTES = 512 << 10
@@ -120,14 +120,17 @@ class Rows:
             return
         chosen = np.full(len(rows), turn, np.int64)
         if "key" in rows.column_names:
-            keys = rows["key"].to_numpy().tolist()
+            hashed = cells.partitions(rows["key"], count)
             has_key = ~np.asarray(rows["key"].is_null())
-            hashed = key_partitions([key or b"" for key in keys], count)
             chosen = np.where(has_key, hashed, chosen)
         if "partition" in rows.column_names:
             named = self._named(topic, rows["partition"])
             chosen = np.where(named >= 0, named, chosen)
         known = self._known(topic)
+        if len(known.partitions) <= 1 << 16:
+            chosen = chosen.astype(
+                np.uint16
+            )  # Numbers as small as these are sorted by their digits.
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
@@ -188,19 +191,18 @@ class Rows:
 
 def encode(rows: pa.Table, now_ms: int) -> RecordBatch:
     """One record batch; what has no time of its own has *now_ms*."""
-    names = rows.column_names
-    return RecordBatch.encode(
-        _list(rows["value"]),
-        timestamp_ms=now_ms,
-        keys=_list(rows["key"]) if "key" in names else None,
-        headers=_headers(rows["headers"]) if "headers" in names else None,
-        timestamps=_times(rows["timestamp"], now_ms) if "timestamp" in names else None,
-        codec=NONE,
-    )
-
-
-def _list(column: pa.ChunkedArray) -> list[Any]:
-    return column.to_numpy().tolist()  # type: ignore[no-any-return] # a third of ``to_pylist``
+    names, first, last = rows.column_names, now_ms, now_ms
+    encoded = {columns.VALUES: cells.encode(rows["value"])}
+    if "key" in names and rows["key"].null_count < len(rows):
+        encoded[columns.KEYS] = cells.encode(rows["key"])
+    if "timestamp" in names:
+        times = _times(rows["timestamp"], now_ms)
+        first, last = times[0], max(times)
+        if first != last or min(times) != first:
+            encoded[columns.TIMESTAMPS] = columns.encode_numbers([each - first for each in times])
+    if "headers" in names and any(headers := _headers(rows["headers"])):
+        encoded[columns.HEADERS] = columns.encode_headers(headers)
+    return RecordBatch.of_columns(len(rows), encoded, first, last)
 
 
 def _times(column: pa.ChunkedArray, now_ms: int) -> list[int]:
