@@ -71,13 +71,12 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "folder"
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_verify_finds_any_flipped_bit(folder: Path, part: int) -> None:
-    """In every byte of a sealed block, with file, position and offset."""
+def test_verify_finds_any_flipped_bit(folder: Path) -> None:
+    """In a sealed block, with file, position and offset; the store's tests flip every byte."""
     path = block_files(folder, "t")[1]
     clean = path.read_bytes()
-    dice = random.Random(part)
-    for position in range(part, len(clean), 4):
+    dice = random.Random(0)
+    for position in (*range(200), *range(200, len(clean), 5)):
         bit = dice.randrange(8)
         flip(path, position, bit)
         report = verify(str(folder))

@@ -20,7 +20,7 @@ from pymq.testing.crashpoints import (
 from tests.testing.scripts import SCENARIOS
 
 MODULE = "tests.testing.scripts"
-SHARE = 16  # of all points one in so many, and of each kind of effect at least one
+SHARE = 17  # of all points one in so many, and of each kind of effect at least one
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

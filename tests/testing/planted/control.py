@@ -184,7 +184,7 @@ bug(
     ROLLS,
     "a leader seals what it has, before the others have it",
     "M3 of the study; Redpanda, membership change under load",
-    "rolls-3 calm-3 network-3 swarm-3",
+    "network-3 rolls-3 calm-3 swarm-3",
 )
 
 
@@ -198,7 +198,7 @@ bug(
     ROLLS,
     "a take-over ends the block where the shortest copy ends, in sync or not",
     "Kafka before KIP-101: the wrong replica is asked",
-    "fetch-network fetch-rolls fetch-crash",
+    "fetch-crash fetch-network fetch-rolls",
 )
 
 
@@ -216,7 +216,7 @@ bug(
     ROLLS,
     "any replica may say where the block of a dead leader ends",
     "Kafka's unclean.leader.election.enable, once the default (Jepsen 2013)",
-    "fetch-network fetch-crash fetch-rolls",
+    "fetch-crash fetch-network fetch-rolls",
 )
 
 

@@ -14,7 +14,7 @@ from tests.testing.planted.bug import bug, plant
 
 AREA = "groups"
 
-bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "calm calm-3")
+bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "calm-3 calm")
 
 
 @plant("leased-twice", Leases, "acquire")
@@ -167,7 +167,7 @@ bug(
     AREA,
     "a partition goes to its new owner while the former one is at work on it",
     "G7 (revoke before assign); KAFKA-12984",
-    "network-3 calm-3",
+    "calm-3 network-3",
 )
 
 

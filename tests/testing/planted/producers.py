@@ -34,7 +34,7 @@ bug(
     AREA,
     "recovery does not read what producers had written",
     "Redpanda #22670",
-    "crash crash-3",
+    "crash-3 crash",
 )
 
 

@@ -119,7 +119,7 @@ bug(
     FETCH,
     "the high watermark is the leader's own end, whoever is in sync",
     "Kafka, min.insync.replicas=1 and nobody waited for (Jepsen 2013)",
-    "network-3 fetch-network",
+    "fetch-network network-3",
 )
 
 
@@ -133,7 +133,7 @@ bug(
     FETCH,
     "the high watermark is what a majority of the in-sync set has, not what all of it have",
     "WeakIsr of hachikuji/kafka-specification",
-    "network-3 fetch-network",
+    "fetch-network network-3",
 )
 
 
@@ -181,7 +181,7 @@ bug(
     FETCH,
     "a leader counts without a follower before the zkserver has taken it out",
     "Kafka before KIP-497; ISR shrink not by compare and set",
-    "fetch-network fetch-rolls",
+    "fetch-rolls fetch-network",
 )
 
 
