@@ -51,7 +51,7 @@ def main() -> int:
     with pymq.open(args.url) as mq, mq.consumer(args.topic, mode="psb", offset="begin") as consumer:
         found = [Hour.read(record.value) for record in consumer.until_end()]
     if complaint := difference(found, direct(flights)):
-        show.error(complaint)
+        show.error(complaint, "INTERNAL_ERROR")
         return 1
     tell(found, show)
     told = f"{len(found):,} hours of {len(flights):,} flights, each once"

@@ -69,10 +69,10 @@ def main() -> int:
     try:
         status = Pipeline(args.dir, flights, args.kills, random.Random(seed), show).run()
     except KeyboardInterrupt:
-        show.error("interrupted; the same command goes on where this one stopped")
+        show.interrupted("interrupted; the same command goes on where this one stopped")
         return 130
     if status:
-        show.error(f"keep {args.dir} and report it, with --seed {seed}")
+        show.error(f"keep {args.dir} and report it, with --seed {seed}", "INTERNAL_ERROR")
     return status
 
 

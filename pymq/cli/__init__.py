@@ -11,7 +11,6 @@ Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was inter
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if args.debug:
             raise
-        show.error("interrupted")
+        show.interrupted()
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough. Python would complain once more on leaving.
@@ -77,13 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(error: PymqError | OSError, show: Show) -> None:
-    code = error.code if isinstance(error, PymqError) else "OS_ERROR"
-    if show.is_json:
-        is_retriable = isinstance(error, PymqError) and error.retriable
-        found = {"code": code, "message": str(error), "retriable": is_retriable}
-        print(json.dumps({"error": {**found, "hints": hints(error)}}), file=sys.stderr)
-    else:
-        show.error(f"{error} ({code})", hints(error))
+    code, retriable = "OS_ERROR", False
+    if isinstance(error, PymqError):
+        code, retriable = error.code, error.retriable
+    show.error(str(error), code, retriable=retriable, hints=hints(error))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
         rates = [bench.produce(), bench.consume()]
         latencies = [bench.produce_one_by_one(), bench.end_to_end()]
     if interrupt.is_asked:
-        show.error("interrupted")
+        show.interrupted()
         return INTERRUPTED
     if show.is_json:
         show.result(_as_json(args, topic, rates, latencies))

@@ -116,7 +116,7 @@ def _decommission(args: argparse.Namespace, show: Show) -> int:
         show.say("what it holds of older records stays with it; --wait says what that is")
         return OK
     if found.open:
-        show.error(f"interrupted; it is still in {', '.join(found.open[:SHOWN_MAX])}")
+        show.interrupted(f"interrupted; it is still in {', '.join(found.open[:SHOWN_MAX])}")
         return INTERRUPTED
     if found.alone:
         names = ", ".join(found.alone[:SHOWN_MAX])

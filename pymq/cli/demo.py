@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     try:
         outcome = demo.run(args.dir)
     except KeyboardInterrupt:
-        show.error("interrupted; the same command goes on where this one stopped")
+        show.interrupted("interrupted; the same command goes on where this one stopped")
         return INTERRUPTED
     if demo.found != direct(demo.sent()):
         raise InternalError(

@@ -98,7 +98,7 @@ def _revoke(args: argparse.Namespace, show: Show) -> int:
             revoked.append({"name": name, "public": files.revoke(args.folder, name)})
         except ConfigError as error:
             missing.append(name)
-            show.error(str(error))
+            show.error(str(error), error.code)
         else:
             show.say(f"{name} is revoked: carry {args.folder}/{name}.revoked to all nodes")
     if show.is_json:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     else:
         _tell(args.topic, sent, show)
     if interrupt.is_asked:
-        show.error("interrupted; what was sent is written")
+        show.interrupted("interrupted; what was sent is written")
         return INTERRUPTED
     return OK
 

@@ -50,12 +50,25 @@ class Show:
         else:
             print(text)
 
-    def error(self, text: str, hints: Sequence[str] = ()) -> None:
-        """Tell in one line what went wrong, and in more of them what to do next."""
+    def error(
+        self, text: str, code: str, *, retriable: bool = False, hints: Sequence[str] = ()
+    ) -> None:
+        """Tell in one line what went wrong, and in more of them what to do next.
+
+        Programs get an object in one line.
+        """
+        if self.is_json:
+            found = {"code": code, "message": text, "retriable": retriable, "hints": [*hints]}
+            print(json.dumps({"error": found}), file=sys.stderr)
+            return
         line = " ".join(text.split())
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {line} ({code})", file=sys.stderr)
         for hint in hints:
             print(f"  hint: {hint}", file=sys.stderr)
+
+    def interrupted(self, text: str = "interrupted") -> None:
+        """Tell that it did not come to its end, and what is so now."""
+        self.error(text, "INTERRUPTED", retriable=True)
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Print names and what they stand for, one a line."""

@@ -253,15 +253,15 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
     failed: list[dict[str, str]] = []
     deleted = []
     with opened(args) as mq:
-        if not args.yes and not _is_meant(mq, args.topics):
-            show.error("nothing was deleted")
+        if not args.yes and not _is_meant(mq, args.topics, show):
+            show.error("nothing was deleted", "NOT_CONFIRMED")
             return FAILED
         for name in args.topics:
             try:
                 mq.delete_topic(name)
             except PymqError as error:
                 failed.append({"topic": name, "code": error.code, "message": str(error)})
-                show.error(f"{error} ({error.code})")
+                show.error(str(error), error.code, retriable=error.retriable)
             else:
                 deleted.append(name)
                 show.say(f"{name} is deleted")
@@ -270,9 +270,9 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
     return FAILED if failed else OK
 
 
-def _is_meant(mq: pymq.Client, names: list[str]) -> bool:
+def _is_meant(mq: pymq.Client, names: list[str], show: Show) -> bool:
     """Ask whoever sits there."""
-    if not sys.stdin.isatty():
+    if show.is_json or not sys.stdin.isatty():
         raise ConfigError("deleting takes all records along: say --yes where nobody can be asked")
     count = sum(records_of(mq.questions, mq.describe_topic(name)) for name in names)
     print(

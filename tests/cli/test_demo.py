@@ -132,7 +132,10 @@ def test_interrupted_it_goes_on_later(
     _, err = process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert err == "error: interrupted; the same command goes on where this one stopped\n"
+        assert (
+            err
+            == "error: interrupted; the same command goes on where this one stopped (INTERRUPTED)\n"
+        )
     else:
         assert process.returncode == -how
     found = run("--quick", "60000")

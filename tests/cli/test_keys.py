@@ -54,7 +54,8 @@ def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: Capture) -> None:
 
     assert main(["keys", "revoke", "--json", folder, "alice", "bob"]) == 1
     shown = capsys.readouterr()
-    assert shown.err == f"error: {folder} has no key of 'bob'\n"
+    error = json.loads(shown.err)["error"]
+    assert (error["code"], error["message"]) == ("CONFIG_ERROR", f"{folder} has no key of 'bob'")
     assert json.loads(shown.out) == {
         "revoked": [{"name": "alice", "public": rows["alice"]["public"]}],
         "missing": ["bob"],

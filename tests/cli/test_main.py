@@ -47,7 +47,9 @@ def test_an_interrupt(
 
     monkeypatch.setattr(verify, "run", interrupted)
     assert main(["verify", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    assert capsys.readouterr().err == "error: interrupted (INTERRUPTED)\n"
+    assert main(["verify", str(tmp_path), "--json"]) == 130
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "INTERRUPTED"
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:

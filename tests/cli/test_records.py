@@ -289,7 +289,7 @@ def test_what_is_typed_is_sent_at_once(remote: Queue, topic: str) -> None:
         out, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130
         assert out.startswith(b"2 records, 6 B, into ")
-        assert err == b"error: interrupted; what was sent is written\n"
+        assert err == b"error: interrupted; what was sent is written (INTERRUPTED)\n"
         assert mq.describe_topic(topic).partitions[0].end_offset == 2
 
 

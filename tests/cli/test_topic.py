@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -155,8 +156,11 @@ def test_a_topic_is_deleted(monkeypatch: pytest.MonkeyPatch, queue: Queue, topic
     assert "UNKNOWN_TOPIC" in told.err
     queue.run("topic", "create", topic)
     assert queue.json("topic", "delete", "--yes", topic) == {"deleted": [topic], "failed": []}
-    found = queue.json("topic", "delete", "--yes", topic, code=1)
-    assert [row["code"] for row in found["failed"]] == ["UNKNOWN_TOPIC"]
+    told = queue.call("topic", "delete", "--yes", topic, f"{topic}x", "--json")
+    assert told.code == 1
+    assert [row["code"] for row in json.loads(told.out)["failed"]] == ["UNKNOWN_TOPIC"] * 2
+    codes = [json.loads(line)["error"]["code"] for line in told.err.splitlines()]
+    assert codes == ["UNKNOWN_TOPIC"] * 2
 
 
 class Terminal(io.StringIO):
@@ -172,7 +176,11 @@ def test_somebody_is_asked_before_records_go(
     monkeypatch.setattr("sys.stdin", Terminal("\n"))
     told = queue.call("topic", "delete", topic)
     assert told.code == 1
-    assert told.err == f"Delete {topic} with 3 records? [y/N] error: nothing was deleted\n"
+    assert told.err.startswith(f"Delete {topic} with 3 records? [y/N] error: nothing was deleted ")
+    assert (
+        "--yes"
+        in json.loads(queue.call("topic", "delete", topic, "--json").err)["error"]["message"]
+    )
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert queue.run("topic", "delete", topic).out == f"{topic} is deleted\n"
 

@@ -250,6 +250,17 @@ def test_a_policy_that_changes_holds_soon_and_a_broken_one_does_not(secured: Sec
             send_for_five_seconds(producer)
 
 
+def test_the_audit_log_is_for_nobody_else(tmp_path: Path) -> None:
+    policy, audit = tmp_path / "policy.toml", tmp_path / "audit.log"
+    policy.write_text('superusers = ["alice"]\n')
+    before = os.umask(0)
+    try:
+        Door(policy, audit).close()
+    finally:
+        os.umask(before)
+    assert audit.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_policy_that_could_not_be_read_once_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
