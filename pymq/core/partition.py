@@ -386,10 +386,6 @@ class Partition:
         if self.is_settled:
             self.deadline = min(self.deadline, self._serving.deadline)
 
-    def cancel(self, source: str, request: int) -> None:
-        """The fetch is no longer waited for."""
-        self._serving.cancel(source, request)
-
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
         """Look for an offset by time; whether the store is asked, and answers to :meth:`found`."""
         return self._serving.find(source, m, now, token)

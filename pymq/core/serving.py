@@ -204,10 +204,6 @@ class Serving:
             offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
             self._host.reply(source, self._answer(m, offset), now)
 
-    def cancel(self, source: str, request: int) -> None:
-        """A fetch is no longer waited for."""
-        self._waits.cancel(source, request)
-
     # --- times ----------------------------------------------------------------------------------
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:

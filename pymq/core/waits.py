@@ -9,46 +9,44 @@ from pymq.core.types import NEVER
 
 WAIT_MAX_MS = 60_000  # whatever is asked for: nobody says that a client has died
 
-Waiting = tuple[int, str, Fetch]  # (until, whom, what)
-
 
 class Waits:
-    """The waiting fetches of one partition."""
+    """The waiting fetches of one partition, in the order in which they came."""
 
     __slots__ = ("_waiting", "deadline")
 
     def __init__(self) -> None:
-        self._waiting: list[Waiting] = []
-        self.deadline = NEVER  # of the first that has waited long enough
+        # By whom, and the id of the fetch: until when, and what.
+        self._waiting: dict[tuple[str, int], tuple[int, Fetch]] = {}
+        self.deadline = NEVER  # of the first that has waited long enough; perhaps too early
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, source: str, m: Fetch, now: int) -> None:
-        """Let a fetch wait; a consumer's next one of the partition takes the place of its last."""
-        self.cancel(source, m.id)
+        """Let a fetch wait; one that was sent again waits once."""
+        self._waiting.pop((source, m.id), None)
         until = now + min(m.max_wait_ms, WAIT_MAX_MS)
-        self._waiting.append((until, source, m))
+        self._waiting[source, m.id] = until, m
         self.deadline = min(self.deadline, until)
-
-    def cancel(self, source: str, request: int) -> None:
-        """The fetch is no longer waited for."""
-        self._waiting = [w for w in self._waiting if w[1] != source or w[2].id != request]
 
     def serve(self, is_served: Callable[[str, Fetch], bool]) -> None:
         """Let each be tried again; those that are not served go on waiting."""
-        waiting, self._waiting = self._waiting, []
-        self._waiting = [w for w in waiting if not is_served(w[1], w[2])] + self._waiting
+        waiting, self._waiting = self._waiting, {}
+        for (source, request), (until, m) in waiting.items():
+            if not is_served(source, m):
+                self._waiting[source, request] = until, m
         self._rearm()
 
     def over(self, now: int) -> list[tuple[str, Fetch]]:
         """Take out those that have waited long enough."""
         if self.deadline > now:
             return []
-        over = [(source, m) for until, source, m in self._waiting if until <= now]
-        self._waiting = [w for w in self._waiting if w[0] > now]
+        over = [(key, m) for key, (until, m) in self._waiting.items() if until <= now]
+        for key, _ in over:
+            del self._waiting[key]
         self._rearm()
-        return over
+        return [(source, m) for (source, _), m in over]
 
     def _rearm(self) -> None:
-        self.deadline = min((until for until, _, _ in self._waiting), default=NEVER)
+        self.deadline = min((until for until, _ in self._waiting.values()), default=NEVER)

@@ -186,7 +186,8 @@ class MemoryStore:
             )
         parts: list[Buffer] = []
         size = 0
-        for batch in found.batches[max(found.at(offset), 0) :]:
+        for at in range(max(found.at(offset), 0), len(found.batches)):
+            batch = found.batches[at]
             size += batch.size
             if offset >= min(end, found.end) or batch.base_offset >= end:
                 break

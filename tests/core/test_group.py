@@ -37,6 +37,7 @@ from pymq.core.message import (
 )
 from pymq.core.record import RecordBatch
 from pymq.core.sensible import GroupRequest
+from pymq.core.types import AckMode
 from pymq.errors import (
     ConfigError,
     FencedMember,
@@ -612,6 +613,7 @@ def test_a_settlement_is_answered_once_it_is_durable(host: Host) -> None:
     assert host.send("m1", Settle(5, "g", "m1", (("0", (0, 3)),))) == []
     assert host.flush() == 1
     assert host.take("m1") == []
+    assert host.produces[0].acks is AckMode.RAFT  # the leader alone may take it back
     host.written()
     assert host.take("m1") == [Settled(5)]
 

@@ -1,17 +1,27 @@
-"""The log of a block: what its followers are sent."""
+"""The log of one block on one broker, with a disk that does what it is told at once, or fails."""
 
 from __future__ import annotations
 
-from pymq.core.log import BlockLog
-from pymq.core.ready import Ready
+from collections.abc import Iterator
+
+import pytest
+
+from pymq.core.header import ControlKind
+from pymq.core.log import CHECKPOINT_BYTES, BlockLog
+from pymq.core.producers import ProducerTable
+from pymq.core.ready import Checkpoint, Ready, Recover, Recovered, Truncate
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import BlockId
+from pymq.errors import CorruptBatch
 
+NAME = BlockId("id", 0, 0)
 MOST = 1 << 20
 
 
 class Host:
+    """Somebody who writes down what the log wants done."""
+
     def __init__(self) -> None:
         self.out = Ready()
 
@@ -19,21 +29,156 @@ class Host:
         return now
 
 
-def epochs(data: bytes | None) -> list[int]:
+@pytest.fixture
+def log() -> BlockLog:
+    made = BlockLog(Host(), NAME, 0, is_shared=True)
+    made.create("t", "0", ProducerTable())
+    return made
+
+
+def batch(sequence: int = -1, size: int = 1) -> RecordBatch:
+    producer = 7 if sequence >= 0 else -1
+    return RecordBatch.encode(
+        [bytes(size)], timestamp_ms=0, producer_id=producer, base_sequence=sequence
+    )
+
+
+def run(*batches: tuple[int, int]) -> bytes:
+    """What a leader sends: batches of (offset, epoch)."""
+
+    def parts() -> Iterator[bytes]:
+        for offset, epoch in batches:
+            stamped = batch().stamp(offset, epoch, 0)
+            yield bytes(stamped.head) + bytes(stamped.body)
+
+    return b"".join(parts())
+
+
+def write(log: BlockLog, *, is_done: bool = True) -> None:
+    log.flush(Ready(), sync=True)
+    if is_done:
+        log.advance()
+    else:
+        log.fail()
+
+
+def asked(log: BlockLog, kind: type) -> list[object]:
+    out = log._host.out
+    return [what for what in (*out.write, *out.ask) if isinstance(what, kind)]
+
+
+@pytest.mark.parametrize("data", [run((1, 3)), run((0, 3)), run((3, 3)), run((2, 3), (4, 3))])
+def test_a_follower_takes_what_follows_or_nothing(log: BlockLog, data: bytes) -> None:
+    log.extend(run((0, 3), (1, 4)))
+    with pytest.raises(CorruptBatch):
+        log.extend(data)
+    assert (log.end, log.epochs) == (2, [(3, 0), (4, 1)])
+
+
+def test_no_epoch_follows_a_later_one(log: BlockLog) -> None:
+    log.extend(run((0, 3), (1, 4)))
+    with pytest.raises(CorruptBatch):
+        log.extend(run((2, 3)))
+    assert log.end == 2
+    log.extend(run((2, 4)))
+    assert log.end == 3
+
+
+def seal(log: BlockLog) -> int | None:
+    """Where its seal is now; a type checker would go by what it was."""
+    return log.seal_end
+
+
+def test_a_seal_goes_with_the_tail_that_held_it(log: BlockLog) -> None:
+    """Another leader may not have it: else this replica took in nothing more for ever."""
+    log.append(batch(), 1)
+    write(log)
+    log.seal(1)
+    assert seal(log) == 2
+    write(log, is_done=False)
+    assert seal(log) is None
+    log.seal(1)
+    write(log)
+    log.truncate(1)
+    assert asked(log, Truncate) == [Truncate(NAME, 1)]
+    assert asked(log, Recover)
+    log.restore(Recovered(NAME, 0, 1, 100, None, [], 0), ProducerTable())
+    assert seal(log) is None
+
+
+def test_a_seal_behind_the_cut_stays(log: BlockLog) -> None:
+    log.seal(1)
+    write(log)
+    log.append(batch(), 2)
+    write(log, is_done=False)
+    assert seal(log) == 1
+
+
+def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
+    """Not its offsets, its bytes, its epoch, nor its producer's numbers."""
+    log.append(batch(0), 1)
+    write(log)
+    before = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
+    log.append(batch(1), 2)
+    log.flush(Ready(), sync=True)
+    log.append(batch(2), 2)
+    log.fail()
+    after = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
+    assert after == before
+    assert not log.has_unwritten
+    again = log.append(batch(1), 2)
+    assert again.base_offset == 1
+
+
+def test_a_checkpoint_is_of_what_is_written(log: BlockLog) -> None:
+    """What it says of producers and epochs must lie before the end that the store notes for it."""
+    (first,) = asked(log, Checkpoint)
+    log.append(batch(0), 1)
+    write(log)
+    log.append(batch(1), 1)
+    log.checkpoint()
+    log.flush(Ready(), sync=True)
+    log.checkpoint()
+    assert asked(log, Checkpoint) == [first]
+    log.advance()
+    log.checkpoint()
+    log.checkpoint()
+    assert len(asked(log, Checkpoint)) == 2
+
+
+def test_checkpoints_bound_what_a_recovery_reads(log: BlockLog) -> None:
+    count = len(asked(log, Checkpoint))
+    for sequence in range(5):
+        log.append(batch(sequence, CHECKPOINT_BYTES // 2), 1)
+        write(log)
+    assert len(asked(log, Checkpoint)) == count + 2
+
+
+def test_epochs_are_told_by_where_they_end(log: BlockLog) -> None:
+    for epoch in (1, 1, 4, 6, 6):
+        log.append(batch(), epoch)
+    assert [log.epoch_at(end) for end in range(6)] == [0, 1, 1, 4, 6, 6]
+    assert [log.end_of(epoch) for epoch in (0, 1, 3, 4, 5, 6, 9)] == [
+        (0, 0), (1, 2), (1, 2), (4, 3), (4, 3), (6, 5), (6, 5),
+    ]  # fmt: skip
+    assert log.seal_end is None
+    log.control(ControlKind.BEGIN, b"", 7)
+    assert log.end_of(7) == (7, 6)
+
+
+def sent_epochs(data: bytes | None) -> list[int]:
     assert data is not None
     return [batch.header.leader_epoch for batch in split(data)]
 
 
-def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it() -> None:
+def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: BlockLog) -> None:
     """The bytes for one follower are kept for the next, but no longer than they are the log's."""
-    log = BlockLog(Host(), BlockId("t", 0, 0), 0, is_shared=True)
-    batch = RecordBatch.encode([b"x"], timestamp_ms=0)
-    log.append(batch, 1)
+    log.append(batch(), 1)
     sent = log.recent(0, MOST)
     assert log.recent(0, MOST) is sent
     log.truncate(0)
-    log.append(batch, 2)
-    assert epochs(log.recent(0, MOST)) == [2]
-    log.append(batch, 2)
-    assert epochs(log.recent(0, MOST)) == [2, 2]
-    assert epochs(log.recent(0, 1)) == [2]
+    log.append(batch(), 2)
+    assert sent_epochs(log.recent(0, MOST)) == [2]
+    log.append(batch(), 2)
+    assert sent_epochs(log.recent(0, MOST)) == [2, 2]
+    assert sent_epochs(log.recent(0, 1)) == [2]

@@ -10,6 +10,7 @@ import pytest
 
 from pymq.core.config import TopicConfig
 from pymq.core.message import (
+    END,
     Fetch,
     Fetched,
     FindOffset,
@@ -30,7 +31,7 @@ from pymq.core.message import (
     StopReplica,
 )
 from pymq.core.metadata import BlockNode, PartitionState
-from pymq.core.ready import Checkpoint, CreateBlock, Recover
+from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import AckMode, BlockId
@@ -62,6 +63,8 @@ class Bench:
         self.sent: list[tuple[str, Message]] = []
         config = BrokerConfig("b0", ("zk",), storage_id=storage_id)
         self.broker = Broker(config, replicator, assignor, random.Random(0), (), (), 0)
+        self.syncs: list[BlockId] = []
+        self.reads: list[int] = []
         self.disk_answers = True  # to recoveries
         self.pump()
 
@@ -79,6 +82,9 @@ class Bench:
             failed = self.store.write(ready.write)
             assert not failed
             self.sent += ready.send
+            self.syncs += [w.block for w in ready.write if isinstance(w, Sync)]
+            self.reads += [read.offset for read in ready.read]
+            self.sent += [(read.peer, read.answer) for read in ready.read]
             for ask in ready.ask if self.disk_answers else ():
                 assert isinstance(ask, Recover)
                 found = self.store.recover(ask.block, ask.start, ask.is_open)
@@ -336,3 +342,41 @@ def test_no_fetch_waits_for_ever(bench: Bench) -> None:
         bench.step("c", Fetch(request, "t", "0", 0, 1, 1 << 62))
     bench.tick(60_000)
     assert [m.id for _, m in bench.sent if isinstance(m, Fetched)] == [0, 1, 2]
+
+
+def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:
+    """However long it is waited for a record there."""
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("c", Fetch(1, "t", "0", END, 1000, 5_000))
+    bench.step("p", PRODUCE)
+    assert (bench.last(Fetched).id, bench.last(Fetched).offset) == (1, 0)
+    assert bench.reads == [0]
+
+
+def test_who_asks_for_the_end_before_it_is_known_waits_for_it(bench: Bench) -> None:
+    bench.disk_answers = False
+    bench.step("zk", tell(10, state("b0")))
+    for request in (1, 2):
+        bench.step("c", Fetch(request, "t", "0", END, 1000, 5_000))
+    bench.broker.stored(bench.store.recover(BlockId("id-1", 0, 0), 0, True), bench.now)
+    bench.pump()
+    assert not [m for _, m in bench.sent if isinstance(m, Fetched)]
+    bench.step("p", PRODUCE)
+    assert bench.reads == [0, 0]
+
+
+def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
+    """Once, however much was written meanwhile; and not again without another write."""
+    config = TopicConfig(fsync="interval", fsync_interval_ms=100)
+    bench.step("zk", tell(10, attrs.evolve(state("b0"), config=config)))
+    bench.step("p", PRODUCE)
+    bench.tick(60)
+    bench.step("p", PRODUCE)
+    bench.tick(39)
+    assert not bench.syncs
+    bench.tick(1)
+    bench.tick(1_000)
+    assert bench.syncs == [BlockId("id-1", 0, 0)]
+    bench.step("p", PRODUCE)
+    bench.tick(100)
+    assert len(bench.syncs) == 2
