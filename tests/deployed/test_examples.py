@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,18 +26,15 @@ def run(script: str, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("coordinator", ["sqlite", "zookeeper"])
-def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
-    """One command starts it; two more send real data through raft and read all of it; it stops."""
-    # The two zkservers and the three brokers take ports from here on.
+@contextmanager
+def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
+    """A cluster by one command, until it is told to stop; yields where its zkservers are."""
+    # The zkservers and the three brokers take ports from here on.
     port = free_ports(1)[0] % 20_000 + 10_000
-    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
-    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
-    if coordinator == "sqlite":
-        command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}"]
+    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py"), *options]
+    command += ["--data", str(folder / "cluster"), "--port", str(port)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+        command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=folder
     )
     assert process.stdout is not None
     said: list[str] = []
@@ -44,20 +43,16 @@ def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
             said.append(line)
             if line.startswith("cluster is ready"):
                 break
-        count = 1 if coordinator == "sqlite" else 2
-        servers = ",".join(f"127.0.0.1:{port + i}" for i in range(count))
-        url = f"zmq+tcp://{servers}"
-        assert said[-1] == f"cluster is ready: {url}\n", said
+        zkservers = [f"127.0.0.1:{port + i}" for i in range(said[-1].count(",") + 1)]
+        assert said[-1] == f"cluster is ready: zmq+tcp://{','.join(zkservers)}\n", said
         rest = threading.Thread(target=lambda: said.extend(process.stdout or ()))
         rest.start()
-        assert "sent 20000 flights" in run("produce.py", "--url", url, "--limit", "20000")
-        assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "a")
-        assert "read 0 flights" in run("consume.py", "--url", url, "--group", "a")
+        yield zkservers
         process.terminate()
         assert process.wait(60) == 0
         rest.join()
         assert said[-1] == "cluster is stopped\n"
-        assert sum('"stopped"' in line for line in said) == 3 + count
+        assert sum('"stopped"' in line for line in said) == 3 + len(zkservers)
     finally:
         process.terminate()
         process.wait()
@@ -65,7 +60,27 @@ def test_a_local_cluster(coordinator: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.zookeeper
+def test_a_local_cluster(tmp_path: Path) -> None:
+    """One command starts it; two more send real data through raft and read all of it; it stops.
+
+    Started again on the same folder it has what it had, though its ZooKeeper is at another port.
+    """
+    for life in range(2):
+        with local_cluster(tmp_path) as zkservers:
+            assert len(zkservers) == 2
+            url = f"zmq+tcp://{','.join(zkservers)}"
+            if life == 0:
+                assert "sent 20000 flights" in run("produce.py", "--url", url, "--limit", "20000")
+                assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "a")
+            assert "read 0 flights" in run("consume.py", "--url", url, "--group", "a")
+            if life == 1:
+                assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "b")
+
+
+@pytest.mark.timeout(300)
 def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
+    """And with SQLite, which takes one zkserver and no ZooKeeper."""
     keys = tmp_path / "keys"
     nodes = ("zkserver", "broker-0", "broker-1", "broker-2")
     make_keys(keys, "alice", nodes=nodes)
@@ -74,61 +89,12 @@ def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
         f'superusers = ["alice"]\n[[rule]]\nprincipal = [{names}]\n'
         'operations = ["ClusterAction"]\nresources = ["cluster"]\n'
     )
-    port = free_ports(1)[0] % 20_000 + 10_000
-    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
-    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
-    command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}", "--curve-dir", str(keys)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if line.startswith("cluster is ready: "):
-                break
-        rest = threading.Thread(target=process.stdout.read)
-        rest.start()
-        alice = ["--url", f"zmq+tcp://127.0.0.1:{port}", "--curve-dir", str(keys)]
+    options = ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}", "--curve-dir", str(keys)]
+    with local_cluster(tmp_path, *options) as (zkserver,):
+        alice = ["--url", f"zmq+tcp://{zkserver}", "--curve-dir", str(keys)]
         alice += ["--principal", "alice"]
         assert "sent 100 flights" in run("produce.py", *alice, "--limit", "100")
         assert "read 100 flights" in run("consume.py", *alice)
-        process.terminate()
-        assert process.wait(60) == 0
-        rest.join()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.zookeeper
-def test_a_local_cluster_is_started_again(tmp_path: Path) -> None:
-    """On the same folder it has what it had, though its ZooKeeper is at another port."""
-    port = free_ports(1)[0] % 20_000 + 10_000
-    command = [sys.executable, str(ROOT / "examples" / "local_cluster.py")]
-    command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
-    for life in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
-        assert process.stdout is not None
-        try:
-            said: list[str] = []
-            for line in process.stdout:
-                said.append(line)
-                if line.startswith("cluster is ready: "):
-                    break
-            url = said[-1].removeprefix("cluster is ready: ").strip()
-            assert url.startswith("zmq+tcp://"), said
-            rest = threading.Thread(target=process.stdout.read)
-            rest.start()
-            if life == 0:
-                run("produce.py", "--url", url, "--limit", "1000")
-            assert "read 1000 flights" in run("consume.py", "--url", url, "--group", f"g{life}")
-            process.terminate()
-            assert process.wait(60) == 0
-            rest.join()
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
 
 
 def test_a_cluster_that_does_not_start_is_not_said_to_be_ready(tmp_path: Path) -> None:
