@@ -147,7 +147,7 @@ class AsyncDeliveries:
             return
 
         def start(loop: Loop) -> Waitable | None:
-            pending = [batch for batch in self._deliveries._batches() if not batch.is_done]
+            pending = self._deliveries._pending(loop)
             everything, left = Waitable(), len(pending)
 
             def one() -> None:  # under the driver's lock, always

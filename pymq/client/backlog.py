@@ -123,9 +123,9 @@ class Backlog:
         """The user knows of this failure."""
         self.failed.pop(id(delivery), None)
 
-    def looked_at_batch(self, batch: Batch) -> None:
-        """The user knows of these failures."""
-        for delivery in batch.deliveries or ():
+    def looked_at_batch(self, batch: Batch, start: int, end: int) -> None:
+        """The user knows of the failures of these records."""
+        for delivery in (batch.deliveries or ())[start:end]:
             self.failed.pop(id(delivery), None)
 
     # --- for the machine ------------------------------------------------------------------------

@@ -17,7 +17,9 @@ from pymq.core.types import NEVER
 from pymq.errors import DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:
+    from pymq.client.base import Loop
     from pymq.client.queue import Queue
+    from pymq.client.sender import Sender
 
 
 RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
@@ -68,6 +70,14 @@ class Columns:
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
         return Columns(self.values[start:end], keys, headers, times)
+
+
+def joined(many: Sequence[Columns]) -> Columns:
+    """The records of bulk sends one behind the other: all of these have keys, or none has."""
+    values = [value for columns in many for value in columns.values]
+    if many[0].keys is None:
+        return Columns(values)
+    return Columns(values, [key for columns in many for key in columns.keys or ()])
 
 
 def header_bytes(headers: Headers) -> int:
@@ -155,9 +165,9 @@ class Batch(Waitable):
             self.timestamp_ms if times is None else times[index],
         )
 
-    def all_metadata(self) -> list[RecordMetadata]:
-        """Where each of its records was written."""
-        return [self.metadata(index) for index in range(self.count)]
+    def all_metadata(self, start: int, end: int) -> list[RecordMetadata]:
+        """Where its records from number *start* up to, not including, *end* were written."""
+        return [self.metadata(index) for index in range(start, end)]
 
 
 class Delivery:
@@ -249,15 +259,18 @@ class FullDelivery(Delivery):
         self.timestamp_ms = timestamp_ms
 
 
+Piece = tuple[Batch, int, int]  # records of a batch, from one number up to another
+
+
 class Deliveries:
     """The fates of many records that were sent with one call, in the order of the call."""
 
-    __slots__ = ("_driver", "_flush", "_parts")
+    __slots__ = ("_driver", "_parts", "_sender")
 
-    def __init__(self, driver: Driver, parts: Sequence[Part], flush: Callable[[], None]) -> None:
+    def __init__(self, driver: Driver, parts: Sequence[Part], sender: Sender) -> None:
         self._driver = driver
         self._parts = parts
-        self._flush = flush
+        self._sender = sender
 
     def __len__(self) -> int:
         return sum(part.count for part in self._parts)
@@ -274,28 +287,34 @@ class Deliveries:
             PymqError: the first thing that kept a record from being written.
         """
         until = NEVER if timeout is None else self._driver.monotonic() + timeout
-        if not all(part.batches for part in self._parts):
-            self._flush()  # There is nothing to wait for before they are sealed.
-        for batch in self._batches():
+        if not all(part.pieces for part in self._parts):
+            self._sender.seal()  # There is nothing to wait for before they are sealed.
+        for batch, _, _ in self._pieces():
             left = None if timeout is None else until - self._driver.monotonic()
             if not self._driver.wait(batch, left):
                 raise DeliveryTimeout(f"not all records were answered within {timeout} s")
-        failed = [batch for batch in self._batches() if batch.error is not None]
-        for batch in failed:
-            batch.queue.backlog.looked_at_batch(batch)
-        if failed and failed[0].error is not None:
-            raise failed[0].error
+        failed = [piece for piece in self._pieces() if piece[0].error is not None]
+        for batch, start, end in failed:
+            batch.queue.backlog.looked_at_batch(batch, start, end)
+        if failed and (error := failed[0][0].error) is not None:
+            raise error
 
-    def _batches(self) -> Iterator[Batch]:
+    def _pending(self, loop: Loop) -> list[Batch]:
+        """What is still waited for; the caller holds the driver, and turns the loop."""
+        if not all(part.pieces for part in self._parts):
+            self._sender.seal_by(loop)
+        return [batch for batch, _, _ in self._pieces() if not batch.is_done]
+
+    def _pieces(self) -> Iterator[Piece]:
         for part in self._parts:
-            yield from part.batches
+            yield from part.pieces
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait as :meth:`wait` does, and return where each record is."""
         self.wait(timeout)
         found: list[RecordMetadata | None] = [None] * len(self)
         for part in self._parts:
-            rows = [row for batch in part.batches for row in batch.all_metadata()]
+            rows = [row for batch, *span in part.pieces for row in batch.all_metadata(*span)]
             if part.places is None:
                 return rows
             for place, row in zip(part.places, rows, strict=True):
@@ -316,14 +335,15 @@ class Deliveries:
 class Part:
     """The records of one bulk send that go to one partition."""
 
-    __slots__ = ("batches", "columns", "count", "places")
+    __slots__ = ("columns", "count", "pieces", "places", "size")
 
     def __init__(self, columns: Columns, places: Sequence[int] | None) -> None:
         self.columns = columns
         self.count = len(columns)
+        self.size = columns.size
         self.places = places  # where its records were in the call; None: everywhere
-        self.batches: list[Batch] = []
+        self.pieces: list[Piece] = []  # once it is sealed
 
     def batches_done(self) -> bool:
         """Whether it was sealed and all of it was answered."""
-        return bool(self.batches) and all(batch.is_done for batch in self.batches)
+        return bool(self.pieces) and all(batch.is_done for batch, _, _ in self.pieces)

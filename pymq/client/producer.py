@@ -263,7 +263,7 @@ class Producer(Handle):
             raise Closed("the producer was closed")
         columns = _columns(values, keys)
         if not columns.values:
-            return Deliveries(self._driver, [], self._sender.seal)
+            return Deliveries(self._driver, [], self._sender)
         self._check_sizes(topic, columns, found.limit)
         if partition is not None:
             parts = [(self._chosen(found, partition), Part(columns, None))]
@@ -278,10 +278,16 @@ class Producer(Handle):
         for queue, part in parts:
             queue.has_parts = True
             queue.items.append(part)
-            backlog.buffered += part.columns.size
-            backlog.full.append(queue)
+            backlog.buffered += part.size
+            queue.bytes += part.size
+            if queue.bytes >= self._batch_bytes:
+                queue.bytes = 0
+                backlog.full.append(queue)
+            elif queue.held_at < 0:  # else it leaves with what waits for answers already
+                queue.is_armed = True
+                backlog.armed.appendleft((self._clock(), queue))
         sender.push()
-        return Deliveries(self._driver, [part for _, part in parts], sender.seal)
+        return Deliveries(self._driver, [part for _, part in parts], sender)
 
     def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:
         largest = max(map(len, columns.values))

@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from pymq.client.base import Waitable
-from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part
+from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part, joined
 from pymq.core.header import NO_PRODUCER
 from pymq.core.metadata import PartitionLeader
 from pymq.core.record import RecordBatch
@@ -107,15 +108,12 @@ class Queue:
         self.bytes = 0
         until = now + self.config.delivery_timeout_ms
         if self.has_parts and not _SINGLE.issuperset(map(type, taken)):
-            run: list[Delivery] = []
-            for item in taken:
-                if isinstance(item, Part):
-                    self._seal_run(run, wall_ms, until)
-                    self._seal_part(item, wall_ms, until)
-                    run = []
+            for is_bulk, group in groupby(taken, _is_part):
+                items: list[Any] = list(group)
+                if is_bulk:
+                    self._seal_parts(items, wall_ms, until)
                 else:
-                    run.append(item)
-            self._seal_run(run, wall_ms, until)
+                    self._seal_run(items, wall_ms, until)
         else:
             self._seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
         if self.sealed:
@@ -159,15 +157,44 @@ class Queue:
             self.sealed.append(Batch(self, part, part.size, wall_ms, until, run[start:end]))
             start = end
 
-    def _seal_part(self, part: Part, wall_ms: int, until: int) -> None:
-        """Cut a bulk send into batches."""
-        start = 0
-        for end in _cuts(part.columns, self.config.batch_bytes):
-            columns = part.columns.cut(start, end)
-            batch = Batch(self, columns, columns.size, wall_ms, until)
-            part.batches.append(batch)
+    def _seal_parts(self, parts: list[Part], wall_ms: int, until: int) -> None:
+        """Make batches of bulk sends in a row: small ones together, large ones cut."""
+        limit = self.config.batch_bytes
+        most = limit + (limit >> 1)
+        together: list[Part] = []
+        size = count = 0
+        for part in parts:
+            is_like = not together or (part.columns.keys is None) == (
+                together[0].columns.keys is None
+            )
+            if not is_like or size + part.size > most or count + part.count > COUNT_MAX:
+                self._seal_together(together, wall_ms, until)
+                together, size, count = [], 0, 0
+            together.append(part)
+            size += part.size
+            count += part.count
+        self._seal_together(together, wall_ms, until)
+
+    def _seal_together(self, parts: list[Part], wall_ms: int, until: int) -> None:
+        """Make one batch of several bulk sends, or as many as it takes of a single one."""
+        if len(parts) == 1:
+            (part,) = parts
+            start = 0
+            for end in _cuts(part.columns, self.config.batch_bytes):
+                columns = part.columns.cut(start, end)
+                batch = Batch(self, columns, columns.size, wall_ms, until)
+                part.pieces.append((batch, 0, batch.count))
+                self.sealed.append(batch)
+                start = end
+        elif parts:
+            columns = joined([part.columns for part in parts])
+            size = sum(part.size for part in parts)
+            batch = Batch(self, columns, size, wall_ms, until)
+            start = 0
+            for part in parts:
+                part.pieces.append((batch, start, start + part.count))
+                start += part.count
             self.sealed.append(batch)
-            start = end
 
     # --- numbering ------------------------------------------------------------------------------
 
@@ -323,6 +350,10 @@ class Queue:
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True
+
+
+def _is_part(item: Delivery | Part) -> bool:
+    return isinstance(item, Part)
 
 
 def _cuts(columns: Columns, limit: int) -> Sequence[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.client.backlog import Backlog
-from pymq.client.base import Driver, Outbox
+from pymq.client.base import Driver, Loop, Outbox
 from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
 from pymq.client.router import Router
@@ -96,14 +96,18 @@ class Sender(Outbox):
     # --- called by handles, from any thread -----------------------------------------------------
 
     def seal(self) -> None:
-        """Have what is full sealed before this returns."""
+        """Have what was sent sealed before this returns."""
         with self._driver as loop:
-            self._seal_due(loop.clock())
-            loop.touch(self.name)
+            self.seal_by(loop)
+
+    def seal_by(self, loop: Loop) -> None:
+        """Seal what was sent; the caller holds the driver, and turns the loop."""
+        self._seal_due(loop.clock(), everything=True)
+        loop.touch(self.name)
 
     def push(self) -> None:
-        """Have sealed and sent what is full: now, or with the answers to some of many requests."""
-        if len(self.backlog.full) * SHARE >= len(self._sent):
+        """Have sealed and sent what is due: now, or with the answers to some of many requests."""
+        if (len(self.backlog.full) + 1) * SHARE >= len(self._sent):
             self._driver.push(self.name)
 
     def flush(self) -> list[Batch]:
@@ -151,6 +155,9 @@ class Sender(Outbox):
             else:
                 queue.held_at = now  # First this: who sees it unarmed finds it held.
                 queue.is_armed = False
+        if everything:
+            for queue in [queue for queue in self._live if queue.held_at >= 0]:
+                self._seal(queue, now)
 
     def _is_stuck(self, queue: Queue, now: int) -> bool:
         """Whether nothing more can leave before an answer comes: better one batch then than many.
