@@ -186,3 +186,11 @@ def test_asyncio_carries_it_by_hand(spans: Spans) -> None:
     assert sender.span_id == spans.one("checkout").context.span_id
     again = otel.inject(otel.inject(record.headers))
     assert [name for name, _ in again] == ["h", "traceparent"]  # never twice
+
+
+def test_every_request_of_a_client_has_a_span() -> None:
+    """A method that is renamed or added is not left out unawares."""
+    methods = {name for name in dir(pymq.Client) if not name.startswith("_")}
+    public = {name for name in methods if callable(getattr(pymq.Client, name))}
+    assert public - otel.REQUESTS == {"close", "consumer", "forget", "metrics", "producer"}
+    assert public >= otel.REQUESTS

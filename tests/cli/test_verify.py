@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.cli import main
+from pymq.cli import main, verify
+from pymq.coord.known import known_blocks
+from pymq.coord.sqlite import read_entries
+from pymq.embedded import METADATA
+from pymq.store.verify import Unknown
 
 
 @pytest.fixture
@@ -214,3 +218,13 @@ def test_a_removal_that_was_cut_short_is_no_damage(
     assert "is missing" not in capsys.readouterr().out
     assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 0
     assert not any(path.exists() for path in left)
+
+
+def test_what_the_metadata_have_come_to_know_is_not_removed(folder: Path) -> None:
+    """Between looking and removing, whoever opened the folder may have made a topic."""
+    found = known_blocks(read_entries(str(folder / METADATA)))
+    files = sorted(folder.glob("blocks/*/*/*"))
+    unknown = [Unknown(block, (), 0) for block in sorted(found)]
+    assert len(unknown) == 2
+    assert verify._remove(str(folder), unknown) == []
+    assert sorted(folder.glob("blocks/*/*/*")) == files

@@ -496,6 +496,28 @@ def test_nothing_that_a_key_file_holds_ends_a_node(tmp_path: Path, nonsense: str
         KeyRing(tmp_path, "alice")
 
 
+def test_half_of_another_pair_is_no_pair(tmp_path: Path) -> None:
+    """Nobody would talk with a node that has it, and nobody could say why."""
+    make_keys(tmp_path, "alice")
+    path = tmp_path / "alice.secret"
+    other = make_pair("alice")
+    lines = path.read_text().replace(KeyRing(tmp_path).own.public, other.public)
+    path.write_text(lines)
+    with pytest.raises(ConfigError, match="does not belong to the secret one"):
+        KeyRing(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["", "\x00", "= ="])
+def test_a_secret_that_is_damaged_is_not_shown(tmp_path: Path, ending: str) -> None:
+    secret = make_keys(tmp_path, "alice")["alice"].secret
+    path = tmp_path / "alice.secret"
+    path.write_text(f"secret = '{secret}{ending}\n")
+    with pytest.raises(ConfigError, match=r"is no key file$") as found:
+        KeyRing(tmp_path)
+    assert secret not in repr(found.value) + str(found.value.__cause__)
+    assert found.value.__suppress_context__  # what the parser has said, which quotes the line
+
+
 def test_what_is_wrong_with_keys_is_complained_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
