@@ -2,7 +2,8 @@
 
 Two things go on at a time. Of each assigned partition it keeps itself informed how far it reaches
 (:mod:`pymq.client.watches`). And when the application asks for records, it leases some from the
-group coordinator and fetches just those (:mod:`pymq.client.leased`).
+group coordinator (:mod:`pymq.client.acquiring`) and fetches just those
+(:mod:`pymq.client.leased`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from pymq.client.acquiring import Acquiring
 from pymq.client.base import Driver, Waitable
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
@@ -20,7 +22,7 @@ from pymq.client.spans import Span
 from pymq.client.watches import Watches
 from pymq.core.deadlines import Deadlines
 from pymq.core.marks import mark
-from pymq.core.message import Acquire, Acquired, Assigned, Fetched, Leave, Message, Settled
+from pymq.core.message import Acquired, Assigned, Fetched, Leave, Message, Settled
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.view import BatchView
@@ -28,10 +30,8 @@ from pymq.errors import FencedMember, PymqError
 
 __all__ = ["Worker", "WorkerConfig"]
 
-ACQUIRE_WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
 LOOKS = 4  # in an interval, whether the application still polls
 SURE_MS = 250  # so long after an answer of the coordinator there is no other one, or it is new
-ACQUIRES_MAX = 16  # requests for leases that may still be answered, long after they should be
 
 
 class Worker(Intake):
@@ -58,6 +58,9 @@ class Worker(Intake):
         self._leased = Leased(
             self.membership, self.watches, self.settler, router, self, timers, self.paused
         )
+        self._acquiring = Acquiring(
+            self.membership, self.watches, self._leased, self, timers, self.paused
+        )
         self.is_used = True  # the application has asked for records; set by any thread
         self.lapses = 0  # times that it had not, for so long that it lost its partitions
         self.drops = 0  # times that all that was leased turned out to be leased no more
@@ -65,10 +68,6 @@ class Worker(Intake):
         self._idle_looks = 0  # in a row that found it not used
         self._look_at = 0  # at first at once
         self._is_closed = False
-        self._acquire: int = 0  # the request that waits
-        self._acquires: dict[int, None] = {}  # those that may still bring leases
-        self._introduction = 0  # the request that tells where partitions begin and end
-        self._wanted = 0
         self._renew_at = NEVER
         self._heard_at = -NEVER  # when the coordinator has last answered a member
         self._is_unsure = False  # what has come is not handed over before it does so again
@@ -78,14 +77,15 @@ class Worker(Intake):
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
-        self._wanted, self.is_used = records, True
+        self._acquiring.wanted, self.is_used = records, True
         if self._is_lapsed:
             self._is_lapsed, self._has_news = False, True
         if self.topic in self._router.gone:
             self._gone()
             return
         self.settler.settle()
-        self._try_acquire(now, self._acquire == 0)
+        if not self._acquiring.is_waiting:
+            self._acquiring.ask(now)
 
     def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
         """Send the acknowledgements that have gathered; see :meth:`Settler.settle`."""
@@ -166,15 +166,15 @@ class Worker(Intake):
             else:
                 self.chunks.append(chunk)
         self.settler.give_back(unread)
-        if self._acquire:
-            self._try_acquire(now, True)  # The one that waits would bring records of them.
+        if self._acquiring.is_waiting:
+            self._acquiring.ask(now)  # The request that waits would bring records of them.
 
     def resume(self, partitions: Iterable[str], now: int) -> None:
         """Undo :meth:`pause`."""
         for partition in partitions:
             self.paused.pop(partition, None)
-        if self._acquire:
-            self._try_acquire(now, True)
+        if self._acquiring.is_waiting:
+            self._acquiring.ask(now)
 
     def trouble(self) -> str | None:
         """What keeps records from coming, for people; None if nothing does."""
@@ -270,10 +270,11 @@ class Worker(Intake):
             membership.heartbeat(now)  # The topic has grown.
         self.watches.look(now)
         self._leased.look(now)
-        if not (self.started.is_done or self._introduction) and self.watches.know_ends:
-            self._introduce(now)
-        if self._wanted and not self._acquire:
-            self._try_acquire(now, True)
+        acquiring = self._acquiring
+        if not (self.started.is_done or acquiring.has_introduced) and self.watches.know_ends:
+            acquiring.introduce(now)
+        if acquiring.wanted and not acquiring.is_waiting:
+            acquiring.ask(now)
 
     def _gone(self) -> None:
         """The topic was deleted; should it be made again, it begins at its beginning."""
@@ -289,13 +290,8 @@ class Worker(Intake):
         self.membership.unanswered(kind, request, now)
         if kind == "settle":
             self.settler.send_again(request, now)
-        elif kind == "acquire" and request == self._introduction:
-            self._introduce(now)
-        elif kind == "acquire" and request == self._acquire:
-            # It may have given us leases; should its answer come after all, they are taken.
-            self._acquire = 0
-            if self._wanted:
-                self._try_acquire(now, True)
+        elif kind == "acquire":
+            self._acquiring.unanswered(request, now)
 
     def _turned_down(self, source: str, error: PymqError, now: int) -> bool:
         """The coordinator cannot do it now; returns False if it never will."""
@@ -327,7 +323,7 @@ class Worker(Intake):
         if is_join:
             self.settler.settle()
         if not gained:
-            self._introduce(now)
+            self._acquiring.introduce(now)
         if self._is_unsure:
             self._is_unsure = False
             self._hand_over(now)
@@ -345,8 +341,7 @@ class Worker(Intake):
 
     def _drop_leases(self, error: PymqError) -> None:
         self.settler.fenced(error)
-        self._acquire = self._introduction = 0
-        self._acquires.clear()
+        self._acquiring.forget()
         # Without the leases these would be worked on here and by others.
         self._leased.forget()
         self._is_unsure = False
@@ -424,73 +419,27 @@ class Worker(Intake):
 
     # --- leases ---------------------------------------------------------------------------------
 
-    def _introduce(self, now: int) -> None:
-        """Tell where the partitions begin and end, so that the group's offsets are from now on."""
-        membership = self.membership
-        coordinator = membership.coordinator.find()
-        if coordinator is None or not membership.is_joined:
-            return
-        self._introduction = self.number()
-        self._acquires[self._introduction] = None
-        known = self.watches.known(())
-        group, member = membership.group, membership.name
-        self.post(coordinator, Acquire(self._introduction, group, member, known, 0, 0))
-        due = now + membership.coordinator.patience_ms
-        self._timers.set(("acquire", self._introduction), due)
-
-    def _try_acquire(self, now: int, is_news: bool) -> None:
-        """Ask for leases, unless a request is waiting that knows as much."""
-        membership = self.membership
-        if not (membership.is_joined and is_news) or self._leased:
-            return
-        coordinator = membership.coordinator.find()
-        if coordinator is None:
-            return
-        known = self.watches.known(self.paused)
-        if not known and self.assigned and not self.paused:
-            return  # The watches will tell.
-        self._timers.drop(("acquire", self._acquire))
-        self._acquire = self.number()
-        self._acquires[self._acquire] = None
-        if len(self._acquires) > ACQUIRES_MAX:
-            del self._acquires[next(iter(self._acquires))]
-        count, group, member = self._wanted or 1, membership.group, membership.name
-        acquire = Acquire(self._acquire, group, member, known, count, ACQUIRE_WAIT_MS)
-        self.post(coordinator, acquire)
-        due = now + ACQUIRE_WAIT_MS + membership.coordinator.patience_ms
-        self._timers.set(("acquire", self._acquire), due)
-
     def _on_acquired(self, source: str, m: Acquired, now: int) -> None:
-        if m.id not in self._acquires:
-            return  # As another member, we had it asked.
-        del self._acquires[m.id]
-        self._timers.drop(("acquire", m.id))
+        acquiring = self._acquiring
+        if not acquiring.is_due(m):
+            return
         if m.error is not None:
-            if m.id == self._introduction:
-                self._introduction = 0
-            elif m.id == self._acquire:
-                self._acquire = 0
-            else:
-                return  # An old one, which was asked again.
-            if not self._turned_down(source, m.error, now):
+            if acquiring.refused(m) and not self._turned_down(source, m.error, now):
                 self.fail(m.error)
             return
         self.membership.coordinator.answered()
         self._heard(now)
+        is_introduction = acquiring.granted(m)
         if m.leases:
-            # Even if a later request has taken its place: both may have met on the way.
-            self._wanted = 0
             self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 3)
             self.settler.leased(m.leases)
             self._leased.take(m.leases, now)
-        if m.id == self._introduction:
+        if is_introduction:
             self.started.finish()
-        if m.id == self._acquire:
-            self._acquire = 0
         if m.generation != self.membership.generation:
             self.membership.heartbeat(now)
-        elif self._wanted and not self._acquire:
-            self._try_acquire(now, True)
+        elif acquiring.wanted and not acquiring.is_waiting:
+            acquiring.ask(now)
 
     def _on_fetched(self, m: Fetched, now: int) -> None:
         fetching = self._leased.answered(m)
@@ -510,10 +459,10 @@ class Worker(Intake):
             return
         is_new, has_more = self.watches.came(watch, m)
         if is_new and self.watches.know_ends:
-            self._introduce(now)
+            self._acquiring.introduce(now)
         self.watches.ask(watch, now)
-        if self._wanted and has_more:
-            self._try_acquire(now, True)
+        if self._acquiring.wanted and has_more:
+            self._acquiring.ask(now)
 
     def _hand_over(self, now: int) -> None:
         """Make ready for the application what has come.
@@ -532,6 +481,7 @@ class Worker(Intake):
             elif len(view) and not view.is_control:
                 self.chunks.append(view)
         if not self._leased and not self.has_chunks:
-            self._wanted = self._wanted or 1  # All of it was compacted away or not for consumers.
-            self._try_acquire(now, True)
+            # All of it was compacted away or not for consumers.
+            self._acquiring.wanted = self._acquiring.wanted or 1
+            self._acquiring.ask(now)
         self._arrived()

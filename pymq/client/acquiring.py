@@ -1,0 +1,131 @@
+"""The requests of a consumer of a group for leases: one waits at the coordinator, or none.
+
+A request tells the coordinator what is known of the partitions' ends, so another one takes the
+place of the one that waits as soon as there is news. The answer to the earlier one may be on its
+way, with leases in it: it is taken all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pymq.client.base import Outbox
+from pymq.client.leased import Leased
+from pymq.client.membership import Key, Membership
+from pymq.client.watches import Watches
+from pymq.core.deadlines import Deadlines
+from pymq.core.message import Acquire, Acquired
+
+WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
+ACQUIRES_MAX = 16  # requests that may still be answered, long after they should be
+
+
+class Acquiring:
+    """What one worker asks for, and has asked for."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        watches: Watches,
+        leased: Leased,
+        outbox: Outbox,
+        timers: Deadlines[Key],
+        paused: Collection[str],
+    ) -> None:
+        self.wanted = 0  # records that the application has asked for, until some are leased
+        self._membership = membership
+        self._watches = watches
+        self._leased = leased
+        self._outbox = outbox
+        self._timers = timers
+        self._paused = paused
+        self._waiting = 0  # the request that waits
+        self._introduction = 0  # the request that tells where partitions begin and end
+        self._open: dict[int, None] = {}  # those that may still bring leases
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the coordinator has been asked, and has not answered."""
+        return self._waiting != 0
+
+    @property
+    def has_introduced(self) -> bool:
+        """Whether the coordinator was told where the partitions begin and end."""
+        return self._introduction != 0
+
+    def introduce(self, now: int) -> None:
+        """Tell where the partitions begin and end, so that the group's offsets are from now on."""
+        membership, outbox = self._membership, self._outbox
+        coordinator = membership.coordinator.find()
+        if coordinator is None or not membership.is_joined:
+            return
+        self._introduction = outbox.number()
+        self._open[self._introduction] = None
+        known = self._watches.known(())
+        group, member = membership.group, membership.name
+        outbox.post(coordinator, Acquire(self._introduction, group, member, known, 0, 0))
+        due = now + membership.coordinator.patience_ms
+        self._timers.set(("acquire", self._introduction), due)
+
+    def ask(self, now: int) -> None:
+        """Ask for leases, if there is room for some and anything to ask for."""
+        membership, outbox = self._membership, self._outbox
+        if not membership.is_joined or self._leased:
+            return
+        coordinator = membership.coordinator.find()
+        if coordinator is None:
+            return
+        known = self._watches.known(self._paused)
+        if not known and membership.assigned and not self._paused:
+            return  # The watches will tell.
+        self._timers.drop(("acquire", self._waiting))
+        self._waiting = outbox.number()
+        self._open[self._waiting] = None
+        if len(self._open) > ACQUIRES_MAX:
+            del self._open[next(iter(self._open))]
+        count, group, member = self.wanted or 1, membership.group, membership.name
+        outbox.post(coordinator, Acquire(self._waiting, group, member, known, count, WAIT_MS))
+        due = now + WAIT_MS + membership.coordinator.patience_ms
+        self._timers.set(("acquire", self._waiting), due)
+
+    def unanswered(self, request: int, now: int) -> None:
+        """An answer is missing: ask again."""
+        if request == self._introduction:
+            self.introduce(now)
+        elif request == self._waiting:
+            # It may have given us leases; should its answer come after all, they are taken.
+            self._waiting = 0
+            if self.wanted:
+                self.ask(now)
+
+    def is_due(self, m: Acquired) -> bool:
+        """Whether an answer is one to a request of this membership; it is so once."""
+        if m.id not in self._open:
+            return False  # As another member, we had it asked.
+        del self._open[m.id]
+        self._timers.drop(("acquire", m.id))
+        return True
+
+    def refused(self, m: Acquired) -> bool:
+        """An answer is an error; whether that matters, or the request was made again since."""
+        if m.id == self._introduction:
+            self._introduction = 0
+        elif m.id == self._waiting:
+            self._waiting = 0
+        else:
+            return False
+        return True
+
+    def granted(self, m: Acquired) -> bool:
+        """An answer is none; returns whether it was the introduction's."""
+        if m.leases:
+            # Even if a later request has taken its place: both may have met on the way.
+            self.wanted = 0
+        if m.id == self._waiting:
+            self._waiting = 0
+        return m.id == self._introduction
+
+    def forget(self) -> None:
+        """What was asked for, another member has asked for."""
+        self._waiting = self._introduction = 0
+        self._open.clear()
