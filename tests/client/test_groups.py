@@ -196,6 +196,20 @@ def test_going_on_does_not_acknowledge_what_was_given_back(mq: pymq.Client) -> N
         assert (again.value, again.delivery_count) == (b"1", 2)
 
 
+def test_what_was_given_back_in_an_iteration_is_not_acknowledged_in_vain(mq: pymq.Client) -> None:
+    mq.create_topic("jobs")
+    fill(mq, 3, "jobs")
+    with mq.consumer("jobs", group="g", auto_ack=True) as consumer:
+        seen = []
+        for record in consumer.until_end():
+            seen.append((int(record.value), record.delivery_count))
+            if seen[-1] == (1, 1):
+                consumer.nack(record)
+        assert seen == [(0, 1), (1, 1), (2, 1), (1, 2)]
+        consumer.commit()
+        assert consumer.status().unacknowledged_refused == 0
+
+
 def test_push_gives_back_what_the_application_fails_on(mq: pymq.Client) -> None:
     """on_record is called for each record, and again for the one that it failed on."""
     mq.create_topic("jobs")
