@@ -25,6 +25,7 @@ from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
 LOOKS = 6  # how often within ``lag_max_ms`` a leader looks who has fallen back
+MISSES = 3  # so often a follower asks again for what it was sent, before it is taken to be stuck
 HAS_LED = b"led"  # what a leader saves before it takes in anything
 
 
@@ -36,6 +37,26 @@ class Follower:
     caught_up_at: int  # when it had last all that there was, by its leader's attention
     fetch: ReplicaFetch | None = None  # waits for something new ...
     until: int = NEVER  # ... at most until then
+    served_from: int = -1  # where what it was sent last began, if it was sent something
+    served_at: int = 0
+    misses: int = 0  # times in a row that it has asked again for just that
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it does not keep what it is sent, as if its disk were full."""
+        return self.misses >= MISSES
+
+    def asks(self, offset: int, now: int, retry_ms: int) -> None:
+        """It has everything before *offset*."""
+        if offset != self.served_from:
+            self.misses = 0
+        elif now - self.served_at >= retry_ms:  # else it was perhaps said twice
+            self.misses += 1
+        self.end, self.served_from = offset, -1
+
+    def serve(self, now: int) -> None:
+        """It is sent what it has asked for."""
+        self.served_from, self.served_at = self.end, now
 
 
 class Fetch:
@@ -189,7 +210,7 @@ class Fetch:
             answer.diverging = diverging  # type: ignore[misc] # its only owner, before it is sent
             self._host.send(source, answer)
         else:
-            follower.end = m.offset
+            follower.asks(m.offset, now, self._host.replication.retry_ms)
             follower.fetch, follower.until = m, now + m.max_wait_ms
             if follower.end >= self._log.end:
                 follower.caught_up_at = self._attention.look(now)
@@ -214,10 +235,12 @@ class Fetch:
             data = log.recent(m.offset, m.max_bytes)
             answer = self._empty(m)
             if data is not None:
+                follower.serve(now)
                 answer.data = data  # type: ignore[misc] # its only owner, before it is sent
                 self._answer(name, follower, answer)
             elif m.offset < log.stable_end:
                 mark("fetch.from_disk")
+                follower.serve(now)
                 follower.fetch, follower.until = None, NEVER
                 log.read(name, answer, m.offset, m.max_bytes)
         elif m.max_wait_ms == 0:
@@ -242,11 +265,12 @@ class Fetch:
         keeps = [self._host.me]
         for name, follower in self._followers.items():
             if name in self._committed:
-                if follower.end >= self._log.end or follower.caught_up_at > limit:
+                is_close = follower.end >= self._log.end or follower.caught_up_at > limit
+                if is_close and not follower.is_stuck:
                     keeps.append(name)
                 else:
                     mark("fetch.isr_shrink")
-            elif follower.end >= self.high_watermark and (
+            elif (follower.end >= self.high_watermark and not follower.is_stuck) and (
                 (name == heard and now >= self._join_at) or name in (self._wanted or ())
             ):
                 mark("fetch.isr_expand")

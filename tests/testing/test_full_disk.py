@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pymq import Client
 from pymq.testing import Cluster
 
 
@@ -27,3 +28,49 @@ def test_a_partition_goes_on_after_its_leaders_disk_was_full(acks: str, replicas
             delivery.exception()
         with mq.consumer("t", mode="psb") as consumer:
             assert [len(r.value) for r in consumer.until_end()][:2] == [6, 100_000]
+
+
+@pytest.mark.parametrize("has_led", [False, True])
+def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool) -> None:
+    """The leader dies, and of the others the zkserver hears only the one whose disk is full.
+
+    What was answered had been on the third broker, too, for seconds.
+    """
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="leader")
+        with mq.producer(linger_ms=0, delivery_timeout_s=60.0) as producer:
+            producer.send("t", b"before").result()
+            first = leader_of(mq)
+            full = first if has_led else next(name for name in cluster.brokers if name != first)
+            cluster.fill_disk(full)
+            refused = producer.send("t", b"meanwhile").exception() is not None
+            cluster.run(seconds=3)
+            leader = leader_of(mq)
+            assert (leader != full, refused) == (True, has_led)
+            (third,) = {*cluster.brokers} - {leader, full}
+            sent = []
+            for number in range(200):
+                sent.append(producer.send("t", b"%d" % number))
+                cluster.run(seconds=0.01)
+            offsets = [delivery.result().offset for delivery in sent]
+            cluster.cut(third, list(cluster.zkservers))
+            cluster.crash(leader, "all")
+            cluster.run(seconds=2.6)
+            cluster.heal()
+            cluster.free_disk(full)
+            cluster.run(seconds=5)
+            assert leader_of(mq) == third
+            cluster.restart(leader)
+            cluster.run(seconds=5)
+            part = mq.describe_topic("t").partitions[0]
+            assert set(part.in_sync) == set(cluster.brokers)
+        with mq.consumer("t", mode="psb") as consumer:
+            found = {record.offset: record.value for record in consumer.until_end()}
+        assert [found[offset] for offset in offsets] == [b"%d" % number for number in range(200)]
+
+
+def leader_of(mq: Client) -> str:
+    name = mq.describe_topic("t").partitions[0].leader
+    assert name is not None
+    return name
