@@ -325,6 +325,7 @@ class PartitionState:
     blocks: tuple[BlockNode, ...]  # in order; the last one is open
     siblings: int = 1  # partitions of the topic, this one included
     version: int = 0  # rises with each change; of two states of a topic id, the higher one holds
+    earlier: int = 0  # blocks that lie before these, and were told in messages before (as parts)
 
     def block_id(self, block: BlockNode) -> BlockId:
         """The name of one of the blocks towards a store."""

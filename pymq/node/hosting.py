@@ -21,12 +21,14 @@ from pymq.core.types import BlockId, TopicPartition
 from pymq.errors import (
     NotLeader,
     PymqError,
+    ReplicaNotAvailable,
     StaleControllerEpoch,
     StaleEpoch,
     UnknownPartition,
 )
 from pymq.node.coordinators import Coordinators
 from pymq.node.orders import Orders
+from pymq.node.parts import Parts
 from pymq.node.registration import Registration
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
@@ -76,6 +78,7 @@ class Hosting:
         self._schedule = schedule
         self._coordinators = coordinators
         self._orders = Orders()
+        self._parts = Parts()
 
     # --- how it is kept -------------------------------------------------------------------------
 
@@ -92,6 +95,7 @@ class Hosting:
             return
         if m.controller_epoch > registration.epoch:
             self._orders.forget()
+            self._parts.forget()
         registration.heard(m)
         errors = [(s.topic, s.partition, self._adopt(m.id, s, now)) for s in m.partitions]
         host.reply(source, LeaderAndIsrAnswer(m.id, host.me, tuple(errors)), now)
@@ -102,6 +106,11 @@ class Hosting:
         if self._orders.is_late(request, state.topic_id, name):
             mark("broker.late_state")
             return StaleEpoch(f"{name} was given up, or is at a later state")
+        if self._parts.is_part(state):
+            return None
+        if (whole := self._parts.whole(state)) is None:
+            return ReplicaNotAvailable(f"not all blocks of {name} have been told")
+        state = whole
         if not any(self._host.me in block.replicas for block in state.blocks):
             return UnknownPartition(f"{self._host.me} is no replica of {name}")
         self._orders.heed(request, name)

@@ -17,10 +17,14 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, StaleEpoch, UnknownPartition
 from pymq.node.commits import Commits, Send
+from pymq.node.parts import size as size_of
+from pymq.node.parts import split
 
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
-BYTES_MAX = 4 << 20  # of states in a message, about; a packet's header may have four times as much
+STATES_BYTES_MAX = (
+    4 << 20
+)  # of states in a message, about; a packet's header may have four times as much
 LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
 
 Stop = str | TopicPartition  # a whole topic, by its id, or a partition
@@ -54,7 +58,7 @@ class Notices:
 
     def __init__(self, me: str, commits: Commits, send: Send) -> None:
         self.me = me
-        self.bytes_max = BYTES_MAX
+        self.bytes_max = STATES_BYTES_MAX
         self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # who has confirmed
         self._commits = commits
         self._send = send
@@ -158,13 +162,14 @@ class Notices:
                 mark("notices.gone_meanwhile")
                 box.owed.pop(name, None)
                 continue
-            state = image.topics[name.topic].state(name.partition)
-            if states and size + _size(state) > self.bytes_max:
-                self._send_part(broker, box, key, states, full=False)
-                key, states, size = self.next_id(), [], 0
-            box.owed[name] = key
-            states.append(state)
-            size += _size(state)
+            for state in split(image.topics[name.topic].state(name.partition), self.bytes_max):
+                taken = size_of(state)
+                if states and size + taken > self.bytes_max:
+                    self._send_part(broker, box, key, states, full=False)
+                    key, states, size = self.next_id(), [], 0
+                box.owed[name] = key  # of several parts, the last one
+                states.append(state)
+                size += taken
         if states or full:
             self._send_part(broker, box, key, states, full=full)
         return key
@@ -276,11 +281,3 @@ class Notices:
 def _is_final(error: PymqError | None) -> bool:
     """Whether telling a broker again would change nothing: it has done it, or knows better."""
     return error is None or isinstance(error, (StaleEpoch, UnknownPartition))
-
-
-def _size(state: PartitionState) -> int:
-    """How many bytes of a message a state takes, at least about."""
-    return 500 + sum(
-        100 + 60 * len(block.replicas) + 12 * len(block.epochs) + len(block.past)
-        for block in state.blocks
-    )

@@ -20,6 +20,7 @@ from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
 from tests.core import test_group, test_producers, test_repair
 from tests.node import test_controller_election, test_controller_rolls, test_takeover
+from tests.node import test_parts as test_states
 from tests.replication import chaos, test_parts
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import SCRIPTS
@@ -58,6 +59,8 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "commits.conflicted": (
         test_controller_election.test_a_lost_race_is_planned_again_on_what_the_tree_is
     ),
+    "parts.kept": test_states.test_a_state_is_put_together_again,
+    "parts.missing": test_states.test_what_has_not_come_is_missed,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
 ONE_LEADER = "a fetch block has one leader: nothing diverges, and another epoch is another block"
@@ -72,6 +75,7 @@ SELDOM: dict[str, str] = {
     "partition.fence_lifted": f"takes a controller that is replaced amid a seal; {NO_SEED}",
     "partition.sequence_waits": f"takes a question for records that others lack; {NO_SEED}",
     "reported.wish_withdrawn": f"takes a wish that is withdrawn on its way; {NO_SEED}",
+    "rolls.decides_later_still": "takes a gap in the first second of a zkserver, amid a take-over",
     "partition.votes_lost": f"takes a disk that keeps records and loses the term; {NO_SEED}",
 }
 
