@@ -7,7 +7,7 @@ than the one it has now is not held, whatever its name says.
 
 from __future__ import annotations
 
-from pymq.core.host import Host, PartitionHost
+from pymq.core.host import Home, PartitionHost
 from pymq.core.log import BlockLog
 from pymq.core.marks import mark
 from pymq.core.metadata import BlockNode, PartitionState
@@ -23,7 +23,7 @@ class Holdings:
 
     __slots__ = ("_host", "_make_replicator", "_near", "repairs")
 
-    def __init__(self, host: Host, make_replicator: ReplicatorFactory) -> None:
+    def __init__(self, host: Home, make_replicator: ReplicatorFactory) -> None:
         self._host = host
         self._near = PartitionHost(host)  # the same, as the replicas see it
         self._make_replicator = make_replicator

@@ -1,20 +1,17 @@
-"""What a partition needs of the broker around it, and how its replicas see that broker."""
+"""The broker around a partition: what the parts need of it, and how the replicas see it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicaHost, ReplicationConfig
 from pymq.core.types import BlockId, Rng
 
-if TYPE_CHECKING:
-    from pymq.core.partition import Partition
 
-
-class Host(ReplicaHost, Protocol):
-    """What a partition needs of the broker around it."""
+class Home(ReplicaHost, Protocol):
+    """What the parts of a partition need of the broker around it."""
 
     storage_id: str
     incarnation: int
@@ -32,14 +29,6 @@ class Host(ReplicaHost, Protocol):
         """Whether another broker says that it cannot act on an open block."""
         ...
 
-    def shares(self, partition: Partition, now: int) -> None:
-        """The open block may be shared with other brokers than before."""
-        ...
-
-    def role_changed(self, partition: Partition, now: int) -> None:
-        """The partition's replica here has begun or ceased to lead."""
-        ...
-
 
 class PartitionHost:
     """The broker, as the replicas of one partition see it.
@@ -49,7 +38,7 @@ class PartitionHost:
 
     __slots__ = ("_host", "open_block")
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Home) -> None:
         self._host = host
         self.open_block: BlockId | None = None  # if it is to be here
 

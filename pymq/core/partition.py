@@ -17,8 +17,10 @@ What holds at all times:
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pymq.core.holdings import Holdings
-from pymq.core.host import Host
+from pymq.core.host import Home
 from pymq.core.intake import Intake
 from pymq.core.marks import mark
 from pymq.core.message import (
@@ -48,6 +50,18 @@ from pymq.core.tidings import Tidings
 from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.core.upkeep import Upkeep
 from pymq.errors import NotLeader, PymqError, StoreError
+
+
+class Host(Home, Protocol):
+    """What a partition needs of the broker around it."""
+
+    def shares(self, partition: Partition, now: int) -> None:
+        """The open block may be shared with other brokers than before."""
+        ...
+
+    def role_changed(self, partition: Partition, now: int) -> None:
+        """The partition's replica here has begun or ceased to lead."""
+        ...
 
 
 class Partition:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pymq.core.host import Host
 from pymq.core.marks import mark
 from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Seal, Stopped, StopReplica
 from pymq.core.metadata import PartitionState
-from pymq.core.partition import Partition
+from pymq.core.partition import Host, Partition
 from pymq.core.ready import RemoveBlock
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.types import BlockId, TopicPartition
