@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -186,6 +186,23 @@ def test_asyncio_carries_it_by_hand(spans: Spans) -> None:
     assert sender.span_id == spans.one("checkout").context.span_id
     again = otel.inject(otel.inject(record.headers))
     assert [name for name, _ in again] == ["h", "traceparent"]  # never twice
+
+
+def test_so_many_links_has_a_poll() -> None:
+    """Each costs some 20 us; an SDK that is told to keep more of them still gets no more."""
+    kept = InMemorySpanExporter()
+    provider = TracerProvider(span_limits=SpanLimits(max_links=10_000))
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    with otel.traced(pymq.open("memory:"), tracer_provider=provider) as client:
+        client.create_topic("orders")
+        with client.producer() as producer:
+            for _ in range(otel.LINKS_MAX + 20):
+                producer.send("orders", b"x")
+        with client.consumer("orders", mode="psb", offset="begin") as consumer:
+            assert len(consumer.poll(max_records=1_000)) == otel.LINKS_MAX + 20
+    provider.shutdown()
+    (found,) = [span for span in kept.get_finished_spans() if span.name == "poll orders"]
+    assert len(found.links) == otel.LINKS_MAX
 
 
 def test_every_request_of_a_client_has_a_span() -> None:

@@ -13,7 +13,7 @@ import pytest
 import pymq
 from pymq.core.message import Message, Produce, Produced
 from pymq.core.types import NEVER
-from pymq.deployed.directory import Directory
+from pymq.deployed.directory import ASK_MS, KEEP_ASKING_MS, Directory
 from pymq.deployed.identity import next_identity
 from pymq.errors import (
     AuthorizationFailed,
@@ -98,6 +98,22 @@ def test_nobody_is_asked_where_a_client_is() -> None:
     assert directory.due == NEVER
     directory.stranger("broker-1")
     assert directory.due == 7
+
+
+def test_a_node_that_nobody_needs_any_more_is_asked_for_no_more() -> None:
+    now = 0
+    directory = Directory("d", ["tcp://z:1"], lambda node, endpoint: None, lambda: now)
+    directory.stranger("broker-1")
+    asked = 0
+    while directory.due < NEVER:
+        now = directory.due
+        directory.tick(now)
+        asked += len(directory.out.send)
+        directory.out.send.clear()
+        assert now <= 2 * KEEP_ASKING_MS
+    assert asked == KEEP_ASKING_MS // ASK_MS
+    directory.stranger("broker-1")
+    assert directory.due == now
 
 
 def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:

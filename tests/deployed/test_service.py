@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pymq.deployed.service import endpoints, parse, secure, web
+from pymq.testing.child import environment
 
 
 def parsed(tmp_path: Path, text: str) -> argparse.Namespace:
@@ -52,3 +56,30 @@ def test_an_option_of_another_kind_is_refused(
         parsed(tmp_path, f'name = "b"\n{line}\n')
     assert status.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+FAILS = """
+import sys
+import pymq
+from pymq.deployed.service import serve
+from pymq.errors import StoreError
+
+class Failing(pymq.ZkServer):
+    def run(self):
+        self.close()
+        raise StoreError("the disk is gone")
+
+sys.exit(serve(Failing()))
+"""
+
+
+def test_a_node_that_fails_says_why_and_ends_with_status_1() -> None:
+    """Whoever starts it, as systemd, is to start it again."""
+    command = [sys.executable, "-c", FAILS]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment()
+    )
+    assert done.returncode == 1
+    (line,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (line["event"], line["level"]) == ("failed", "error")
+    assert (line["code"], line["why"]) == ("STORE_ERROR", "the disk is gone")
