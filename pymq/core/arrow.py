@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from pymq.core.columns import Headers
 from pymq.errors import MissingExtra
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from pymq.core.record import RecordBatch
-    from pymq.core.view import BatchView
+
+class Table(Protocol):
+    """Records as columns, and where they are from."""
+
+    topic: str
+    partition: str
+
+    @property
+    def values(self) -> Sequence[bytes]: ...
+
+    @property
+    def keys(self) -> Sequence[bytes | None]: ...
+
+    @property
+    def headers(self) -> Sequence[Headers]: ...
+
+    @property
+    def timestamps(self) -> Sequence[int]: ...
+
+    @property
+    def offsets(self) -> Sequence[int]: ...
+
+    def __len__(self) -> int: ...
 
 
-def to_arrow(batch: RecordBatch | BatchView) -> pyarrow.RecordBatch:
+def to_arrow(batch: Table) -> pyarrow.RecordBatch:
     """Return the batch's columns, in the order that Spark's Kafka source has.
 
     Raises:
