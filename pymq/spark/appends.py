@@ -7,14 +7,19 @@ so they are sent as they are or not at all.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from pymq.client.questions import Questions
+from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import UnknownPartition
+
+ON_THEIR_WAY = 5  # batches of a task
 
 
 def append(
@@ -43,6 +48,51 @@ def append(
         for partition, answer in answers.items()
         if isinstance(answer, msg.Produced)
     }
+
+
+class Appends:
+    """Appends whole batches one after the other, with some of them on their way at a time."""
+
+    def __init__(self, questions: Questions, timeout_s: float) -> None:
+        self._questions = questions
+        self._timeout_s = timeout_s
+        self._sent: deque[_Sent] = deque()
+        self.offsets: list[int] = []  # where the batches begin that were answered, in their order
+
+    def put(self, topic: TopicMetadata, partition: str, batch: RecordBatch) -> None:
+        """Append a batch; others may have to be answered first."""
+        if len(self._sent) >= ON_THEIR_WAY:
+            self._end()
+        acks = mode(topic, partition)
+
+        def make(request: int) -> msg.Message:
+            return msg.Produce(request, topic.topic, partition, acks, batch, False)
+
+        call = self._questions.begin(topic.topic, partition, make)
+        self._sent.append(_Sent(topic, partition, batch, call))
+
+    def flush(self) -> None:
+        """Wait until all are answered."""
+        while self._sent:
+            self._end()
+
+    def _end(self) -> None:
+        topic, partition, batch, call = self._sent.popleft()
+        answer = self._questions.end(call) if call is not None else None
+        if isinstance(answer, msg.Produced):
+            self.offsets.append(answer.base_offset)
+            return
+        # Its leader has moved, or is silent. A batch with numbers of its own is known by them if it
+        # was appended after all, and those behind it come again in their order.
+        again = append(self._questions, topic, {partition: batch}, self._timeout_s)
+        self.offsets.append(again[partition])
+
+
+class _Sent(NamedTuple):
+    topic: TopicMetadata
+    partition: str
+    batch: RecordBatch
+    call: Call | None
 
 
 def mode(topic: TopicMetadata, partition: str) -> AckMode:

@@ -157,16 +157,20 @@ def append_all(options: SinkOptions, values: pd.Series) -> pd.Series:
     mq = client(options.url)
     turns = process_cache("turns")
     turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
-    direct = process_cache("direct")
-    if options.url not in direct:
-        direct[options.url] = Direct(mq, options.timeout_s)
+    known: dict[str, Direct] = process_cache("direct")
+    # Kept only if it goes well: nobody knows which of its numbers were written otherwise.
+    direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
     rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
-    offsets: list[int] = []
     column = pa.array(values, pa.binary()) if len(values) else pa.array([], pa.binary())
-    batch = pa.record_batch({"value": column})
-    for place, encoded in (*rows.add(batch), *rows.finish()):
-        base = direct[options.url].put(place, encoded)
-        offsets.extend(range(base, base + len(encoded)))
+    counts = []
+    for place, encoded in rows.all([pa.record_batch({"value": column})]):
+        direct.put(place, encoded)
+        counts.append(len(encoded))
+    starts = direct.flush()
+    known[options.url] = direct
+    offsets = [
+        base + row for base, count in zip(starts, counts, strict=True) for row in range(count)
+    ]
     settle()
     return pd.Series(offsets, dtype="int64")
 
@@ -190,15 +194,12 @@ def attempt(
     sink = task_name(job, task)
     stage = stage_name(sink, number)
     staged = write(options, sink, stage, batches)
-    counts: dict[tuple[str, str], int] = {}
-    for piece in staged.pieces:
-        counts[piece.place] = counts.get(piece.place, 0) + piece.count
     is_new = True
     if staged.pieces:
         is_new = ledger(options, sink, job).commit(number, stage, staged.pieces, tasks)
     rows = [
         dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
-        for place, count in counts.items()
+        for place, count in staged.counts
     ]
     return pa.RecordBatch.from_pylist(rows, _ACKS)
 

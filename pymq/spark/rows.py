@@ -6,7 +6,7 @@ goes to one partition is taken out at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +73,12 @@ class Rows:
             self._check_sizes(topic, part)
             for place, mine in self._by_partition(topic, part):
                 yield from self._hold(place, mine)
+
+    def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Place, RecordBatch]]:
+        """All record batches of some rows; errors as in :meth:`add`."""
+        for batch in batches:
+            yield from self.add(batch)
+        yield from self.finish()
 
     def finish(self) -> Iterator[tuple[Place, RecordBatch]]:
         """What is left."""

@@ -7,7 +7,7 @@ or died has staged in vain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -30,10 +30,11 @@ from pyspark.sql.types import (
 )
 
 from pymq.client.client import Client
+from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.errors import ConfigError, InternalError
 from pymq.spark import columns, staging
-from pymq.spark.appends import append
+from pymq.spark.appends import Appends
 from pymq.spark.copying import Copy, Target
 from pymq.spark.copying import Writer as Numbers
 from pymq.spark.decisions import Ledger
@@ -61,6 +62,7 @@ class Staged(WriterCommitMessage):
     sink: str
     stage: str
     pieces: tuple[Piece, ...]
+    counts: tuple[tuple[Place, int], ...]  # rows, also of those that were appended at once
 
 
 class Writer(DataSourceArrowWriter):
@@ -172,21 +174,15 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
     rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
-    if options.is_exactly_once:
-        staged = Stage(mq, stage, options.timeout_s, turn)
-        put: Callable[[Place, RecordBatch], object] = staged.put
-    else:
-        put = Direct(mq, options.timeout_s).put
-    for batch in batches:
-        for place, encoded in rows.add(batch):
-            put(place, encoded)
-    for place, encoded in rows.finish():
-        put(place, encoded)
+    staged = Stage(mq, stage, options.timeout_s, turn)
+    to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
+    counts: dict[Place, int] = {}
+    for place, encoded in rows.all(batches):
+        to.put(place, encoded)
+        counts[place] = counts.get(place, 0) + len(encoded)
+    to.flush()
     settle()
-    if not options.is_exactly_once:
-        return Staged(sink, stage, ())
-    staged.flush()
-    return Staged(sink, stage, tuple(staged.pieces))
+    return Staged(sink, stage, tuple(staged.pieces), tuple(counts.items()))
 
 
 class Direct:
@@ -197,15 +193,24 @@ class Direct:
         self._timeout_s = timeout_s
         self._producer = new_producer()
         self._sequences: dict[Place, int] = {}
+        self._appends = Appends(mq.questions, timeout_s)
+        self._topics: dict[str, TopicMetadata] = {}
 
-    def put(self, place: Place, batch: RecordBatch) -> int:
-        """Append a batch; returns where it begins."""
+    def put(self, place: Place, batch: RecordBatch) -> None:
+        """Append a batch; it is on its way with a few others when this returns."""
         topic, partition = place
         sequence = self._sequences.get(place, 0)
         self._sequences[place] = sequence + len(batch)
-        known = self._questions.topic_metadata(topic, self._timeout_s)
-        numbered = batch.renamed(self._producer, 0, sequence)
-        return append(self._questions, known, {partition: numbered}, self._timeout_s)[partition]
+        known = self._topics.get(topic)
+        if known is None or partition not in {each.partition for each in known.partitions}:
+            known = self._topics[topic] = self._questions.topic_metadata(topic, self._timeout_s)
+        self._appends.put(known, partition, batch.renamed(self._producer, 0, sequence))
+
+    def flush(self) -> list[int]:
+        """Wait until all is appended; returns where the batches since the last time begin."""
+        self._appends.flush()
+        found, self._appends.offsets = self._appends.offsets, []
+        return found
 
 
 def new_producer() -> int:

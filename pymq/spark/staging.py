@@ -15,7 +15,7 @@ from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
 from pymq.errors import UnknownTopic
-from pymq.spark.appends import append
+from pymq.spark.appends import Appends
 from pymq.spark.planning import Place
 
 PREFIX = "pymq-spark."  # of the topics that Spark's tasks and drivers keep for themselves
@@ -43,35 +43,31 @@ class Stage:
         self._timeout_s = timeout_s
         self._turn = turn
         self._metadata: TopicMetadata | None = None
-        self._waiting: list[tuple[Place, RecordBatch]] = []
+        self._appends = Appends(client.questions, timeout_s)
+        self._put: list[tuple[str, Place, int]] = []  # of each batch: where it is staged, and whose
         self.pieces: list[Piece] = []
 
     def put(self, place: Place, batch: RecordBatch) -> None:
-        """Take a batch; it is staged with the next few."""
-        self._waiting.append((place, batch))
-        if len(self._waiting) >= PARTITIONS:
-            self.flush()
+        """Stage a batch; it is on its way with a few others when this returns.
 
-    def flush(self) -> None:
-        """Stage what waits; it is as safe as can be when this returns.
-
-        A batch that is sent twice, because an answer was lost, is there twice: only the one that
-        was answered is ever told of.
+        One that is sent twice, because an answer was lost, is there twice: only the one that was
+        answered is ever told of.
         """
-        if not self._waiting:
-            return
         if self._metadata is None:
             create(self._client, self._topic, PARTITIONS, retention_ms=KEPT_MS)
             self._metadata = self._client.questions.topic_metadata(self._topic, self._timeout_s)
-        names = [each.partition for each in self._metadata.partitions]
-        batches = {
-            names[(self._turn + number) % len(names)]: batch
-            for number, (_, batch) in enumerate(self._waiting)
-        }
-        offsets = append(self._client.questions, self._metadata, batches, self._timeout_s)
-        for (place, batch), name in zip(self._waiting, batches, strict=True):
-            self.pieces.append(Piece(name, offsets[name], len(batch), place))
-        self._waiting = []
+        names = self._metadata.partitions
+        name = names[(self._turn + len(self._put)) % len(names)].partition
+        self._appends.put(self._metadata, name, batch)
+        self._put.append((name, place, len(batch)))
+
+    def flush(self) -> None:
+        """Wait until all of it is staged, as safe as can be."""
+        self._appends.flush()
+        self.pieces = [
+            Piece(name, offset, count, place)
+            for (name, place, count), offset in zip(self._put, self._appends.offsets, strict=True)
+        ]
 
 
 def create(client: Client, topic: str, partitions: int, **config: object) -> None:

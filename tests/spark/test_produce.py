@@ -78,7 +78,8 @@ def test_without_a_name_it_is_refused(spark: SparkSession, mq: pymq.Client, url:
     with pytest.raises(Exception, match="give job="):
         frame.mapInArrow(produce, pymq.spark.ACK_SCHEMA).collect()
     plain = pymq.spark.produce_in_arrow("nameless", url=url, delivery="at-least-once")
-    frame.mapInArrow(plain, pymq.spark.ACK_SCHEMA).collect()
+    acks = frame.mapInArrow(plain, pymq.spark.ACK_SCHEMA).collect()
+    assert sum(ack.records for ack in acks) == 10
     assert values(mq, "nameless") == list(range(10))
     with pytest.raises(ConfigError, match="'delivery'"):
         pymq.spark.produce_in_arrow("nameless", url=url, delivery="twice")
