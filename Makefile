@@ -13,8 +13,10 @@ EDITABLE := $(PIP) --no-build-isolation --editable
 demo: .venv/made-demo-$(KEY)
 	$(BIN)/python -m pymq demo
 
+# Many tests wait for something: with more workers than cores, the cores do not.
+WORKERS ?= 2
 test: lint  # the tests that take longest come last, so that a worker would have nothing to do
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow, every
 # crash point, and malformed inputs.

@@ -23,6 +23,7 @@ MODULE = "tests.testing.scripts"
 SHARE = 17  # of all points one in so many, and of each kind of effect at least one
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_anywhere(name: str) -> None:
     """A sample of all points, the same every time; ``make soak`` tries all of them."""
