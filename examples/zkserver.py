@@ -39,6 +39,7 @@ def main() -> int:
             policy=args.policy,
             audit=args.audit,
             insecure=args.insecure,
+            connections_per_address=args.connections_per_address,
             http=args.http,
             http_cert=args.http_cert,
             http_writable=args.http_writable,

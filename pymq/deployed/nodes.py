@@ -202,6 +202,8 @@ class Broker(Node):
         policy: that policy; ``policy.toml`` in the folder of keys by default.
         audit: a file for what was refused; without one it is logged.
         insecure: listen to the network without keys; anybody may then do anything.
+        connections_per_address: how many one address may have, where there are keys; 1,000 if
+            nothing is said.
         http: where to serve metrics, as ``"127.0.0.1:9100"``.
         http_cert: a PEM file with a certificate and its key; the network is served with one only.
 
@@ -228,6 +230,7 @@ class Broker(Node):
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        connections_per_address: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -242,7 +245,7 @@ class Broker(Node):
         try:
             folder = Path(data)
             identity = next_identity(folder, name) if is_kept else fresh_identity(name)
-            access = Access(curve_dir, policy, audit, insecure)
+            access = Access(curve_dir, policy, audit, insecure, connections_per_address)
             if made is None:
                 made, door = open_transport(name, listen, advertise, name, access, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
@@ -324,8 +327,8 @@ class ZkServer(Node):
         session_ms: a broker that is silent for longer is dead.
         http, http_cert: as for a broker; the cluster page is there, too.
         http_writable: let the page change something.
-        curve_dir, policy, audit, insecure: as for a broker. Its key is the one whose file names its
-            endpoint, or else that of ``zkserver``.
+        curve_dir, policy, audit, insecure, connections_per_address: as for a broker. Its key is the
+            one whose file names its endpoint, or else that of ``zkserver``.
 
     Raises:
         ConfigError, StoreError, Disconnected: as they say.
@@ -347,12 +350,13 @@ class ZkServer(Node):
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        connections_per_address: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
         http_writable: bool = False,
     ) -> None:
         made, door = transport, None
-        access = Access(curve_dir, policy, audit, insecure)
+        access = Access(curve_dir, policy, audit, insecure, connections_per_address)
         if made is None:
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
         try:

@@ -30,6 +30,7 @@ class Access:
     policy: str | os.PathLike[str] | None = None
     audit: str | os.PathLike[str] | None = None
     insecure: bool = False
+    connections_per_address: int | None = None  # of which 1,000 is the default
 
 
 @value
@@ -62,9 +63,15 @@ def open_transport(
         MissingExtra: pyzmq is not installed.
     """
     from pymq.transport.curve import KeyRing  # only now: they load zmq
+    from pymq.transport.sockets import Tuning
     from pymq.transport.zeromq import ZmqTransport
 
+    most = access.connections_per_address
+    if most is not None and most < 1:
+        raise ConfigError(f"connections_per_address={most} must be at least 1")
     if access.curve_dir is None:
+        if most is not None:
+            raise ConfigError("connections_per_address needs keys: without curve_dir all come in")
         if access.policy is not None or access.audit is not None:
             raise ConfigError("a policy needs keys: without curve_dir nobody knows who is who")
         if access.insecure:
@@ -75,8 +82,12 @@ def open_transport(
     if access.insecure:
         raise ConfigError("curve_dir and insecure exclude each other")
     keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
+    tuning = Tuning() if most is None else Tuning(per_address=most)
     if gate is not None:
-        return ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, keys=keys), None
+        made = ZmqTransport(
+            name, listen=listen, advertise=advertise, gate=gate, keys=keys, tuning=tuning
+        )
+        return made, None
     door = Door(access.policy or Path(access.curve_dir) / POLICY, access.audit)
     try:
         made = ZmqTransport(
@@ -84,6 +95,7 @@ def open_transport(
             listen=listen,
             advertise=advertise,
             gate=door,
+            tuning=tuning,
             keys=keys,
             on_refused=door.refuse,
             on_sent=door.sent,

@@ -90,6 +90,12 @@ def secure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="listen to the network without keys, knowingly"
     )
+    parser.add_argument(
+        "--connections-per-address",
+        type=int,
+        metavar="N",
+        help="how many one address may have, where there are keys (1000)",
+    )
 
 
 def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:

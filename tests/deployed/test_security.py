@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -16,6 +17,7 @@ import zmq
 import pymq
 from pymq.core import message as msg
 from pymq.core.message import Message
+from pymq.deployed import service
 from pymq.deployed.nodes import Node
 from pymq.deployed.security import Door
 from pymq.errors import AuthorizationFailed, ConfigError, DeliveryTimeout
@@ -331,6 +333,39 @@ def test_a_node_without_a_policy_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "zkserver.secret").unlink()  # As it is on the machine of one broker.
     with pytest.raises(ConfigError, match=r"broker-1 at .* a key that is missing"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
+
+
+def test_how_many_connections_an_address_may_have_is_said(tmp_path: Path) -> None:
+    make_keys(tmp_path, "alice", nodes=("zkserver",))
+    (tmp_path / "policy.toml").write_text("")
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        pymq.ZkServer(curve_dir=tmp_path, connections_per_address=0)
+    with pytest.raises(ConfigError, match="needs keys"):
+        pymq.ZkServer(connections_per_address=5)
+    config = tmp_path / "zkserver.toml"
+    config.write_text("connections-per-address = 1\n")
+    found = []
+    for argv in (["--config", str(config)], ["--connections-per-address", "7"]):
+        parser = argparse.ArgumentParser()
+        service.secure(parser)
+        found.append(service.parse(parser, argv).connections_per_address)
+    assert found == [1, 7]
+    most = found[0]
+    audit = tmp_path / "audit"
+    node = pymq.ZkServer(curve_dir=tmp_path, audit=audit, connections_per_address=most).start()
+    try:
+        keys = KeyRing(tmp_path, "alice")
+        with Talker(node, keys, "client-1") as first, Talker(node, keys, "client-2") as second:
+            first.tell(msg.ListTopics(1))
+            first.answer(1)
+            until = time.monotonic() + WAIT_S
+            while "connect" not in audit.read_text():
+                assert time.monotonic() < until
+                second.tell(msg.ListTopics(2))
+                assert second.transport.poll() == []
+                time.sleep(0.05)
+    finally:
+        node.close()
 
 
 def test_urls_name_keys(secured: Secured) -> None:
