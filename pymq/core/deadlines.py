@@ -38,6 +38,11 @@ class Deadlines(Generic[K]):
             heappush(self._heap, (due, self._armings, key))
             self.due = min(self.due, due)
 
+    def sooner(self, key: K, due: int) -> None:
+        """*key* is due at *due*, or before that if it was."""
+        if due < self._due.get(key, NEVER):
+            self.set(key, due)
+
     def drop(self, key: K) -> None:
         """*key* is not due any more."""
         self._due.pop(key, None)

@@ -131,8 +131,6 @@ class GroupCoordinator:
                 self._asked(source, check(m), now)
             except PymqError as error:
                 self._host.reply(source, refusal(m, error), now)
-            if not isinstance(m, ListGroups):
-                self._look_at(m.group)  # Other groups have nothing to do with it.
         self._arm()
 
     def _asked(self, source: str, m: GroupRequest, now: int) -> None:
@@ -202,6 +200,7 @@ class GroupCoordinator:
             self._attention.ms + m.session_ms,
             before.partitions if before is not None else (),
         )
+        self._due.sooner(m.group, self._attention.ms + m.session_ms)
         self._rebalance(group, now)
         self._tell(group.members[m.member], group, m.id, now)
 
@@ -272,6 +271,7 @@ class GroupCoordinator:
             self._serve(group, member, now)
         if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
+        self._due.sooner(m.group, member.waits_until)
 
     def _begin(self, group: Group, name: tuple[str, str], reset: int) -> None:
         start, end = group.known[name]
@@ -315,6 +315,7 @@ class GroupCoordinator:
                 )
                 limit -= lease.end - lease.start
         if found:
+            self._due.sooner(group.name, at + member.ack_wait_ms)
             self._answer_acquire(group, member, tuple(found), now)
 
     def _answer_acquire(
@@ -336,9 +337,12 @@ class GroupCoordinator:
         for partition, span, delay in m.nacks:
             if (leases := group.leases.get((member.topic, partition))) is not None:
                 leases.reject(member.id, [span], at + delay)
+                if delay:
+                    self._due.sooner(group.name, at + delay)
         for partition, span in m.renewals:
             if (leases := group.leases.get((member.topic, partition))) is not None:
                 leases.renew(member.id, [span], at + member.ack_wait_ms)
+                self._due.sooner(group.name, at + member.ack_wait_ms)
         for partition, span in m.unread:
             if (leases := group.leases.get((member.topic, partition))) is not None:
                 leases.give_back(member.id, [span], at)
@@ -431,7 +435,11 @@ class GroupCoordinator:
                 self._answer_acquire(group, member, (), now)
 
     def _look_at(self, name: str) -> None:
-        """Find out when something of a group is due next."""
+        """Find out when something of a group is due next.
+
+        That is a look at all of its members and partitions, so it is done when something seems due
+        and not with each request: those only say when something is due at the latest.
+        """
         group, due, at = self.groups.get(name), NEVER, self._attention.ms
         if group is not None and group.members:
             for member in group.members.values():
