@@ -9,7 +9,7 @@ from pymq.core.record import RecordBatch
 from pymq.core.values import value
 from pymq.errors import InternalError, OutOfOrderSequence, UnknownTopic
 from pymq.spark.appends import append, sequences
-from pymq.spark.logs import Log
+from pymq.spark.base import Log
 from pymq.spark.planning import Place, Range
 from pymq.spark.staging import Piece
 

@@ -27,7 +27,7 @@ from pymq.errors import (
     UnknownPartition,
 )
 from pymq.node.image import Image
-from pymq.spark.logs import Topic
+from pymq.spark.base import Topic
 from pymq.spark.planning import Range
 from pymq.store.blockfile import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, data_end, walk
 from pymq.store.files import OsFiles

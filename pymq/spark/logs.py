@@ -8,62 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 from pymq.client.client import Client
 from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
-from pymq.core.values import value
 from pymq.errors import ConfigError, OffsetOutOfRange, RequestTimeout
+from pymq.spark.base import Log, Topic
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Range
 from pymq.spark.process import client, process_cache
 
 POLL_MS = 1000  # how long a fetch waits for what is not there yet
-
-
-@value
-class Topic:
-    """A topic as of now."""
-
-    id: str
-    partitions: tuple[str, ...]
-
-
-class Log(Protocol):
-    """Where records come from."""
-
-    def topics(self) -> list[str]:
-        """The names of all topics but the internal ones."""
-        ...
-
-    def topic(self, name: str) -> Topic:
-        """A topic.
-
-        Raises:
-            UnknownTopic: there is none of that name.
-        """
-        ...
-
-    def bounds(self, topic: str, partitions: Sequence[str]) -> Mapping[str, tuple[int, int]]:
-        """Where the partitions start and end now."""
-        ...
-
-    def at_time(
-        self, topic: str, partitions: Sequence[str], timestamp_ms: int
-    ) -> Mapping[str, int]:
-        """The first offset that is not older than a time; the end when all are."""
-        ...
-
-    def read(self, wanted: Range, fetch_bytes: int) -> Iterator[RecordBatch]:
-        """All batches that have something of a range, checked, in order.
-
-        Raises:
-            OffsetOutOfRange: what the range begins with is not there any more.
-        """
-        ...
 
 
 class ClusterLog:

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 
 from pymq.errors import ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from pymq.spark import columns, planning
-from pymq.spark.logs import Log, Topic, open_log
+from pymq.spark.base import Log, Topic
+from pymq.spark.logs import open_log
 from pymq.spark.offsets import Position
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Place, Range

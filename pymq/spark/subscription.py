@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pymq.core.values import value
 from pymq.errors import ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from pymq.spark.logs import Log, Topic
+from pymq.spark.base import Log, Topic
 from pymq.spark.options import EARLIEST, LATEST, SourceOptions, Where
 from pymq.spark.planning import Place
 from pymq.spark.staging import PREFIX
