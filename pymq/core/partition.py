@@ -362,7 +362,10 @@ class Partition:
             error = StoreError(str(error))
         opened = self.opened
         log = opened.log
-        if self._repairs.failed(failed.block.number, now) or opened.replicator is None:
+        if self._repairs.failed(failed.block.number, now, is_fatal=failed.fatal):
+            self._rearm()
+            return
+        if opened.replicator is None:
             return
         if log is None or log.name != failed.block:
             return

@@ -82,6 +82,8 @@ class Repair:
         self.begin(topic, partition, now)
 
     def _go_on(self, now: int) -> None:
+        if self._rests or self.log.is_recovering:
+            return
         if self.log.end < (self._block.end or 0) and not self.log.has_unwritten:
             self._ask(now)
 
@@ -149,12 +151,18 @@ class Repair:
         else:
             self._go_on(now)
 
-    def failed(self, now: int) -> None:
-        """The write failed: try again, later."""
+    def failed(self, now: int, *, is_fatal: bool) -> None:
+        """The write failed: try again, later, from what is on the disk by now.
+
+        The store may have sealed the copy where it ended when its disk was full, and takes nothing
+        more into it then. After a failed sync nobody knows what is there before the next start.
+        """
         self.log.fail()
         mark("repair.write_failed")
         self._is_sealing, self._rests = False, True
         self._asked = None
+        if not (is_fatal or self.log.is_recovering):
+            self.log.recover()
         self.deadline = now + 10 * self._host.replication.retry_ms
 
 
@@ -273,12 +281,12 @@ class Repairs:
         self._rearm()
         return is_done
 
-    def failed(self, number: int, now: int) -> bool:
+    def failed(self, number: int, now: int, *, is_fatal: bool) -> bool:
         """A write failed; whether it was of one of these."""
         repair = self._repairs.get(number)
         if repair is None:
             return False
-        repair.failed(now)
+        repair.failed(now, is_fatal=is_fatal)
         self._rearm()
         return True
 

@@ -10,12 +10,13 @@ from pymq.core.header import Header
 from pymq.core.log import BlockLog
 from pymq.core.message import Message, ReplicaFetch, ReplicaFetched
 from pymq.core.metadata import BlockNode
-from pymq.core.ready import Append, Ready, Recovered, SealBlock
+from pymq.core.ready import Append, CreateBlock, Ready, Recover, Recovered, SealBlock
 from pymq.core.record import RecordBatch
 from pymq.core.repair import Repair
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.runs import split
 from pymq.core.types import AckMode, BlockId
+from pymq.store.memory import MemoryStore
 
 NAME = BlockId("id", 0, 0)
 EPOCH = 3
@@ -128,13 +129,38 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
     repair = bench.repair
     assert bench.is_dirty()
     repair.flush(Ready())
-    repair.failed(0)
+    repair.failed(0, is_fatal=True)
     assert not bench.is_dirty()
     assert repair.deadline > 0
     repair.tick(repair.deadline)
     assert bench.is_dirty()
     bench.write()
     assert bench.is_sealed
+    assert repair.is_done
+
+
+def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None:
+    """The store had sealed the copy where it ended, and refused whatever came then, for ever."""
+    bench = Bench(end=5)
+    repair, host, store = bench.repair, bench.host, MemoryStore()
+    first, rest = bench.batches[:5], bench.batches[5:]
+    made = CreateBlock(NAME, 0, "t", "0"), Append(NAME, first, False), SealBlock(NAME)
+    assert store.write(made) == []
+    (failed,) = store.write([Append(NAME, rest, False)])
+    assert not failed.fatal
+    host.out.ask.clear()
+    repair.failed(0, is_fatal=failed.fatal)
+    (recover,) = host.out.ask
+    assert isinstance(recover, Recover)
+    found = store.recover(recover.block, recover.start, recover.is_open)
+    assert isinstance(found, Recovered)
+    asked = len(host.asked)
+    repair.recovered(found, "t", "0", 0)
+    assert len(host.asked) == asked  # not at once
+    repair.tick(repair.deadline)
+    assert host.asked[-1][1].offset == 5
+    bench.answer(*rest)
+    assert store.write([Append(NAME, bench.written, False), SealBlock(NAME)]) == []
     assert repair.is_done
 
 
