@@ -19,7 +19,12 @@ from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
 from tests.core import test_group, test_producers, test_repair
-from tests.node import test_controller_election, test_controller_rolls, test_takeover
+from tests.node import (
+    test_controller_brokers,
+    test_controller_election,
+    test_controller_rolls,
+    test_takeover,
+)
 from tests.node import test_parts as test_states
 from tests.replication import chaos, test_parts
 from tests.replication.raft_script import RaftScript
@@ -48,6 +53,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "producers.later_epoch": (
         test_producers.test_a_higher_epoch_goes_on_where_the_one_before_stopped
     ),
+    "registry.old_incarnation": test_controller_brokers.test_an_ended_incarnation_is_refused,
     "rolls.leader_in_trouble": test_controller_rolls.test_a_leader_whose_disk_broke_is_taken_over,
     "rolls.orphaned_seal": (
         test_controller_rolls.test_a_block_that_was_sealed_for_somebody_else_is_rolled
