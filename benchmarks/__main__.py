@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
+from benchmarks.model import Part
 from benchmarks.parts import all_parts, chosen
 from benchmarks.runner import PartResult, run_part
 
@@ -35,9 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pymq-bench-", dir=options.folder) as name:
         about = machine.describe(Path(name))
         start = time.perf_counter()
-        results = [run_part(part, Path(name), options.scale, runs, _tell) for part in parts]
+        results, is_whole = _run(parts, Path(name), options.scale, runs)
         seconds = round(time.perf_counter() - start)
     _tell("")
+    if not is_whole:
+        print("interrupted; what was measured until then:")
     about |= {
         "scale": options.scale,
         "runs": runs,
@@ -46,7 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     report.show(results, about)
     _write(results, about, options)
+    if not is_whole:
+        return 130
     return 1 if any(side.error for result in results for side in result.sides.values()) else 0
+
+
+def _run(
+    parts: Sequence[Part], folder: Path, scale: str, runs: int
+) -> tuple[list[PartResult], bool]:
+    """Run the parts; an interrupt ends it with those that are done, for all take an hour."""
+    results = []
+    try:
+        for part in parts:
+            done = run_part(part, folder, scale, runs, _tell)
+            results.append(done)
+    except KeyboardInterrupt:
+        return results, False
+    return results, True
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,6 +101,8 @@ def _disk() -> Path:
 def _tell(what: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def _write(

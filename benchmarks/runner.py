@@ -171,6 +171,9 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
         except subprocess.TimeoutExpired:
             _stop(process)
             raise RunFailed(f"{phase} took more than {patience_s} s") from None
+        except KeyboardInterrupt:
+            _stop(process)
+            raise
     wanted = -signal.SIGKILL if phase == "prepare" and side.is_killed else 0
     if process.returncode != wanted:
         said = stderr.strip() or f"exit code {process.returncode}"

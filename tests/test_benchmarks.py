@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
     for file in files[1:]:
         assert file.read_bytes().startswith(b"\x89PNG")
     assert sorted(tmp_path.iterdir()) == files
+
+
+def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
+    """All parts take an hour; whoever ends them early loses the one that runs, and no more."""
+    json_file = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3"]
+    command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
+    command += ["--curves", str(tmp_path / "growth.png"), "--folder", str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any("G3" in line for line in process.stderr)  # the second part has begun
+        process.send_signal(signal.SIGINT)
+        said, failed = process.communicate(timeout=120)
+    assert process.returncode == 130, said + failed
+    assert "interrupted" in said
+    found = json.loads(json_file.read_text(encoding="utf-8"))
+    assert [part["name"] for part in found["parts"]] == ["E10-own"]
 
 
 def test_the_readme_shows_what_was_measured() -> None:
