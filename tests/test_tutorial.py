@@ -98,7 +98,6 @@ def test_a_page(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_page_with_brokers(tmp_path: Path) -> None:
     port = free_ports(1)[0] % 20_000 + 10_000
     with local_cluster(port, tmp_path):
@@ -106,7 +105,6 @@ def test_the_page_with_brokers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     """From a clone to a cluster with records in it, but for what installs or never ends."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from pymq.client.delivery import Batch, Delivery
 from pymq.client.queue import Queue
 from pymq.client.sender import SenderConfig
@@ -80,7 +78,6 @@ def test_numbers_that_were_refused_are_kept() -> None:
     assert table.check(again(queue, first).header) == 100
 
 
-@pytest.mark.timeout(10)
 def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal() -> None:
     """Sealing used to wait for that record, which nobody could take in while it sealed."""
     queue, _, _ = sent(0)

@@ -13,7 +13,6 @@ from pymq.deployed.nodes import Broker, ZkServer
 SESSION_MS = 60_000  # Nobody finds out by its silence.
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_what_it_leads_is_led_by_others(acks: str) -> None:
     with ExitStack() as nodes:

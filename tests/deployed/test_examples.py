@@ -59,7 +59,6 @@ def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
         process.stdout.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.zookeeper
 def test_a_local_cluster(tmp_path: Path) -> None:
     """One command starts it; two more send real data through raft and read all of it; it stops.
@@ -78,7 +77,6 @@ def test_a_local_cluster(tmp_path: Path) -> None:
                 assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "b")
 
 
-@pytest.mark.timeout(300)
 def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
     """And with SQLite, which takes one zkserver and no ZooKeeper."""
     keys = tmp_path / "keys"

@@ -15,7 +15,6 @@ from pymq.testing.child import environment
 from tests.deployed.processes import ROOT, processes
 
 
-@pytest.mark.timeout(240)
 def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     """A leader dies while records are sent; all that was acknowledged is read, in order, once."""
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
@@ -44,7 +43,6 @@ def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
         assert slowest < 20
 
 
-@pytest.mark.timeout(240)
 def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
     """SIGTERM ends each process with status 0; started again they serve what they had."""
     with processes(tmp_path, brokers=1) as cluster:
@@ -66,7 +64,6 @@ def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
             assert found == list(range(1_000))
 
 
-@pytest.mark.timeout(240)
 def test_clients_go_on_when_everything_restarts(tmp_path: Path) -> None:
     """An open client sees broker and zkserver go, one after the other, and loses nothing."""
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
@@ -117,7 +114,6 @@ def test_what_a_wrong_command_line_says(tmp_path: Path) -> None:
     assert (status, "cannot listen at tcp://256.0.0.1:5" in text) == (1, True), text
 
 
-@pytest.mark.timeout(120)
 def test_options_come_from_a_file(tmp_path: Path) -> None:
     config = tmp_path / "zkserver.toml"
     config.write_text('listen = "tcp://127.0.0.1:0"\nsession-ms = 900\n')

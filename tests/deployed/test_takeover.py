@@ -13,7 +13,7 @@ import pymq
 from pymq.testing.processes import NodeProcess, ProcessCluster
 from tests.deployed.processes import ROOT
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.zookeeper
 WAIT_S = 60.0
 
 

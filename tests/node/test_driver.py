@@ -272,7 +272,6 @@ def test_many_threads_at_once() -> None:
     close(driver)
 
 
-@pytest.mark.timeout(20)
 def test_one_busy_thread_does_not_keep_others_out() -> None:
     """Whoever asks for the loop gets it, though another thread turns it all the time."""
     driver, _, _ = make()

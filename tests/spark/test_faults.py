@@ -47,7 +47,6 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         cluster.close()
 
 
-@pytest.mark.timeout(300)
 def test_keys_by_url_and_a_policy(
     spark: SparkSession, secured: Secured, load: Callable[..., DataFrame]
 ) -> None:

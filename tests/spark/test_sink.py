@@ -16,12 +16,7 @@ from tests.spark.conftest import fill, run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    # Said of pandas 3 as such; what is used of it here is not affected.
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 
 Load = Callable[..., "DataFrame"]
 

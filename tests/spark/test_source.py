@@ -18,7 +18,7 @@ from tests.spark.conftest import fill, started
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 Load = Callable[..., "DataFrame"]
 Stream = Callable[..., list[list[Any]]]

@@ -242,7 +242,6 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("left", [0, 1, 100, 101])
 def test_a_search_ends_where_a_file_was_made_shorter_meanwhile(left: int) -> None:
     """Whoever verifies a folder that is in use knows the length that a file has had."""
