@@ -32,6 +32,8 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # pymq is a plugin of pytest and loaded already, so that its assertions are not rewritten.
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     for name in names:
         said = io.StringIO()
         with redirect_stdout(said):
