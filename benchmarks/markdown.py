@@ -30,7 +30,8 @@ def about(found: Found) -> str:
     """On what, when and how: a figure without these says nothing."""
     machine = found["machine"]
     scale = {"quick": "a quarter of the records, ", "tiny": "hardly any records, "}
-    is_busy = max(machine["load"], machine["load_after"]) > machine["cores"]
+    # What is measured is up to five processes: afterwards, a load of their own is no other work.
+    is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
     busy = (
         " The machine was busy with other work: only the ratios say something." if is_busy else ""
     )

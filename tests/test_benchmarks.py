@@ -123,10 +123,12 @@ def test_markdown_of_a_run() -> None:
     result.sides["b"].missing = "a_module"
     machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
     machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}
-    machine |= {"scale": "default", "load": 0.5, "load_after": 3.0, "packages": {"x": "1"}}
+    machine |= {"scale": "default", "load": 0.5, "load_after": 5.0, "packages": {"x": "1"}}
     found = as_json([result], machine)
     told = "| a part | 120 records/s (`pymq`) | 100 records/s (a) | **1.200x** | >= 2x, missed |"
     assert markdown.headlines(found).splitlines()[-1] == told
     assert "| b |  |  | - | missing: a_module |" in markdown.parts(found)
     assert "| **pymq** |  | put | 120 records/s | 110 .. 130 |" in markdown.parts(found)
     assert "only the ratios" in markdown.about(found)
+    machine["load_after"] = 3.0  # as five processes of ours leave it
+    assert "only the ratios" not in markdown.about(found)
