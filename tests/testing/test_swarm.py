@@ -20,7 +20,7 @@ from pymq.testing.world import Violation
 from tests.testing.planted import planted
 
 CHUNK, CHUNKS = 10, 100  # seeds in a test, so that workers share them; and such tests
-SECONDS = 3.0  # of faults in each run: some 8,500 events
+SECONDS = 2.0  # of faults in each run: some 7,500 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
 

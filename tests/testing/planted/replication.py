@@ -198,6 +198,7 @@ bug(
     "a follower says that it has what is still on its way to its disk",
     "etcd #14370, for followers that fetch",
     "fetch-disk",
+    is_slow=True,
 )
 
 
