@@ -206,7 +206,7 @@ class AsyncConsumer(Handle):
             FencedMember: the group had given this consumer up; its records go to others.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
-        worker = self._consumer._member()
+        worker, hold = self._consumer._member(), self._consumer._held()
         settling: list[Settling | None] = []
 
         def settle(loop: Loop) -> Waitable | None:
@@ -216,7 +216,7 @@ class AsyncConsumer(Handle):
             return done
 
         if not await self._bridge.wait(settle, timeout):
-            raise self._consumer._unanswered(timeout)
+            raise hold.unanswered(timeout)
         if settling[0] is not None and settling[0].error is not None:
             raise settling[0].error
 

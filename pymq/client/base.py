@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.errors import PymqError
+
+_T = TypeVar("_T")
 
 
 class Waitable:
@@ -189,3 +192,13 @@ class Outbox:
 
     def advance(self, ready: Ready, now: int) -> None:
         """Clients keep nothing on disk, so there is nothing to learn from it."""
+
+
+def weakly(method: weakref.WeakMethod[Callable[[], list[_T]]]) -> Callable[[], list[_T]]:
+    """Call *method* as long as its object is there; then there is nothing."""
+
+    def call() -> list[_T]:
+        found = method()
+        return found() if found is not None else []
+
+    return call

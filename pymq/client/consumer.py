@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Handle
+from pymq.client.base import Handle, weakly
 from pymq.client.counting import records_between
 from pymq.client.ending import Ending
+from pymq.client.hold import Hold
 from pymq.client.intake import Intake
 from pymq.client.options import REQUEST_S
 from pymq.client.positions import Positions
@@ -22,7 +23,7 @@ from pymq.client.undertaker import Undertaker
 from pymq.client.worker import Worker
 from pymq.core.record import Record
 from pymq.core.view import BatchView
-from pymq.errors import Closed, ConfigError, InvalidRequest, RequestTimeout
+from pymq.errors import Closed, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
@@ -50,6 +51,7 @@ class Consumer(Handle):
         self._driver = client.driver
         self._intake = intake
         self._worker = intake if isinstance(intake, Worker) else None
+        self._hold = Hold(self._worker, client.driver) if self._worker is not None else None
         self._reader = intake if isinstance(intake, Reader) else None
         self._positions = Positions(intake, client.questions, client.driver)
         self._auto_ack = auto_ack and self._worker is not None
@@ -62,11 +64,9 @@ class Consumer(Handle):
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker = undertaker
         self._is_closed = False
-        self._drops = 0  # of the worker, that this has noticed
-        self._ours_until = 0.0  # what is at hand is leased until then, if nothing was dropped
         self._pump: Pump | None = None
         if self._worker is not None:
-            self._worker.unread = _weakly(weakref.WeakMethod(self._unread))
+            self._worker.unread = weakly(weakref.WeakMethod(self._unread))
         # A consumer that is dropped without being closed must not keep its partitions for ever.
         self._finalizer = weakref.finalize(self, intake.abandon)
         self._finalizer.atexit = False
@@ -172,24 +172,14 @@ class Consumer(Handle):
         It may not if others may have got it, which is then forgotten; nor, for now, if the group
         does not answer within *timeout* seconds.
         """
-        worker = self._worker
-        if worker is None:
+        hold = self._hold
+        if hold is None:
             return True
         if self._has_dropped():
             return False
-        if not worker.is_sure():
-            with self._driver as loop:
-                self._check()
-                proof = worker.prove(loop.clock())
-                loop.touch(worker.name)
-            self._driver.wait(proof, None if timeout is None else max(0.0, timeout))
-            if self._has_dropped():
-                return False
-        left_ms = worker.sure_ms()
-        if left_ms <= 0 and (problem := worker.take_problem()) is not None:
-            raise problem
-        self._ours_until = self._driver.monotonic() + left_ms / 1000
-        return left_ms > 0
+        self._check()
+        lasts = hold.lasts(timeout)
+        return not self._has_dropped() and lasts
 
     def _take(self, max_records: int, max_bytes: int) -> list[BatchView]:
         """Take what is at hand, or raise what stands in the way."""
@@ -235,10 +225,11 @@ class Consumer(Handle):
         self._check()
         if not self._buffer:
             self._fill(CHUNK, timeout)
-        worker, monotonic = self._worker, self._driver.monotonic
+        worker, hold, monotonic = self._worker, self._hold, self._driver.monotonic
         while self._buffer and (
             worker is None
-            or (worker.drops == self._drops and monotonic() < self._ours_until)
+            or hold is None
+            or (worker.drops == hold.drops and monotonic() < hold.sure_until)
             or self._is_ours(timeout)
         ):
             record = self._buffer.popleft()
@@ -251,10 +242,8 @@ class Consumer(Handle):
         """Whether others may have got what is at hand here: nobody has asked for it for long, or
         the group does not know us any more.
         """
-        worker = self._worker
-        if worker is None or worker.drops == self._drops:
+        if self._hold is None or not self._hold.has_lapsed():
             return False
-        self._drops = worker.drops
         self._buffer.clear()
         self._later.clear()
         return True
@@ -351,27 +340,16 @@ class Consumer(Handle):
                 others. The consumer goes on.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
         """
-        self._settle(timeout, durable=True)
+        self._held().settle(timeout, durable=True)
 
     def _settle_soon(self) -> None:
         """Wait until what was acknowledged is written, if not synced."""
-        self._settle(REQUEST_S, durable=False)
+        self._held().settle(REQUEST_S, durable=False)
 
-    def _settle(self, timeout: float | None, *, durable: bool) -> None:
-        worker = self._member()
-        with self._driver as loop:
-            done = worker.settle(wait=True, durable=durable)
-            loop.touch(worker.name)
-        if done is not None and not self._driver.wait(done, timeout):
-            raise self._unanswered(timeout)
-        if done is not None and done.error is not None:
-            raise done.error
-
-    def _unanswered(self, timeout: float | None) -> RequestTimeout:
-        """The coordinator has let somebody wait for too long."""
-        trouble = self._intake.trouble()
-        why = trouble or f"the coordinator of group {self.group!r} did not answer"
-        return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)
+    def _held(self) -> Hold:
+        self._member()
+        assert self._hold is not None
+        return self._hold
 
     def _member(self) -> Worker:
         if self._worker is None:
@@ -539,15 +517,3 @@ class Consumer(Handle):
     def _forgo(self) -> None:
         """What the application got last was not done: do not acknowledge it by itself."""
         self._last, self._previous = [], None
-
-
-def _weakly(
-    method: weakref.WeakMethod[Callable[[], list[Span]]],
-) -> Callable[[], list[Span]]:
-    """Call *method* as long as its object is there."""
-
-    def call() -> list[Span]:
-        found = method()
-        return found() if found is not None else []
-
-    return call

@@ -47,7 +47,7 @@ def test_a_commit_survives_a_power_cut(seed: int, in_background: bool) -> None:
     for done in (3, 7):
         consumer.ack(polled(consumer, done if done == 3 else 4))
         if in_background:
-            consumer._settle(10, durable=False)
+            consumer._settle_soon()
         consumer.commit()
         machine.cut()
         assert machine.mq.describe_group("g").committed == {("t", "0"): done}

@@ -363,7 +363,7 @@ def test_how_many_connections_an_address_may_have_is_said(tmp_path: Path) -> Non
                 assert time.monotonic() < until
                 second.tell(msg.ListTopics(2))
                 assert second.transport.poll() == []
-                time.sleep(0.05)
+                time.sleep(0.05)  # The audit is a file, which tells nobody that it has grown.
     finally:
         node.close()
 
