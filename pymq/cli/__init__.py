@@ -19,7 +19,8 @@ from typing import Protocol, cast
 
 import pymq
 from pymq.cli.hints import hints
-from pymq.cli.show import FAILED, INTERRUPTED, USAGE, Show
+from pymq.cli.misuse import Misused, Parser, is_for_programs
+from pymq.cli.show import FAILED, INTERRUPTED, OK, USAGE, Show
 from pymq.cli.words import common
 from pymq.errors import ConfigError, InvalidName, PymqError
 
@@ -50,14 +51,19 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
         args = parser().parse_args(argv)
-    except SystemExit as exit:  # argparse has said what is wrong, or shown the help
-        return exit.code if isinstance(exit.code, int) else USAGE
+    except SystemExit:  # argparse has shown the help, or the version
+        return OK
+    except Misused as error:
+        _tell(error, Show(is_json=is_for_programs(argv)))
+        return USAGE
     show = Show(is_json=args.json)
     try:
         code = cast(int, args.run(args, show))
-        sys.stdout.flush()  # here, where a reader that has gone can still be told from a crash
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()  # here, where a reader that has gone can still be told from a crash
         return code
     except KeyboardInterrupt:
         if args.debug:
@@ -84,9 +90,7 @@ def _tell(error: PymqError | OSError, show: Show) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
-        prog="pymq", description=pymq.__doc__.splitlines()[0], allow_abbrev=False
-    )
+    top = Parser(prog="pymq", description=pymq.__doc__.splitlines()[0], allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"pymq {pymq.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:

@@ -59,6 +59,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
             f"a group goes on where it stands; 'pymq group reset {args.group} {args.topic} --to "
             f"{args.start}' moves it"
         )
+    if sys.stdout is None:
+        raise ConfigError("the standard output is closed, and records go there")
     write = FORMATS[args.format or ("json" if show.is_json else "text")]
     limit = 1 << 62 if args.max is None else args.max
     with Interrupt() as interrupt, opened(args) as mq, _source(mq, args, place) as source:

@@ -115,6 +115,10 @@ class _Input:
 
     def __enter__(self) -> _Input:
         if self._path is None:
+            if sys.stdin is None:
+                raise ConfigError(
+                    "the standard input is closed: say --file, or where it comes from"
+                )
             self._file = os.dup(sys.stdin.fileno())
             self.is_typed = sys.stdin.isatty()
             if self.is_typed:

@@ -272,7 +272,7 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
 
 def _is_meant(mq: pymq.Client, names: list[str], show: Show) -> bool:
     """Ask whoever sits there."""
-    if show.is_json or not sys.stdin.isatty():
+    if show.is_json or sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("deleting takes all records along: say --yes where nobody can be asked")
     count = sum(records_of(mq.questions, mq.describe_topic(name)) for name in names)
     print(

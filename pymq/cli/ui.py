@@ -63,7 +63,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
             show.result({"url": page.url, "address": page.address, "writable": args.write})
         else:
             show.say(f"{page.url}\nCtrl-C ends it; the token is for you alone")
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         with Interrupt() as interrupt, _in_browser(page.url) if args.open else nullcontext():
             try:
                 with interrupt.breakable():

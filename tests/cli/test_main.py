@@ -28,6 +28,33 @@ def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     assert "usage: pymq" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "prog", "what"),
+    [
+        (["topic", "list", "--json", "--nonsense"], "pymq", "--nonsense"),
+        (["topic", "--json", "create", "a", "--partitions", "x"], "pymq topic create", "'x'"),
+        (["verify", "--json"], "pymq verify", "DIR"),
+    ],
+)
+def test_wrong_usage_for_programs(
+    argv: list[str], prog: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.err)["error"]
+    assert shown.out == ""
+    assert (error["code"], error["retriable"]) == ("CONFIG_ERROR", False)
+    assert what in error["message"]
+    assert error["hints"][0].startswith(f"usage: {prog} [-h] ")
+    assert error["hints"][1] == f"'{prog} --help' tells what its arguments mean"
+
+
+def test_what_is_no_option_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "create", "--", "--json", "more"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: unrecognized arguments: more (CONFIG_ERROR)\n  hint: usage: ")
+
+
 @pytest.mark.parametrize("argv", [["--workers", "0"], ["--workers", "9"], ["--quick", "0"]])
 def test_options_out_of_their_range(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *argv]) == 2

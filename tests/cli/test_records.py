@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -291,6 +292,35 @@ def test_what_is_typed_is_sent_at_once(remote: Queue, topic: str) -> None:
         assert out.startswith(b"2 records, 6 B, into ")
         assert err == b"error: interrupted; what was sent is written (INTERRUPTED)\n"
         assert mq.describe_topic(topic).partitions[0].end_offset == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "closed", "code", "told"),
+    [
+        (["produce", "t"], "<&-", 2, "the standard input is closed"),
+        (["topic", "delete", "t"], "<&-", 2, "say --yes where nobody can be asked"),
+        (["consume", "t"], ">&-", 2, "the standard output is closed"),
+        (["topic", "list"], ">&-", 0, ""),
+    ],
+)
+def test_what_the_shell_has_closed(
+    argv: list[str], closed: str, code: int, told: str, tmp_path: Path
+) -> None:
+    with pymq.open(tmp_path / "data") as mq:
+        mq.create_topic("t")
+    command = shlex.join([*PYMQ, *argv, "--url", str(tmp_path / "data")])
+    found = subprocess.run(
+        ["sh", "-c", f"exec {command} {closed}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env=environment(),
+    )
+    assert (found.returncode, found.stdout) == (code, "")
+    assert told in found.stderr
+    assert "Traceback" not in found.stderr
+    assert found.stderr.count("error: ") == (code != 0)
 
 
 def test_who_types_sees_no_bar(tmp_path: Path) -> None:
