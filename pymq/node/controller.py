@@ -119,7 +119,7 @@ class Controller:
         self._out = Outbox()
         node = ControllerNode(config.name, config.endpoint)
         self._election = Election(node, self._out, self, new_id, config.standby_ms)
-        self._members = Members(config.session_ms)
+        self._members = Members(config.session_ms, config.replace_ms)
         self._commits = Commits(self._out, self._out.send, self._election.reread)
         self._commits.journal = self.journal
         self._notices = Notices(self.me, self._commits, self._out.send)
@@ -129,7 +129,6 @@ class Controller:
             self._notices,
             self._out.send,
             takeover_ms=config.takeover_ms,
-            replace_ms=config.replace_ms,
             wall_ms=self._wall,
         )
         self._admin = Admin(
@@ -146,7 +145,6 @@ class Controller:
             self._notices,
             self._rolls,
             self._out.send,
-            replace_ms=config.replace_ms,
             check_ms=config.check_ms,
             wall_ms=self._wall,
         )

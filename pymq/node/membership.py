@@ -2,7 +2,8 @@
 
 A broker is alive from its registration until it has been silent for a session, as long as this
 zkserver has listened (:mod:`~pymq.core.attention`). One that has just taken over knows of none; it
-waits one session for them to register before it takes any for dead.
+waits one session for them to register before it takes any for dead. Whoever stays dead for a while,
+which is measured likewise, is given up.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ class Live:
 class Members:
     """The brokers that are alive, and since when the others are dead.
 
-    With *session_ms* 0 the brokers live in this process: none of them ever dies.
+    Who is dead for *replace_ms* is given up. With *session_ms* 0 the brokers live in this process:
+    none of them ever dies.
     """
 
-    def __init__(self, session_ms: int) -> None:
+    def __init__(self, session_ms: int, replace_ms: int = 0) -> None:
         self.live: dict[str, Live] = {}
         self.dead_since: dict[str, int] = {}
         self.leaving: dict[str, None] = {}  # alive, and about to stop: they are to lead nothing
         self._session_ms = session_ms
+        self._replace_ms = replace_ms
         self._attention = Attention(session_ms // LOOKS)
         # In the time of our attention:
         self._settled_at = NEVER  # from when on silence means death
         self._due: list[tuple[int, str]] = []  # when to look at whom; once for each that is alive
+        self._missed: dict[str, int] = {}  # the dead, and until when they are waited for
+        self._give_up: list[tuple[int, str]] = []  # the same in order, perhaps out of date
         self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
 
     def begin(self, known: Iterable[str], now: int) -> None:
@@ -49,6 +54,8 @@ class Members:
         self.dead_since.clear()
         self.leaving.clear()
         self._due.clear()
+        self._missed.clear()
+        self._give_up.clear()
         self._known = tuple(known)
         listened = self._attention.look(now)
         self._settled_at = listened + self._session_ms if self._session_ms else NEVER
@@ -60,8 +67,19 @@ class Members:
 
     @property
     def settles_at(self) -> int:
-        """When that is, at the earliest."""
-        return 0 if self.is_settled else self._attention.earliest(self._settled_at)
+        """When that is, by :meth:`listened`."""
+        return 0 if self.is_settled else self._settled_at
+
+    def listened(self, now: int) -> int:
+        """For how long this zkserver has listened, since no matter when.
+
+        By it everything is measured that others are given the time for.
+        """
+        return self._attention.look(now) if self._session_ms else now
+
+    def earliest(self, due: int) -> int:
+        """When that may be *due*, by the clock; by then it may have to be waited for again."""
+        return self._attention.earliest(due) if self._session_ms else due
 
     def __contains__(self, broker: str | None) -> bool:
         return broker in self.live
@@ -93,6 +111,7 @@ class Members:
         until = self._attention.look(now) + self._session_ms if self._session_ms else NEVER
         self.live[broker] = Live(incarnation, now, until)
         self.dead_since.pop(broker, None)
+        self._missed.pop(broker, None)
         if known is None and self._session_ms:
             heappush(self._due, (until, broker))
 
@@ -130,10 +149,26 @@ class Members:
             self._known = ()
         for broker in dead:
             self.dead_since.setdefault(broker, now)
+            until = self._missed.setdefault(broker, listened + self._replace_ms)
+            heappush(self._give_up, (until, broker))
         return list(dict.fromkeys(dead))
+
+    def may_return(self, broker: str) -> bool:
+        """Whether a broker is dead, and not for so long that it is to be replaced."""
+        return self._attention.ms < self._missed.get(broker, 0)
+
+    def given_up(self, now: int) -> list[str]:
+        """The brokers that are to be replaced from now on."""
+        found, listened = [], self._attention.look(now)
+        while self._give_up and self._give_up[0][0] <= listened:
+            until, broker = heappop(self._give_up)
+            if self._missed.get(broker) == until:
+                found.append(broker)
+        return found
 
     @property
     def deadline(self) -> int:
-        """When :meth:`expire` is to look, whether somebody is dead by then or not."""
-        due = min(self._due[0][0] if self._due else NEVER, self._settled_at)
+        """When one is to look who is dead or given up, whether somebody is by then or not."""
+        due = min((heap[0][0] for heap in (self._due, self._give_up) if heap), default=NEVER)
+        due = min(due, self._settled_at)
         return self._attention.when(due)

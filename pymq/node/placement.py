@@ -132,29 +132,20 @@ def is_manned(image: Image, members: Members, name: TopicPartition) -> bool:
     return members.is_settled or len(usable(image, members.live)) >= count
 
 
-def is_better(
-    image: Image, members: Members, name: TopicPartition, now: int, replace_ms: int
-) -> bool:
+def is_better(image: Image, members: Members, name: TopicPartition) -> bool:
     """Whether a roll would give a partition more sound replicas than it has."""
     found = image.partition(*name)
     block = found.open_block
     brokers = usable(image, members.live)
-    sound = sum(
-        _is_sound(image, members, block, index, now, replace_ms)
-        for index in range(len(block.replicas))
-    )
+    sound = sum(_is_sound(image, members, block, broker) for broker in block.replicas)
     return sound < min(found.node.replicas, len(brokers))
 
 
-def _is_sound(
-    image: Image, members: Members, block: BlockNode, index: int, now: int, replace_ms: int
-) -> bool:
+def _is_sound(image: Image, members: Members, block: BlockNode, broker: str) -> bool:
     """Whether a replica of the open block is good, or will be if one has patience."""
-    name = block.replicas[index]
-    if image.brokers[name].is_draining or not has_storage(image, block, name):
+    if image.brokers[broker].is_draining or not has_storage(image, block, broker):
         return False
-    since = members.dead_since.get(name)
-    return members.may_live(name) or (since is not None and now < since + replace_ms)
+    return members.may_live(broker) or members.may_return(broker)
 
 
 def has_storage(image: Image, block: BlockNode, broker: str) -> bool:

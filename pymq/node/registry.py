@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from pymq.core.marks import mark
 from pymq.core.message import Answer, BrokerHeartbeat, RegisterBroker, Result
@@ -29,7 +28,6 @@ class Registry:
         rolls: Rolls,
         send: Send,
         *,
-        replace_ms: int,
         check_ms: int,
         wall_ms: Callable[[int], int],
     ) -> None:
@@ -38,11 +36,9 @@ class Registry:
         self._notices = notices
         self._rolls = rolls
         self._send = send
-        self._replace_ms = replace_ms
         self._check_ms = check_ms
         self._wall_ms = wall_ms
         self._check_at = NEVER
-        self._replace: list[tuple[int, str]] = []  # when to replace whom, if he is still dead
         self._held: list[Task] = []  # until the brokers have had time to register
         self._was_settled = True
 
@@ -57,7 +53,6 @@ class Registry:
         """It is active no more; what was held back is for others to refuse."""
         self._redo_held()
         self._members.begin((), 0)
-        self._replace.clear()
         self._check_at = NEVER
 
     # --- registering ----------------------------------------------------------------------------
@@ -147,16 +142,13 @@ class Registry:
             self._died(broker)
             mark("registry.died")
             self._rolls.died(broker, now)
-            heappush(self._replace, (now + self._replace_ms, broker))
         if self._members.is_settled and not self._was_settled:
             self._was_settled = True
             self._redo_held()
             self._check(now)
-        while self._replace and self._replace[0][0] <= now:
-            _, broker = heappop(self._replace)
-            if broker in self._members.dead_since:
-                mark("registry.replaced")
-                self._rolls.consider_all(broker, now)
+        for broker in self._members.given_up(now):
+            mark("registry.replaced")
+            self._rolls.consider_all(broker, now)
         if self._check_at <= now:
             self._check(now)
 
@@ -182,5 +174,4 @@ class Registry:
     @property
     def deadline(self) -> int:
         """When :meth:`tick` has something to do."""
-        replace_at = self._replace[0][0] if self._replace else NEVER
-        return min(self._members.deadline, replace_at, self._check_at)
+        return min(self._members.deadline, self._check_at)

@@ -37,7 +37,8 @@ class Roll:
     is_unclean: bool = False
     is_committing: bool = False
     answers: dict[str, Sealed] = Factory(dict)  # of a take-over
-    decide_at: int = NEVER  # of a take-over: from when on it does with the answers that it has
+    patience: int = 0  # of a take-over: from when on it does with the answers that it has, ...
+    decide_at: int = NEVER  # ... when that may be; its time is that of Members.listened
     is_late: bool = False  # that time has come
     retry_at: int = NEVER
     wait_ms: int = SEAL_RETRY_MS

@@ -51,7 +51,6 @@ class Rolls:
         send: Send,
         *,
         takeover_ms: int,
-        replace_ms: int,
         wall_ms: Callable[[int], int],
     ) -> None:
         self.unclean = 0  # how many blocks were sealed so, for the metrics
@@ -60,7 +59,6 @@ class Rolls:
         self._notices = notices
         self._send = send
         self._takeover_ms = takeover_ms
-        self._replace_ms = replace_ms
         self._wall_ms = wall_ms
         self._rolls: dict[TopicPartition, Roll] = {}
         self._agenda = Agenda(self._rolls)
@@ -165,7 +163,7 @@ class Rolls:
         if self._is_leaderless(block):
             if takeover.whom_to_ask(self._commits.image, self._members, name) is not None:
                 self.start(name, now)
-        elif self._can_seal(block) and self._is_better(name, now):
+        elif self._can_seal(block) and is_better(self._commits.image, self._members, name):
             self.start(name, now)
 
     def consider_all(self, broker: str, now: int) -> None:
@@ -177,9 +175,6 @@ class Rolls:
         """Consider all partitions that have fewer replicas than they should."""
         for name in list(self._commits.image.short):
             self.consider(name, now)
-
-    def _is_better(self, name: TopicPartition, now: int) -> bool:
-        return is_better(self._commits.image, self._members, name, now, self._replace_ms)
 
     def _is_leaderless(self, block: BlockNode, *, is_forced: bool = False) -> bool:
         """Whether nobody leads a block, or will."""
@@ -306,7 +301,9 @@ class Rolls:
         ):
             if roll.decide_at == NEVER:
                 mark("rolls.decides_later")
-                roll.decide_at = max(now + self._takeover_ms, self._members.settles_at)
+                listened = self._members.listened(now)
+                roll.patience = max(listened + self._takeover_ms, self._members.settles_at)
+                roll.decide_at = self._members.earliest(roll.patience)
                 self._agenda.arm(roll)
             return
         roll.is_unclean = not is_clean
@@ -389,9 +386,9 @@ class Rolls:
     def tick(self, now: int) -> None:
         """Do what is due."""
         for roll in self._agenda.due(now):
-            if roll.decide_at <= now < self._members.settles_at:
+            if roll.decide_at <= now and self._members.listened(now) < roll.patience:
                 mark("rolls.decides_later_still")
-                roll.decide_at = self._members.settles_at
+                roll.decide_at = self._members.earliest(roll.patience)
             if roll.decide_at <= now:
                 mark("rolls.decides_late")
                 roll.decide_at, roll.is_late = NEVER, True

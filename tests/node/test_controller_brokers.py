@@ -342,6 +342,36 @@ def test_a_dead_broker_is_replaced_after_a_while() -> None:
     assert cluster.part().blocks[0].replicas == (*cluster.part().blocks[0].replicas,)
 
 
+def test_a_clock_that_jumps_has_nobody_replaced() -> None:
+    """It was so once the clock said that a dead broker had been dead for long enough."""
+    cluster = Cluster(brokers=4, replace_ms=5_000)
+    cluster.topic(AckMode.RAFT)
+    gone = cluster.followers()[0]
+    cluster.kill(gone)
+    for name in sorted({*cluster.brokers} - {gone}):
+        cluster.pass_ms(60_000, step=60_000)
+        cluster.register(name)  # has its partitions looked at
+    cluster.pass_ms(2_000)
+    assert cluster.open().number == 0
+    cluster.pass_ms(3_000)
+    assert cluster.open().number == 1
+    assert gone not in cluster.open().replicas
+
+
+def test_who_comes_and_goes_is_waited_for_anew() -> None:
+    cluster = Cluster(brokers=4, replace_ms=5_000)
+    cluster.topic(AckMode.RAFT)
+    gone = cluster.followers()[0]
+    cluster.kill(gone)
+    cluster.pass_ms(3_000)
+    cluster.restart(gone)
+    cluster.kill(gone)
+    cluster.pass_ms(4_500)
+    assert cluster.open().number == 0
+    cluster.pass_ms(1_000)
+    assert cluster.open().number == 1
+
+
 def test_without_anybody_else_a_dead_broker_is_waited_for() -> None:
     cluster = Cluster(brokers=3, replace_ms=1_000)
     cluster.topic(AckMode.RAFT)

@@ -199,6 +199,41 @@ def test_those_that_do_not_answer_are_waited_for_only_so_long() -> None:
     assert set(cluster.open().replicas) == {one, two}
 
 
+def test_a_clock_that_jumps_does_not_end_the_wait() -> None:
+    """Its time was over at once, and the shorter copy was the end."""
+    cluster = led(takeover_ms=2_000)
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.write(7, one)
+    cluster.write(9, two)
+    cluster.brokers[two].seals = False
+    cluster.kill(leader)
+    cluster.pass_ms(60_000, step=60_000)
+    assert cluster.open().number == 0
+    cluster.brokers[two].seals = True
+    cluster.pass_ms(1_500)  # it is asked again meanwhile
+    assert cluster.part().blocks[0].end == 9
+    assert set(cluster.open().replicas) == {one, two}
+
+
+def test_whoever_may_have_all_is_waited_for_while_the_zkserver_is_new() -> None:
+    """Also if its clock jumps meanwhile: nobody is dead before it has listened for a session."""
+    cluster = Cluster(brokers=3, zks=2, takeover_ms=100)
+    cluster.topic()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.write(7, one)
+    cluster.write(9, two)
+    cluster.crash_zk("zk-0")
+    cluster.brokers[two].is_up = False
+    cluster.register(one)
+    cluster.restart(leader, "another disk")
+    cluster.pass_ms(60_000, step=60_000)
+    assert cluster.open().number == 0
+    cluster.brokers[two].is_up = True
+    cluster.register(two)
+    cluster.pass_ms(SESSION_MS)
+    assert cluster.part().blocks[0].end == 9
+
+
 def test_only_those_in_sync_are_enough() -> None:
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()

@@ -58,6 +58,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "rolls.orphaned_seal": (
         test_controller_rolls.test_a_block_that_was_sealed_for_somebody_else_is_rolled
     ),
+    "rolls.decides_later_still": (
+        test_controller_rolls.test_a_clock_that_jumps_does_not_end_the_wait
+    ),
     "rolls.commit_failed": (test_controller_rolls.test_a_full_coordinator_leaves_the_roll_going_on),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
@@ -81,7 +84,6 @@ SELDOM: dict[str, str] = {
     "partition.fence_lifted": f"takes a controller that is replaced amid a seal; {NO_SEED}",
     "partition.sequence_waits": f"takes a question for records that others lack; {NO_SEED}",
     "reported.wish_withdrawn": f"takes a wish that is withdrawn on its way; {NO_SEED}",
-    "rolls.decides_later_still": "takes a gap in the first second of a zkserver, amid a take-over",
     "partition.votes_lost": f"takes a disk that keeps records and loses the term; {NO_SEED}",
 }
 
