@@ -190,6 +190,7 @@ class Compact:
     partition: str
     blocks: tuple[BlockId, ...]  # sealed, in order
     tombstones_before_ms: int  # deletions older than this are dropped themselves
+    min_dirty: float = 0.0  # do nothing while less than this share of the bytes was never compacted
 
 
 @value
@@ -198,7 +199,7 @@ class Compacted:
 
     topic: str
     partition: str
-    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now
+    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now; none if too little was new
     error: Exception | None = None
 
 

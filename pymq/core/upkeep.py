@@ -14,6 +14,7 @@ from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.errors import PymqError
 
 RETENTION_CHECK_MS = 5_000
+MIN_DIRTY = 0.5  # of the bytes of sealed blocks have come since the last compaction
 ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
 
 
@@ -24,6 +25,11 @@ class Kept(Protocol):
     state: PartitionState
     problem: PymqError | None
     opened: OpenBlock
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
 
     @property
     def leads(self) -> bool:
@@ -157,14 +163,27 @@ class Upkeep:
                 mark("partition.retired")
                 self._host.tell_controller(RetireBlocks(*partition.name, state.epoch, kept))
         if config.cleanup_policy == "compact":
-            sealed = tuple(state.block_id(b) for b in blocks[:-1] if partition.has(b))
-            if sealed != self._compacted and len(sealed) == len(blocks) - 1:
-                self._compacted = sealed
-                before = self._host.wall_ms(now) - config.tombstone_ms
-                self._host.out.jobs.append(Compact(*partition.name, sealed, before))
+            self._compact(now)
+
+    def _compact(self, now: int) -> None:
+        """Have what is here of the sealed blocks compacted, if enough of it is new."""
+        partition, state = self._partition, self._partition.state
+        sealed = state.blocks[:-1]
+        here = tuple(state.block_id(block) for block in sealed if partition.has(block))
+        if any(partition.me in block.replicas and not partition.has(block) for block in sealed):
+            # With replicas the block that was just sealed is under repair, be it for a moment.
+            mark("upkeep.compact_in_part")
+            self.retention_at = now + RETENTION_CHECK_MS
+        if not here or here == self._compacted:
+            return
+        self._compacted = here
+        before = self._host.wall_ms(now) - self._partition.state.config.tombstone_ms
+        if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
+            before = 0  # What a deletion deletes may be in a block that only others have.
+        self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))
 
     def compacted(self, m: Compacted) -> None:
         """Compaction is over; a failed one is tried again after the next roll."""
-        if m.error is None and self._partition.leads:
+        if m.error is None and m.sizes and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
             self._host.tell_controller(BlockSizes(*self._partition.name, sizes))

@@ -18,6 +18,15 @@ TOMBSTONE = ("pymq.tombstone", b"")
 _SPAN_MAX = (1 << 32) - 1
 
 
+def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
+    """Whether *dirty* bytes that came since the last compaction are enough for another one.
+
+    *clean* is what that one has left. Reading all of it again for each new block would make the
+    whole cost quadratic; for a share of the whole it is linear (Kafka, min.cleanable.dirty.ratio).
+    """
+    return min_dirty <= 0 or (dirty > 0 and dirty >= min_dirty * (clean + dirty))
+
+
 def _digest(key: bytes) -> bytes:
     """Stand for a key of any length, so that memory is bounded by the number of keys."""
     return blake2b(key, digest_size=16).digest()

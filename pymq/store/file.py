@@ -38,10 +38,11 @@ from pymq.core.ready import (
 from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
 from pymq.errors import Closed, InvalidRequest, PymqError, StoreError
-from pymq.store import recovery
+from pymq.store import cleaned, recovery
 from pymq.store.blockfile import FileHead
+from pymq.store.cleaned import Cleaned
 from pymq.store.files import Files, OsFiles, store_error
-from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Draft, Folder, is_sync
+from pymq.store.folder import BLOCK, CKPT, CLEAN, CUT, INDEX, TMP, Draft, Folder, is_sync
 from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock, check_append
 from pymq.store.states import Changes, States
@@ -342,7 +343,7 @@ class FileStore:
         self._handles.let_go(id)
         suffixes = self._folder.suffixes(id)
         # The block last: without it, after a crash, the rest would look like a lost file.
-        others = (s for s in suffixes if s.endswith(TMP) or s.startswith(CUT))
+        others = (s for s in suffixes if s.endswith(TMP) or s == CLEAN or s.startswith(CUT))
         self._folder.remove(id, INDEX, CKPT, BLOCK, *others)
         if suffixes:
             self._folder.prune(id)
@@ -432,7 +433,8 @@ class FileStore:
         """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
         from pymq.store.rewriting import Rewriting  # only now: few topics are compacted
 
-        return Rewriting(self._folder, self.files, self._sealed, self._replace).run(job)
+        find, replace, note = self._sealed, self._replace, self._note_cleaned
+        return Rewriting(self._folder, self.files, find, replace, note).run(job)
 
     def _sealed(self, id: BlockId) -> OpenBlock:
         with self._lock:
@@ -458,6 +460,11 @@ class FileStore:
             if snapshot is not None:
                 new.ckpt_end = new.end
                 self._folder.replace(id, CKPT, new.known(snapshot).to_bytes())
+
+    def _note_cleaned(self, found: Cleaned) -> None:
+        with self._lock:
+            if BLOCK in self._folder.suffixes(found.block):
+                cleaned.save(self._folder, found)
 
     def blocks(self) -> list[BlockId]:
         """List the blocks that are there, in order."""

@@ -6,6 +6,7 @@
     path/LOCK                                     held while the store is open; the holder's pid
     path/states.log                               see pymq.store.states
     path/blocks/<topic id>/<partition>/00000007.block .ckpt .index .cut  see pymq.store.blockfile
+                                       00000007.clean                    see pymq.store.cleaned
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pymq.errors import StoreError
 from pymq.store.files import Files, store_error
 
 FORMAT = b"pymq block store\nversion 1\n"
-BLOCK, CKPT, INDEX, CUT, TMP = ".block", ".ckpt", ".index", ".cut", ".tmp"
+BLOCK, CKPT, INDEX, CUT, CLEAN, TMP = ".block", ".ckpt", ".index", ".cut", ".clean", ".tmp"
 
 _LOAD_MAX = 1 << 30  # bytes; a checkpoint or an index is far smaller
 _BLOCK_NAME = re.compile(r"(\d{8,})\.block")
@@ -134,6 +135,13 @@ class Folder:
             except FileNotFoundError:
                 return []
         return [name[len(prefix) :] for name in names if name.startswith(prefix + ".")]
+
+    def numbers(self, block: BlockId, suffix: str) -> list[int]:
+        """Tell which blocks of the block's partition have a file of a kind, by number, in order."""
+        with explained("list", self.of(block)):
+            names = self._names(self.of(block))
+        stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
         """Make a file with *buffers* in it, durably, and return its handle.

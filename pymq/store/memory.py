@@ -35,7 +35,7 @@ from pymq.errors import (
     PymqError,
     StoreError,
 )
-from pymq.store.compact import compacted, last_offsets
+from pymq.store.compact import compacted, is_due, last_offsets
 from pymq.store.openblock import check_append, first_at
 
 
@@ -45,6 +45,7 @@ class _Block:
     batches: list[RecordBatch] = Factory(list)
     is_sealed: bool = False
     checkpoint: tuple[int, bytes] | None = None  # (the block's end at that time, state)
+    clean: int | None = None  # bytes of all up to here, if they were compacted together
 
     @property
     def end(self) -> int:
@@ -209,8 +210,10 @@ class MemoryStore:
 
     def compact(self, job: Compact) -> Compacted:
         """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
-        sizes = []
+        sizes: list[tuple[BlockId, int]] = []
         try:
+            if not self._is_due(job):
+                return Compacted(job.topic, job.partition, ())
             last: dict[bytes, int] = {}
             for id in job.blocks:
                 if not self._find(id).is_sealed:
@@ -219,10 +222,21 @@ class MemoryStore:
             for id in job.blocks:
                 block = self._find(id)
                 block.batches = list(compacted(block.batches, last, job.tombstones_before_ms))
+                block.clean = None
                 sizes.append((id, block.size))
+            self._find(job.blocks[-1]).clean = sum(size for _, size in sizes)
         except PymqError as error:
             return Compacted(job.topic, job.partition, tuple(sizes), error)
         return Compacted(job.topic, job.partition, tuple(sizes))
+
+    def _is_due(self, job: Compact) -> bool:
+        """Whether enough has come since the last compaction."""
+        clean = dirty = 0
+        for block in map(self._find, job.blocks):
+            dirty += block.size
+            if block.clean is not None:
+                clean, dirty = block.clean, 0
+        return is_due(clean, dirty, job.min_dirty)
 
     def close(self) -> None:
         """Let go of everything; closing twice is allowed."""

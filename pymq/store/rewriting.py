@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from pymq.core.ready import Compact, Compacted
 from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
-from pymq.errors import PymqError
-from pymq.store.compact import compacted, last_offsets
+from pymq.errors import PymqError, StoreError
+from pymq.store import cleaned
+from pymq.store.cleaned import Cleaned
+from pymq.store.compact import compacted, is_due, last_offsets
 from pymq.store.files import Files, store_error
 from pymq.store.folder import Draft, Folder, explained
 from pymq.store.openblock import OpenBlock, check_append
@@ -25,6 +28,7 @@ class Rewriting:
         files: the file system.
         find: gives a sealed block.
         replace: lets a draft take the place of a block, unless that has changed meanwhile.
+        note: keeps which blocks are clean, unless the last of them is gone meanwhile.
     """
 
     def __init__(
@@ -33,28 +37,41 @@ class Rewriting:
         files: Files,
         find: Callable[[BlockId], OpenBlock],
         replace: Callable[[OpenBlock, OpenBlock, Draft], None],
+        note: Callable[[Cleaned], None],
     ) -> None:
         self._folder = folder
         self._files = files
         self._find = find
         self._replace = replace
+        self._note = note
 
     def run(self, job: Compact) -> Compacted:
         """Rewrite the blocks of *job*, and tell how large they are now."""
         sizes: list[tuple[BlockId, int]] = []
         failure: Exception | None = None
         try:
+            if not self._is_due(job):
+                return Compacted(job.topic, job.partition, ())
             last: dict[bytes, int] = {}
             for id in job.blocks:
                 last_offsets(self._batches(id), last)
             for id in job.blocks:
                 size = self._rewrite(id, last, job.tombstones_before_ms)
                 sizes.append((id, size))
+            with contextlib.suppress(OSError, StoreError):  # It only saves time.
+                self._note(Cleaned(job.blocks[-1], sum(size for _, size in sizes)))
         except OSError as error:
             failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
         except PymqError as error:
             failure = error
         return Compacted(job.topic, job.partition, tuple(sizes), failure)
+
+    def _is_due(self, job: Compact) -> bool:
+        """Whether enough has come since the last compaction."""
+        known = cleaned.load(self._folder, job.blocks[0]) if job.blocks else None
+        through, clean = (known.block.number, known.size) if known else (-1, 0)
+        new = [self._find(id) for id in job.blocks if id.number > through]
+        return is_due(clean, sum(b.size - b.start_position for b in new), job.min_dirty)
 
     def _batches(self, id: BlockId) -> Iterator[RecordBatch]:
         """Read a sealed block from beginning to end, checked, through a handle of its own."""

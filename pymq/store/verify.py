@@ -11,19 +11,21 @@ from pymq.core.types import BlockId
 from pymq.errors import (
     CorruptBatch,
     CorruptBlock,
+    CorruptMetadata,
     StoreError,
     StoreLocked,
 )
 from pymq.store.blockfile import (
     Window,
 )
+from pymq.store.cleaned import Cleaned
 from pymq.store.files import Files, OsFiles, store_error
-from pymq.store.folder import BLOCK, CUT, check_format, explained
+from pymq.store.folder import BLOCK, CLEAN, CUT, check_format, explained
 from pymq.store.report import BlockResult, Problem, Report, Unknown
 from pymq.store.states import STATES, parse
 from pymq.store.verifyblock import REBUILT, RESTORE, BlockVerifier, read_all, resync
 
-_FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index|\.cut\d*)(\.tmp)?")
+_FILE = re.compile(r"(\d{8,})(\.block|\.ckpt|\.index|\.clean|\.cut\d*)(\.tmp)?")
 _REMOVE = "`pymq verify DIR --remove-unknown` removes them"
 
 
@@ -186,6 +188,8 @@ class _Verifier:
                 self.report.problem(path, None, None, "was left by a crash", advice, is_note=True)
             elif match[2].startswith(CUT):
                 self._cut(path)
+            elif match[2] == CLEAN:
+                self._clean(BlockId(topic_id, partition, int(match[1])), path)
             else:
                 found.setdefault(int(match[1]), set()).add(match[2])
         self._found += [(BlockId(topic_id, partition, n), files[n]) for n in sorted(files)]
@@ -199,6 +203,16 @@ class _Verifier:
             if result and before:
                 self._sequence(before, result)
             before = result or before
+
+    def _clean(self, id: BlockId, path: str) -> None:
+        """Check what compaction has noted."""
+        try:
+            cleaned = Cleaned.from_bytes(read_all(self.files, path))
+        except (CorruptMetadata, StoreError) as error:
+            self.report.problem(path, None, None, error.message, REBUILT)
+            return
+        if cleaned.block != id:
+            self.report.problem(path, None, None, f"belongs to block {cleaned.block}", REBUILT)
 
     def _cut(self, path: str) -> None:
         """Tell what recovery has kept of the tail of a block."""

@@ -277,3 +277,69 @@ def test_a_block_cut_meanwhile(tmp_path: Path) -> None:
 
 def no_failure(failed: list[WriteFailed]) -> None:
     assert not failed
+
+
+class CountingFiles(FaultyFiles):
+    """Counts the bytes that are read."""
+
+    read = 0
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        data = super().pread(handle, size, position)
+        self.read += len(data)
+        return data
+
+
+def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: Path) -> None:
+    """It was read and written again for each block that was sealed, also after a restart."""
+    files, memory, total = CountingFiles(), MemoryStore(), 0
+    done: list[tuple[int, int]] = []  # of compactions: blocks, and how many could be told
+    for number in range(40):
+        store = FileStore(str(tmp_path), files=files)
+        for one in (store, memory):
+            block = BLOCKS[0]._replace(number=number)
+            keys = [b"same", *(b"%d" % (10 * number + i) for i in range(9))]
+            made = RecordBatch.encode([bytes(1_000)] * 10, keys=keys, timestamp_ms=1)
+            batches = [made.stamp(10 * number, 1, 0)]
+            create = CreateBlock(block, 10 * number, "t", "p")
+            assert not one.write([create, Append(block, batches, True), SealBlock(block)])
+        total += made.size
+        blocks = tuple(block._replace(number=each) for each in range(number + 1))
+        job = Compact("t", "p", blocks, 0, 0.5)
+        found = store.compact(job)
+        assert found.error is None
+        assert memory.compact(job).sizes == found.sizes
+        if found.sizes:
+            done.append((number + 1, len(found.sizes)))
+        store.close()
+    assert [blocks for blocks, _ in done] == [1, 2, 4, 8, 16, 31]
+    assert all(blocks == told for blocks, told in done)
+    assert files.read < 15 * total  # indexes and heads included; else it is 50 times all of it
+    assert [path.name for path in tmp_path.rglob("*.clean")] == ["00000030.clean"]
+    assert verify(str(tmp_path)).is_ok
+
+
+def test_a_damaged_note_of_what_is_clean_costs_a_compaction(tmp_path: Path) -> None:
+    """And `pymq verify` finds any flipped bit of it."""
+    store = FileStore(str(tmp_path))
+    write(store, random_blocks(random.Random(1)))
+    job = Compact("t", "p", BLOCKS, 0, 0.5)
+    sizes = store.compact(job).sizes
+    assert sizes
+    assert not store.compact(job).sizes
+    store.close()
+    file = file_of(tmp_path, BLOCKS[-1], ".clean")
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        assert [problem.file for problem in verify(str(tmp_path)).problems] == [str(file)]
+    file.write_bytes(whole.replace(b"\x02", b"\x01"))
+    store = FileStore(str(tmp_path))
+    assert store.compact(job).sizes == sizes
+    assert file.read_bytes() == whole
+    assert not store.write([RemoveBlock(block) for block in BLOCKS])
+    assert not list(tmp_path.rglob("*.clean"))
+    assert not any((tmp_path / "blocks").iterdir())
+    store.close()
