@@ -10,8 +10,10 @@ project = "pymq"
 author = "The pymq authors"
 copyright = "The pymq authors"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference", "figures"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions += ["reference", "figures", "breaks"]  # ours, in docs/_ext
 exclude_patterns = ["_build", "_ext", "Thumbs.db"]
+smartquotes = False  # settings are read off the pages: --quick is no dash, "os" no quotation
 nitpicky = True  # a name in a docstring that leads nowhere is an error, as a broken link is
 
 myst_heading_anchors = 3  # so that pages can link to each other's sections

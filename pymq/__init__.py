@@ -23,6 +23,7 @@ from pymq.client.producer import Producer
 from pymq.core.config import TopicConfig
 from pymq.core.metadata import (
     BlockDescription,
+    BrokerDescription,
     ClusterDescription,
     Loss,
     PartitionDescription,
@@ -51,6 +52,7 @@ __all__ = [
     "AckMode",
     "BlockDescription",
     "Broker",
+    "BrokerDescription",
     "Client",
     "ClusterDescription",
     "Consumer",

@@ -88,7 +88,7 @@ def _rebuild(cls: type[PymqError], message: str, details: dict[str, object]) -> 
 
 
 class InvalidName(PymqError, ValueError):
-    """A name must be 1 to 249 of ``[A-Za-z0-9._-]`` and neither ``.`` nor ``..``."""
+    """A name must be 1 to 249 of ``[A-Za-z0-9._-]`` and not ``.`` or ``..`` alone."""
 
     code = "INVALID_NAME"
 

@@ -54,3 +54,20 @@ def test_tables_are_read_from_the_code() -> None:
     assert rows[2][3].startswith("of one partition")
     offset = field_rows(pymq.RecordMetadata)[2]
     assert offset[:3] == ("``offset``", "``int``", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("acks", ["acks"]),
+        ("`raft`, one", ["`raft`, one"]),
+        ("client/test_a.py::test_b_c", ["client/", "test_", "a.", "py::", "test_", "b_", "c"]),
+        ("SubscriptionNode", ["Subscription", "Node"]),
+        ("OFFSET_OUT_OF_RANGE", ["OFFSET_", "OUT_", "OF_", "RANGE"]),
+    ],
+)
+def test_names_in_tables_break_where_they_are_put_together(name: str, parts: list[str]) -> None:
+    pytest.importorskip("sphinx")
+    from docs._ext.breaks import pieces
+
+    assert pieces(name) == parts

@@ -78,7 +78,7 @@ class Server(Handle):
 
     @property
     def url(self) -> str:
-        """What to open in a browser: the token is in a part that is never sent or logged."""
+        """What to open in a browser, with the token in a part that is never sent or logged."""
         return f"{self.address}#token={self._token}" if self._token else self.address
 
     def close(self) -> None:

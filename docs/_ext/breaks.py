@@ -1,0 +1,37 @@
+"""Long names in tables may be broken where they are put together, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+LONG = 14  # characters that stay together
+_JOINT = re.compile(r"(?<=[/_.,:=\]])(?=[^/_.,:=\]\s])|(?<=[a-z])(?=[A-Z])")
+
+
+def pieces(text: str) -> list[str]:
+    """The parts of a name, each with what joins it to the next."""
+    return _JOINT.split(text) if len(text) > LONG else [text]
+
+
+def allow(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """Put an invisible place to break between the parts of what is code in a table."""
+    if app.builder.format != "html":
+        return
+    for entry in tree.findall(nodes.entry):
+        for literal in list(entry.findall(nodes.literal)):
+            for text in list(literal.findall(nodes.Text)):
+                first, *more = pieces(text.astext())
+                if more:
+                    found: list[nodes.Node] = [nodes.Text(first)]
+                    for piece in more:
+                        found += [nodes.raw("", "<wbr>", format="html"), nodes.Text(piece)]
+                    text.parent.replace(text, found)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("doctree-resolved", allow)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
