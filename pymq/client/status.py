@@ -116,6 +116,11 @@ def _group_idle(
     offsets = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
     if awaited := [p for p in behind if p in offsets and _is_awaited(offsets[p], state)]:
         return f"other consumers still work on records of {', '.join(awaited)}"
+    if full := [p for p in behind if p in offsets and offsets[p].is_full]:
+        return (
+            f"its group has so much open of {', '.join(full)} that nothing new is handed out "
+            "before its oldest records are acknowledged"
+        )
     held = sum(offsets[p].in_flight for p in behind if p in offsets)
     later = sum(offsets[p].waiting for p in behind if p in offsets)
     fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)

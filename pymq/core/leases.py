@@ -6,7 +6,8 @@ record, and records that are acknowledged in order leave one span or none. What 
 above ``committed`` is kept too: nothing is delivered again because something before it is slow.
 
 The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it, a lease that runs out is available again, and each delivery is counted.
+it, a lease that runs out is available again, each delivery is counted, and nothing new is handed
+out while too much is open (there, group.share.partition.max.record.locks).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pymq.core.values import define
 AVAILABLE = 0  # to be delivered again, from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
+SPANS_OPEN = 4_096  # with so many nothing new is handed out, until the lowest offsets are done
+LEASED_MAX = 1 << 16  # records that are leased at most, since each may become a span of its own
 STATES = ("available", "leased", "acked")  # as they are told to people
 
 
@@ -73,6 +76,11 @@ class Leases:
         """Records that are to be delivered again."""
         return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is open that nothing new is handed out."""
+        return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
+
     def held_by_others(self, members: Iterable[str]) -> bool:
         """Whether anybody but *members* holds a lease."""
         allowed = set(members)
@@ -90,7 +98,7 @@ class Leases:
 
     def has_available(self, end: int, now: int) -> bool:
         """Whether :meth:`acquire` would find something before *end*."""
-        if self.next < end:
+        if self.next < end and not self.is_full:
             return True
         return any(s.state == AVAILABLE and s.due <= now for s in self._spans)
 
@@ -127,7 +135,8 @@ class Leases:
                 taken.count += not dead
                 leases.append(Lease("", taken.start, taken.end, taken.count, dead))
                 limit -= taken.end - taken.start
-        if limit > 0 and self.next < end:
+        if limit > 0 and self.next < end and not self.is_full:
+            limit = min(limit, LEASED_MAX - self.in_flight)
             start, self.next = self.next, min(end, self.next + limit)
             last = self._spans[-1] if self._spans else None
             if last and (last.state, last.owner, last.count, last.due) == (

@@ -153,6 +153,7 @@ class Group:
                 leases.in_flight,
                 leases.waiting,
                 leases.holders,
+                leases.is_full,
             )
             for (topic, partition), leases in sorted(self.leases.items())
         )

@@ -409,6 +409,23 @@ def test_groups_know_nothing_of_each_other(host: Host) -> None:
 # --- leasing ------------------------------------------------------------------------------------
 
 
+def test_a_full_partition_goes_on_when_its_oldest_records_are_done(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing new is handed out, and people are told why."""
+    monkeypatch.setattr("pymq.core.leases.SPANS_OPEN", 4)
+    host.join("m1")
+    host.join("m2")
+    host.poll("m1", {"0": 9}, 4)
+    host.done("m1", ("0", (1, 2)), ("0", (3, 4)))
+    assert host.ask("m2", {"0": 9}) is None
+    (state,) = host.send("admin", GetGroup(host.id(), "g"))
+    assert isinstance(state, GroupState)
+    assert [offset.is_full for offset in state.offsets] == [True]
+    assert host.done("m1", ("0", (0, 1))) == 0
+    assert leases(host.take("m2")) == [("0", 4, 9, 1)]
+
+
 def test_a_request_waits_until_there_is_something(host: Host) -> None:
     host.join("m1")
     assert host.ask("m1", {"0": 0}) is None

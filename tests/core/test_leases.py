@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pymq.core.leases import Leases
+from pymq.core.leases import LEASED_MAX, SPANS_OPEN, Leases
 from pymq.core.types import NEVER
 
 AVAILABLE, LEASED, DONE = range(3)
@@ -112,3 +112,34 @@ def test_retention_moves_the_start() -> None:
     leases.begin_at(6)
     assert leases.committed == 6
     assert leases.next == 6
+
+
+def test_gaps_are_bounded() -> None:
+    """Of a long log every second record is acknowledged: that made a span of each, for ever."""
+    leases = Leases(0)
+    for at in range(0, SPANS_OPEN + 100, 2):
+        leases.acquire("a", at + 2, 2, 100, 0, 0)
+        leases.acknowledge("a", [(at + 1, at + 2)])
+    assert leases.is_full
+    assert leases.next == SPANS_OPEN
+    assert len(leases.spans(0, 1 << 20, 0)) == SPANS_OPEN
+    assert not leases.has_available(20_000, 0)
+    assert leases.expire(200) == SPANS_OPEN // 2
+    assert leases.has_available(20_000, 200)
+    (again,) = leases.acquire("b", 20_000, 1, 300, 200, 0)
+    assert (again.start, again.end) == (0, 1)
+    leases.acknowledge("b", [(0, 1)])
+    assert not leases.is_full
+    got = leases.acquire("b", 20_000, SPANS_OPEN // 2 + 1, 300, 200, 0)
+    assert (got[-1].start, got[-1].end) == (SPANS_OPEN, SPANS_OPEN + 2)
+
+
+def test_what_is_leased_is_bounded() -> None:
+    """Each record of a lease may become a span; those of one are not counted before."""
+    leases = Leases(0)
+    (one,) = leases.acquire("a", 1 << 40, 1 << 30, 100, 0, 0)
+    assert (one.start, one.end) == (0, LEASED_MAX)
+    assert not leases.acquire("b", 1 << 40, 1, 100, 0, 0)
+    leases.acknowledge("a", [(0, 10)])
+    (two,) = leases.acquire("b", 1 << 40, 1 << 30, 100, 0, 0)
+    assert (two.start, two.end) == (LEASED_MAX, LEASED_MAX + 10)

@@ -169,6 +169,7 @@ class GroupOffset:
     in_flight: int  # records leased and not yet acknowledged
     waiting: int = 0  # records that were given back and are to be delivered again
     holders: tuple[str, ...] = ()  # the members that hold those in flight
+    is_full: bool = False  # so much is open that no new record is leased
 
 
 @value
