@@ -292,6 +292,13 @@ class BlockLog:
         self._joined = wanted, b"".join(parts)
         return self._joined[1]
 
+    def release(self) -> None:
+        """Keep in memory nothing of what is on the disk: nobody seems to need it any more."""
+        if self._recent and not self._unwritten and self._in_flight is None:
+            mark("log.released")
+            self._recent.clear()
+            self._recent_bytes, self._joined = 0, None
+
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
     ) -> None:

@@ -23,6 +23,7 @@ from pymq.core.types import NEVER, AckMode, TopicPartition
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 
 RESTART_MS = 200  # a replica whose write has failed starts over after it
+IDLE_MS = 30_000  # nothing was appended for as long: what was kept in memory for followers may go
 
 
 class OpenBlock:
@@ -31,6 +32,8 @@ class OpenBlock:
     __slots__ = (
         "_has_begun",
         "_host",
+        "_idle_at",
+        "_idle_end",
         "_is_broken",
         "_is_unsent",
         "_make_replicator",
@@ -65,7 +68,8 @@ class OpenBlock:
         self._has_begun = False  # it has had a replicator in this process
         self._is_broken = False  # nothing can be read or written any more
         self._is_unsent = False  # the other replicas have not been sent what was appended
-        self._sync_at = self._restart_at = NEVER
+        self._sync_at = self._restart_at = self._idle_at = NEVER
+        self._idle_end = -1  # where the log ended when that was set
         host.open_block = None
 
     # --- what it is -----------------------------------------------------------------------------
@@ -327,6 +331,8 @@ class OpenBlock:
             self._sync_at = NEVER
         elif log.has_unwritten and policy == "interval" and self._sync_at == NEVER:
             self._sync_at = now + config.fsync_interval_ms
+        if self.is_shared and log.has_unwritten and self._idle_at == NEVER:
+            self._idle_at, self._idle_end = now + IDLE_MS, log.end
         log.flush(ready, sync=is_synced)
         if must_seal:
             self.sealing.write(log, ready)
@@ -363,7 +369,7 @@ class OpenBlock:
     def fail(self) -> None:
         """Nothing can be read or written any more, and nothing is due."""
         self._is_broken = True
-        self._sync_at = self._restart_at = NEVER
+        self._sync_at = self._restart_at = self._idle_at = NEVER
         if self.log is not None:
             self.log.fail()
 
@@ -380,11 +386,11 @@ class OpenBlock:
         replicator = self.replicator
         if replicator is None or self._is_broken:
             return self._restart_at
-        due = min(self._restart_at, self._sync_at)
+        due = min(self._restart_at, self._sync_at, self._idle_at)
         return min(due, replicator.deadline) if self.acting is not None else due
 
     def tick_log(self, now: int) -> None:
-        """Read the log again, or make it durable, if that is due."""
+        """Read the log again, make it durable, or let go of what it remembers, if that is due."""
         log = self.log
         if now >= self._restart_at:
             self._restart_at = NEVER
@@ -394,6 +400,12 @@ class OpenBlock:
             self._sync_at = NEVER
             if log is not None:
                 log.sync()
+        if now >= self._idle_at:
+            self._idle_at = NEVER
+            if log is not None and log.end == self._idle_end:
+                log.release()
+            elif log is not None:
+                self._idle_at, self._idle_end = now + IDLE_MS, log.end
 
     def tick_replicator(self, now: int) -> bool:
         """Have the replicator do what is due; whether there was something."""

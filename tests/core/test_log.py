@@ -182,3 +182,20 @@ def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: Block
     log.append(batch(), 2)
     assert sent_epochs(log.recent(0, MOST)) == [2, 2]
     assert sent_epochs(log.recent(0, 1)) == [2]
+
+
+def test_what_is_released_is_read_from_the_disk() -> None:
+    """Not what is on its way to it: a leader sends that before its own disk has it."""
+    log = BlockLog(Host(), NAME, 0, is_shared=True)
+    log.append(batch(), 1)
+    log.release()
+    assert sent_epochs(log.recent(0, MOST)) == [1]
+    log.flush(Ready(), sync=True)
+    log.release()
+    assert sent_epochs(log.recent(0, MOST)) == [1]
+    log.advance()
+    log.release()
+    assert log.recent(0, MOST) is None
+    log.append(batch(), 1)
+    assert log.recent(0, MOST) is None
+    assert sent_epochs(log.recent(1, MOST)) == [1]

@@ -18,7 +18,7 @@ from pymq.testing.marks import all_marks
 from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
-from tests.core import test_group, test_producers, test_repair
+from tests.core import test_group, test_log, test_producers, test_repair
 from tests.node import (
     test_controller_brokers,
     test_controller_election,
@@ -70,6 +70,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "parts.kept": test_states.test_a_state_is_put_together_again,
     "parts.missing": test_states.test_what_has_not_come_is_missed,
+    "log.released": test_log.test_what_is_released_is_read_from_the_disk,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
 ONE_LEADER = "a fetch block has one leader: nothing diverges, and another epoch is another block"
