@@ -165,6 +165,10 @@ class Partition:
         """Whether all of a sealed block is here."""
         return self._holdings.has(block)
 
+    def damage(self, block: BlockNode) -> PymqError | None:
+        """Why the copy of a sealed block that is here cannot be read, if so."""
+        return self._repairs.problem(block.number)
+
     # --- metadata -------------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
@@ -234,7 +238,18 @@ class Partition:
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """The block is damaged: nothing is served, nothing is changed, everybody is told why."""
+        """A block is damaged, and nothing of it is changed.
+
+        Without the open one nothing is served, and everybody is told why; so it is without one that
+        the open one goes on from. A sealed one under repair is only missed by who reads it.
+        """
+        error = (
+            failed.error if isinstance(failed.error, PymqError) else StoreError(str(failed.error))
+        )
+        if self._repairs.unreadable(self.state, failed.block.number, error, now):
+            self._serving.wake(now)
+            self._rearm()
+            return
         self.opened.recover_failed()
         self._fail(failed.error, now)
 
@@ -465,5 +480,5 @@ class Partition:
             self.opened.high_watermark,
             log.size if log is not None else 0,
             replicator.in_sync if replicator is not None else (),
-            str(self.problem) if self.problem else None,
+            next((str(x) for x in (self.problem, *self._repairs.problems) if x), None),
         )

@@ -3,6 +3,10 @@
 A block is sealed when its end is committed, not when every replica has it. The others bring
 themselves to exactly that end: what they have and the sealed log has not is cut off, what they lack
 is fetched. Nothing is cut before the end is committed.
+
+A copy that is damaged is left as it is until another broker has sent the beginning of a sound one;
+then that takes its place. Meanwhile whoever wants to read the block here is told what is wrong with
+it, and all other blocks are served.
 """
 
 from __future__ import annotations
@@ -16,11 +20,18 @@ from pymq.core.marks import mark
 from pymq.core.message import ReplicaFetch, ReplicaFetched
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
-from pymq.core.ready import CreateBlock, Read, Ready, Recovered
+from pymq.core.ready import CreateBlock, Read, Ready, Recovered, RemoveBlock
 from pymq.core.replicator import ReplicaHost
 from pymq.core.runs import clip
 from pymq.core.types import NEVER
-from pymq.errors import CorruptBatch, PymqError, ReplicaNotAvailable
+from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
+    CorruptMetadata,
+    PymqError,
+    ReplicaNotAvailable,
+    StoreError,
+)
 
 
 class RepairHost(ReplicaHost, LogHost, Protocol):
@@ -35,11 +46,14 @@ class Repair:
         "_block",
         "_host",
         "_is_sealing",
+        "_is_unread",
+        "_replacement",
         "_rests",
         "_tries",
         "deadline",
         "is_done",
         "log",
+        "problem",
     )
 
     def __init__(self, host: RepairHost, block: BlockNode, log: BlockLog) -> None:
@@ -52,6 +66,17 @@ class Repair:
         self._tries = 0
         self._is_sealing = False
         self._rests = False  # a write has failed: the next one is not before the deadline
+        self._is_unread = False  # the store could not say where the copy ends: it is asked again
+        self._replacement: CreateBlock | None = None  # of a damaged copy, once there is another
+        self.problem: PymqError | None = None  # why the copy here cannot be read, if so
+
+    def recover(self) -> None:
+        """Have the store say where the copy ends; :meth:`recovered` or :meth:`unreadable` follows.
+
+        With replicas, what a crash has torn off comes from others. The only one was durable before
+        the block was sealed: what is bad in it is damage, and nothing may be cut off.
+        """
+        self.log.recover(is_open=len(self._block.replicas) > 1)
 
     def begin(self, topic: str, partition: str, now: int) -> None:
         """Bring the log to where the sealed one is; it is recovered."""
@@ -79,7 +104,25 @@ class Repair:
     def recovered(self, found: Recovered, topic: str, partition: str, now: int) -> None:
         """The store has found where the copy ends."""
         self.log.restore(found, ProducerTable())
+        self.problem = None
         self.begin(topic, partition, now)
+
+    def unreadable(self, error: PymqError, topic: str, partition: str, now: int) -> None:
+        """The store cannot say where the copy ends, because it is damaged or for some other reason.
+
+        What is damaged stays so; anything else may pass.
+        """
+        self.problem = error
+        if not isinstance(error, CorruptBlock | CorruptMetadata):
+            mark("repair.unreadable")
+            self._is_unread = True
+            self.deadline = now + 10 * self._host.replication.retry_ms
+            return
+        mark("repair.damaged")
+        name = self.log.name
+        self.log = BlockLog(self._host, name, self._block.start, is_shared=True)
+        self._replacement = CreateBlock(name, self._block.start, topic, partition)
+        self._go_on(now)
 
     def _go_on(self, now: int) -> None:
         if self._rests or self.log.is_recovering:
@@ -115,8 +158,17 @@ class Repair:
                 mark("repair.corrupt")  # Another holder may have it sound: the deadline asks it.
             else:
                 mark("repair.part")
+                self._replace()
                 self._tries -= 1  # Who has answered well is asked again.
                 self.deadline = NEVER
+
+    def _replace(self) -> None:
+        """Begin another copy in the place of one that is damaged."""
+        if self._replacement is not None:
+            mark("repair.replaced")
+            self._host.out.write.append(RemoveBlock(self.log.name))
+            self.log.write_first(self._replacement)
+            self._replacement = self.problem = None
 
     def tick(self, now: int) -> None:
         """Ask again, somebody else."""
@@ -124,6 +176,9 @@ class Repair:
             mark("repair.asked_again")
             self._asked, self._rests = None, False
             self.deadline = NEVER
+            if self._is_unread:
+                self._is_unread = False
+                self.recover()
             self._go_on(now)
 
     @property
@@ -162,7 +217,7 @@ class Repair:
         self._is_sealing, self._rests = False, True
         self._asked = None
         if not (is_fatal or self.log.is_recovering):
-            self.log.recover()
+            self.recover()
         self.deadline = now + 10 * self._host.replication.retry_ms
 
 
@@ -189,7 +244,7 @@ class Repairs:
             log = BlockLog(self._host, name, block.start, is_shared=True)
         repair = self._repairs[block.number] = Repair(self._host, block, log)
         if fresh:
-            log.recover()
+            repair.recover()
         else:
             repair.begin(state.topic, state.partition, now)
         self._rearm()
@@ -224,9 +279,33 @@ class Repairs:
         repair = self._repairs.get(found.block.number)
         if repair is None or not repair.log.is_recovering:
             return False
-        repair.recovered(found, state.topic, state.partition, now)
+        try:
+            repair.recovered(found, state.topic, state.partition, now)
+        except StoreError as error:
+            repair.unreadable(error, state.topic, state.partition, now)
         self._rearm()
         return True
+
+    def unreadable(self, state: PartitionState, number: int, error: PymqError, now: int) -> bool:
+        """The store cannot say where a copy ends; whether it was one of these."""
+        repair = self._repairs.get(number)
+        if repair is None or not repair.log.is_recovering:
+            return False
+        repair.unreadable(error, state.topic, state.partition, now)
+        self._rearm()
+        return True
+
+    def problem(self, number: int) -> PymqError | None:
+        """Why the copy of a block that is here cannot be read, if so."""
+        repair = self._repairs.get(number)
+        return repair.problem if repair is not None else None
+
+    @property
+    def problems(self) -> list[PymqError]:
+        """Why copies that are here cannot be read."""
+        if not self._repairs:
+            return []
+        return [r.problem for r in self._repairs.values() if r.problem is not None]
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> bool:
         """Take in a part of a block; whether it was for one of these."""

@@ -58,6 +58,10 @@ class Readable(Protocol):
         """Whether all of a sealed block is here."""
         ...
 
+    def damage(self, block: BlockNode) -> PymqError | None:
+        """Why the copy of a sealed block that is here cannot be read, if so."""
+        ...
+
 
 class ServingHost(Protocol):
     """What serving needs of the broker."""
@@ -147,10 +151,14 @@ class Serving:
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
         if partition.has(block):
             return None
+        others = [name for name in block.in_sync if name != partition.me]
+        if not others and (damage := partition.damage(block)) is not None:
+            mark("serving.damaged")
+            return damage  # Nobody has it sound.
         mark("serving.not_here")
         return ReplicaNotAvailable(
             f"{partition.me} does not hold {partition.name} {block.name}",
-            brokers=[name for name in block.in_sync if name != partition.me],
+            brokers=others,
         )
 
     def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:

@@ -6,16 +6,26 @@ import random
 
 import attrs
 
+from pymq.core.config import TopicConfig
 from pymq.core.header import Header
 from pymq.core.log import BlockLog
 from pymq.core.message import Message, ReplicaFetch, ReplicaFetched
-from pymq.core.metadata import BlockNode
-from pymq.core.ready import Append, CreateBlock, Ready, Recover, Recovered, SealBlock
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.ready import (
+    Append,
+    CreateBlock,
+    Ready,
+    Recover,
+    Recovered,
+    RemoveBlock,
+    SealBlock,
+)
 from pymq.core.record import RecordBatch
-from pymq.core.repair import Repair
+from pymq.core.repair import Repair, Repairs
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.runs import split
 from pymq.core.types import AckMode, BlockId
+from pymq.errors import CorruptBlock, StoreError
 from pymq.store.memory import MemoryStore
 
 NAME = BlockId("id", 0, 0)
@@ -61,6 +71,7 @@ class Bench:
         self.log = BlockLog(self.host, NAME, 0, is_shared=True)
         block = BlockNode(0, 0, 10, EPOCH, AckMode.RAFT, "a", ("a", "b", "me"), ("a", "b"))
         block = attrs.evolve(block, epochs=((1, 0), (EPOCH, 5)))
+        self.block = block
         self.repair = Repair(self.host, block, self.log)
         self.log.recover()
         mine = [r.stamp(end + i, 1, 0) for i, r in enumerate(records[:others])]
@@ -170,3 +181,70 @@ def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None
         bench = Bench(end=5, others=others)
         assert bench.log.end == 5
         assert not bench.repair.is_done
+
+
+def damaged() -> Bench:
+    """A copy of which the store says that it is damaged."""
+    bench = Bench(end=5)
+    bench.log.recover()
+    bench.repair.unreadable(CorruptBlock("bad", file="f"), "t", "0", 0)
+    return bench
+
+
+def test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before() -> None:
+    """It may be all that is left of what others turn out not to have."""
+    bench = damaged()
+    assert bench.host.asked[-1][1].offset == 0
+    bad = bench.batches[0]
+    bench.answer(RecordBatch(bad.head, bytes(len(bad.body)), bad.header))
+    bench.repair.tick(bench.repair.deadline)
+    assert removals(bench) == []
+    assert "bad" in str(bench.repair.problem)
+    bench.answer(*bench.batches[:4])
+    assert removals(bench) == [RemoveBlock(NAME), CreateBlock(NAME, 0, "t", "0")]
+    assert bench.repair.problem is None
+    bench.answer(*bench.batches[4:])
+    assert bench.is_sealed
+    assert bench.repair.is_done
+    assert len(removals(bench)) == 2
+
+
+def test_a_damaged_copy_that_nobody_else_holds_stays() -> None:
+    bench = damaged()
+    alone = attrs.evolve(bench.block, in_sync=("me",))
+    bench.repair.tick(bench.repair.deadline)
+    bench.repair.adopt(alone, 0)
+    asked = len(bench.host.asked)
+    bench.repair.tick(bench.repair.deadline)
+    bench.repair.tick(bench.repair.deadline)
+    assert len(bench.host.asked) == asked
+    assert removals(bench) == []
+
+
+def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
+    """It need not be damaged: the disk may have refused once."""
+    bench = Bench(end=5)
+    bench.host.out.ask.clear()
+    bench.log.recover()
+    bench.repair.unreadable(StoreError("no"), "t", "0", 0)
+    assert len(bench.host.out.ask) == 1
+    bench.repair.tick(bench.repair.deadline - 1)
+    assert len(bench.host.out.ask) == 1
+    bench.repair.tick(bench.repair.deadline)
+    assert bench.host.out.ask == 2 * [Recover(NAME, 0, True)]
+    assert removals(bench) == []
+
+
+def test_of_the_only_copy_nothing_is_cut() -> None:
+    """It was durable before the block was sealed: what is bad in it is damage."""
+    host = Host()
+    state = PartitionState("t", "id", "0", 0, AckMode.LEADER, 1, "me", TopicConfig(), ())
+    for replicas, is_open in (("me",), False), (("me", "b"), True):
+        block = BlockNode(0, 0, 10, EPOCH, AckMode.LEADER, None, replicas, replicas)
+        Repairs(host).start(state, block, None, 0)
+        assert host.out.ask.pop() == Recover(NAME, 0, is_open)
+
+
+def removals(bench: Bench) -> list[object]:
+    """What is to be written in the place of the copy."""
+    return [w for w in bench.host.out.write if isinstance(w, RemoveBlock | CreateBlock)]
