@@ -207,7 +207,7 @@ class Planner:
             "ping_ms": election // 3,
             "append_bytes": rng.choice([1, 500, 1 << 20, 1 << 20]),
             "in_flight": rng.choice([1, 2, 8, 8]),
-            "fetch_wait_ms": rng.choice([10, 500, 500]),
+            "fetch_wait_ms": rng.choice([50, 500, 500]),
             "lag_max_ms": rng.choice([300, 2_000, 10_000]),
             "replace_ms": rng.choice([500, 10_000]),
             "handles": rng.choice([2, 64]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pymq.testing.world import Violation
 from tests.testing.planted import planted
 
 CHUNK, CHUNKS = 10, 100  # seeds in a test, so that workers share them; and such tests
-SECONDS = 2.0  # of faults in each run: some 7,500 events
+SECONDS = 3.0  # of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
 
@@ -147,3 +148,11 @@ def test_limits_are_put_back() -> None:
     with limited({name: choices[0] for name, (_, choices) in LIMITS.items()}):
         assert LIMITS["CHECKPOINT_BYTES"][1][0] == log.CHECKPOINT_BYTES
     assert {name: getattr(log, name) for name in before} == before
+
+
+def test_few_runs_wait_half_a_minute_for_a_dead_member() -> None:
+    """Sessions of groups are short but for one run in twenty; each kind of plan is there."""
+    counts = Counter(generate(seed, seconds=1).limits.get("SESSION_MS") for seed in range(600))
+    assert {*counts} == {600, 2_000, 4_000, None}
+    assert 10 < counts[None] < 60
+    assert counts[4_000] > 300
