@@ -84,6 +84,7 @@ def open(
     *,
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
+    brokers: int | None = None,
 ) -> Client:
     """Open pymq: a folder, ``"memory:"``, or a cluster by its zkservers.
 
@@ -93,9 +94,13 @@ def open(
         curve_dir: the folder of keys for a cluster that asks for them (docs/security.md); it may
             also stand in the URL, as ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
         principal: whose secret key of that folder is ours; the only one there is, by default.
+        brokers: how many are to be in this process, so that topics may have ``replicas``. Each has
+            a folder of its own in *url*, ``broker-0`` and so on, which may be on disks of their
+            own. By default as many as are there; of a new folder one.
 
     Raises:
-        ConfigError: the URL is none of these, or the key is not there.
+        ConfigError: the URL is none of these, the key is not there, or the folder holds more
+            brokers.
         StoreLocked: another process has the folder open.
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
         MissingExtra: pyzmq is not installed.
@@ -105,20 +110,24 @@ def open(
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
     if (curve_dir or principal) and not text.startswith("zmq+"):
         raise errors.ConfigError(f"{url!r} is in this process, where nobody asks for keys")
+    if brokers is not None and (type(brokers) is not int or brokers < 1):
+        raise errors.ConfigError(f"brokers={brokers!r} is no number of brokers")
     if text in ("memory:", ":memory:"):
-        return open_memory()
+        return open_memory(brokers or 1)
     if "://" in text:
         scheme, _, rest = text.partition("://")
         if scheme == "file":
-            return open_folder(rest)
+            return open_folder(rest, brokers)
         if scheme in ("zmq+tcp", "zmq+ipc"):
+            if brokers is not None:
+                raise errors.ConfigError(f"the brokers of {url!r} are not in this process")
             from pymq.deployed.remote import open_cluster  # only now: most need no network
 
             return open_cluster(text, curve_dir=curve_dir, principal=principal)
         raise errors.ConfigError(
             f"{scheme}:// is not known; use a folder, 'memory:' or zmq+tcp://HOST:PORT"
         )
-    return open_folder(text)
+    return open_folder(text, brokers)
 
 
 # What opening a folder and sending a record do without is loaded when it is first asked for

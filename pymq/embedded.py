@@ -1,17 +1,24 @@
-"""pymq inside one process: one broker, one zkserver, no server to start."""
+"""pymq inside one process: a zkserver and a broker, or several, and no server to start.
+
+One loop drives all of them, so a message goes from one broker to another by reference, in the
+thread that waits for what becomes of it; only the disks of several brokers work in threads.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import random
+import re
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymq.client.client import Client
 from pymq.coord.base import Coordinator
-from pymq.errors import CorruptMetadata
+from pymq.errors import ConfigError, CorruptMetadata
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller, ControllerConfig
 from pymq.node.driver import Driver
@@ -26,13 +33,25 @@ from pymq.store.file import FileStore
 if TYPE_CHECKING:
     from pymq.hash.assign import Assignor
 
-BROKER = "broker-0"
+BROKER = "broker-"  # and a number, from 0 on
 ZKSERVER = "zkserver-0"
 METADATA = "metadata.db"
+REPLICAS = 3  # of the offsets of groups, if there are as many brokers
 
 
-def open_folder(path: str | os.PathLike[str]) -> Client:
+class Part(NamedTuple):
+    """A broker of this process, as it is to be made."""
+
+    store: BlockStore
+    storage_id: str = ""
+    incarnation: int = 0
+
+
+def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Client:
     """Open a folder, which is made when absent, for this process alone.
+
+    One broker has its blocks in the folder itself, each of several in a folder in it. *brokers* is
+    how many there are to be; by default as many as there are.
 
     Nothing is removed but what a commit says is gone, and that when it is made: blocks that a crash
     has left of a deleted topic stay, until ``pymq verify --remove-unknown`` finds them.
@@ -41,83 +60,150 @@ def open_folder(path: str | os.PathLike[str]) -> Client:
         StoreLocked: another process has it open.
         StoreError: it cannot be read or written.
         CorruptMetadata: its metadata is damaged.
+        ConfigError: it holds more brokers than are asked for, or one and cannot hold several.
     """
     folder = os.fspath(path)
     metadata = os.path.join(folder, METADATA)
+    found = broker_folders(folder)
+    if brokers is not None and brokers < len(found):
+        raise ConfigError(f"{folder} holds {len(found)} brokers, and none of them can be left out")
+    count = brokers or max(1, len(found))
     files = TimedFiles()
-    store = FileStore(folder, files=files)  # first of all: it takes the lock
-    try:
+    with ExitStack() as stack:
+        parts = [_part(folder, files, stack)] if count == 1 and not found else []
+        if not parts:
+            parts = _parts(folder, count, files, stack)
         from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
 
-        if not os.path.exists(metadata) and store.blocks():
+        if not os.path.exists(metadata) and any(part.store.blocks() for part in parts):
             raise CorruptMetadata(
                 f"{metadata} is missing, but there are blocks: restore it from a backup, "
                 "or choose another folder",
                 file=metadata,
             )
-        backend = SqliteCoordinator.open(metadata)
-    except BaseException:
-        store.close()
-        raise
-    return _assemble(store, backend, files)
+        return assemble(parts, SqliteCoordinator.open(metadata), stack, files)
 
 
-def open_memory() -> Client:
+def broker_folders(folder: str) -> list[str]:
+    """The folders of brokers in that of an embedded queue: of all that it has, if of several."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []  # What is wrong with it is told by who opens it.
+    numbers = [int(name[len(BROKER) :]) for name in names if re.fullmatch(BROKER + "[0-9]+", name)]
+    paths = [os.path.join(folder, f"{BROKER}{n}") for n in range(max(numbers, default=-1) + 1)]
+    return paths if any(os.path.exists(os.path.join(path, "FORMAT")) for path in paths) else []
+
+
+def _part(folder: str, files: TimedFiles, stack: ExitStack) -> Part:
+    """The only broker, in the folder itself."""
+    store = FileStore(folder, files=files)  # first of all: it takes the lock
+    stack.callback(store.close)
+    return Part(store)
+
+
+def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list[Part]:
+    """Several brokers, which are told from those that others have elsewhere by their disks."""
+    from pathlib import Path
+
+    from pymq.deployed.identity import next_identity  # only now: one broker needs none
+
+    if os.path.exists(os.path.join(folder, "FORMAT")):
+        raise ConfigError(
+            f"{folder} holds one broker's blocks and cannot hold several brokers; open another "
+            "folder with brokers=, and copy the records"
+        )
+    parts = []
+    for number in range(count):
+        name = f"{BROKER}{number}"
+        path = os.path.join(folder, name)
+        store = FileStore(path, files=files)
+        stack.callback(store.close)
+        identity = next_identity(Path(path), name)
+        parts.append(Part(store, identity.storage_id, identity.incarnation))
+    return parts
+
+
+def open_memory(brokers: int = 1) -> Client:
     """Open a queue that is gone when it is closed."""
     from pymq.coord.memory import MemoryCoordinator
     from pymq.store.memory import MemoryStore  # only now: a folder does without
 
-    return _assemble(MemoryStore(), MemoryCoordinator())
+    with ExitStack() as stack:
+        parts = [Part(MemoryStore(), str(number)) for number in range(brokers)]
+        return assemble(parts, MemoryCoordinator(), stack)
 
 
-def _assemble(store: BlockStore, backend: Coordinator, files: TimedFiles | None = None) -> Client:
+def assemble(
+    parts: Sequence[Part],
+    backend: Coordinator,
+    stack: ExitStack,
+    files: TimedFiles | None = None,
+) -> Client:
+    """Put a queue together of *parts*, which *stack* closes, now or when the client is closed."""
+    stack.callback(backend.close)
     wall_offset_ms = _wall_ms() - _clock()
     loop = Loop(_clock)
+    stack.callback(loop.release)
     meters = Meters(loop, version(), files)
     now = _clock()
-    controller = Controller(
-        ControllerConfig(ZKSERVER, offsets_partitions=1, wall_offset_ms=wall_offset_ms),
-        lambda: os.urandom(16).hex(),
-        now,
-        meters.journal,
+    config = ControllerConfig(
+        ZKSERVER,
+        offsets_partitions=1,
+        offsets_replicas=min(len(parts), REPLICAS),
+        wall_offset_ms=wall_offset_ms,
     )
-    broker = Broker(
-        BrokerConfig(BROKER, (ZKSERVER,), wall_offset_ms=wall_offset_ms),
-        Solo,
-        _assignor,
-        random.Random(),
-        store.blocks(),
-        (),  # One broker has nobody to complete its blocks from.
-        now,
-        meters.journal,
-    )
+    controller = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
     meters.add_zkserver(controller, backend)
-    meters.add_broker(broker, store)
+    brokers = [
+        _broker(number, part, len(parts) > 1, now, meters) for number, part in enumerate(parts)
+    ]
     driver = Driver(loop)
-    try:
-        with driver:
-            pass  # Leaving the block turns the loop until all is recovered.
-    except BaseException:
-        backend.close()
-        store.close()
-        raise
+    with driver:
+        pass  # Leaving the block turns the loop until all is recovered.
+    closing = stack.pop_all()
 
     def close() -> None:
         def last(loop: Loop) -> None:
-            broker.shut_down(loop.clock())
-            loop.touch(BROKER)
+            for broker in brokers:
+                broker.shut_down(loop.clock())
+                loop.touch(broker.me)
 
         driver.check_process()
-        try:
+        with closing:
             driver.close(last)
-        finally:
-            backend.close()
-            store.close()
 
     client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
     client.sources.append(meters.collect)
     keep(client)
     return client
+
+
+def _broker(number: int, part: Part, has_others: bool, now: int, meters: Meters) -> Broker:
+    """Make a broker, and have the loop drive it."""
+    if has_others:
+        from pymq.replication.factory import replicator as make  # only now: it loads all there are
+    else:
+        make = Solo
+    store = part.store
+    broker = Broker(
+        BrokerConfig(
+            f"{BROKER}{number}",
+            (ZKSERVER,),
+            storage_id=part.storage_id,
+            incarnation=part.incarnation,
+            wall_offset_ms=_wall_ms() - now,
+        ),
+        make,
+        _assignor,
+        random.Random(),
+        store.blocks(),
+        store.unsealed() if has_others else (),  # One broker has nobody to complete them from.
+        now,
+        meters.journal,
+    )
+    meters.add_broker(broker, store)
+    return broker
 
 
 def _assignor(name: str) -> Assignor:

@@ -84,21 +84,12 @@ def _make_topic(mq: pymq.Client, acks: str, replicas: int, fsync: str | None) ->
 
 
 def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, None]:
-    """A zkserver, three brokers on files and a producer, as threads of this process: no socket."""
-    from pymq.deployed.nodes import Broker, ZkServer
-    from pymq.deployed.remote import connect
-    from pymq.transport.memory import MemoryNetwork
+    """Three brokers on files in this process, as a user opens them, and a producer: no socket."""
+    import pymq
 
     groups = batches(random_values(count, size), BATCH)
-    network = MemoryNetwork()
     with ExitStack() as stack:
-        stack.enter_context(ZkServer(transport=network.join("zk"))).start()
-        for number in range(3):
-            name = f"broker-{number}"
-            data = Path(folder) / name
-            node = Broker(name, transport=network.join(name), zkservers=["zk"], data=data)
-            stack.enter_context(node).start()
-        mq = stack.enter_context(connect("client", network.join("client"), ["zk"]))
+        mq = stack.enter_context(pymq.open(Path(folder) / "queue", brokers=3))
         _make_topic(mq, "raft", 3, "always")
         producer = stack.enter_context(mq.producer(delivery_timeout_s=300))
         producer.send(TOPIC, b"").result(timeout=30)

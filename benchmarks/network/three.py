@@ -123,7 +123,9 @@ def _syncobj(job: Job) -> Measures:
 NATS_R3 = "3 nodes, file, no fsync; publish with one inbox, push consumer"
 QUORUM = "3 nodes, Raft log, fdatasync; pika, 5,000 confirms on their way"
 LIMIT = "batches of 1,000 to a leader and two followers, fdatasync on a majority, nothing else"
-OURS_TOGETHER = "3 brokers as threads of the client's process, the same otherwise"
+OURS_TOGETHER = (
+    "3 brokers in the client's process: pymq.open(folder, brokers=3); the same otherwise"
+)
 OURS = "3 brokers, acks=raft, fdatasync on a majority; send_many of 1,000"
 NEEDS: dict[str, Needs] = {
     "nats": Needs(("nats",), ("nats-server",)),

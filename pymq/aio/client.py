@@ -33,12 +33,14 @@ def open(
     *,
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
+    brokers: int | None = None,
 ) -> Opening[AsyncClient]:
     """Open pymq as :func:`pymq.open` does; ``async with`` or ``await`` what is returned.
 
     Raises, when awaited, what :func:`pymq.open` raises.
     """
-    return Opening(lambda: _open(partial(pymq.open, url, curve_dir=curve_dir, principal=principal)))
+    opened = partial(pymq.open, url, curve_dir=curve_dir, principal=principal, brokers=brokers)
+    return Opening(lambda: _open(opened))
 
 
 async def _open(open: Callable[[], Client]) -> AsyncClient:

@@ -12,7 +12,7 @@ from pymq.coord.known import known_blocks
 from pymq.coord.sqlite import SqliteTree, read_entries
 from pymq.core.ready import RemoveBlock
 from pymq.core.types import BlockId
-from pymq.embedded import METADATA
+from pymq.embedded import METADATA, broker_folders
 from pymq.errors import StoreError
 from pymq.store.file import FileStore
 from pymq.store.verify import BlockResult, Problem, Report, Unknown, verify
@@ -41,27 +41,32 @@ def run(args: argparse.Namespace, show: Show) -> int:
     is_whole = os.path.exists(metadata)
     if args.remove_unknown and not is_whole:
         raise StoreError(f"{metadata} is missing, so nobody can say which blocks are unknown")
-    report = verify(folder, known=(lambda: _known(metadata)) if is_whole else None)
-    may_remove = args.remove_unknown and report.is_locked and report.is_ok
-    removed = _remove(folder, report.unknown) if may_remove and args.yes else []
+    results, is_ok = [], True
+    folders = broker_folders(folder)
+    for each in folders or [folder]:
+        report = verify(each, known=(lambda: _known(metadata)) if is_whole else None)
+        is_ok = is_ok and report.is_ok
+        may_remove = args.remove_unknown and report.is_locked and report.is_ok
+        removed = _remove(each, metadata, report.unknown) if may_remove and args.yes else []
+        results.append(_as_json(report) | {"removed": [file for u in removed for file in u.files]})
+        if not show.is_json:
+            _tell(report, show)
+            if args.remove_unknown:
+                _tell_unknown(report, removed, may_remove, show)
     if show.is_json:
-        show.result(_as_json(report) | {"removed": [file for u in removed for file in u.files]})
-    else:
-        _tell(report, show)
-        if args.remove_unknown:
-            _tell_unknown(report, removed, may_remove, show)
-    return 0 if report.is_ok else 1
+        show.result({"path": folder, "ok": is_ok, "brokers": results} if folders else results[0])
+    return 0 if is_ok else 1
 
 
 def _known(metadata: str) -> frozenset[BlockId]:
     return known_blocks(read_entries(metadata))
 
 
-def _remove(folder: str, unknown: Sequence[Unknown]) -> list[Unknown]:
+def _remove(folder: str, metadata: str, unknown: Sequence[Unknown]) -> list[Unknown]:
     """Remove blocks durably, unless the metadata have come to know them; return which."""
     store = FileStore(folder)
     try:
-        tree = SqliteTree(os.path.join(folder, METADATA))
+        tree = SqliteTree(metadata)
         try:
             known = known_blocks(tree.entries())
         finally:

@@ -44,6 +44,11 @@ class Histogram:
         """As it is now."""
         return Histogram(self.counts.copy(), self.total)
 
+    def plus(self, other: Histogram) -> Histogram:
+        """What both have counted."""
+        counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        return Histogram(counts, self.total + other.total)
+
     @property
     def count(self) -> int:
         """How many were counted."""
@@ -83,6 +88,14 @@ class Metrics:
         """Note all that *other* has, too."""
         for name, samples in other._found.items():
             self._found.setdefault(name, []).extend(samples)
+
+    def join(self) -> None:
+        """Make one value of those with the same labels, which several have noted: their sum."""
+        for name, samples in self._found.items():
+            joined: dict[Labels, Found] = {}
+            for labels, found in samples:
+                joined[labels] = _sum(joined[labels], found) if labels in joined else found
+            self._found[name] = list(joined.items())
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in METRICS if name in self._found)
@@ -131,6 +144,14 @@ class Metrics:
                     text = ",".join(_labelled(spec, labels))
                     lines.append(f"{name}{{{text}}} {found!r}" if text else f"{name} {found!r}")
         return "\n".join(lines) + "\n" if lines else ""
+
+
+def _sum(first: Found, second: Found) -> Found:
+    if isinstance(first, Histogram):
+        assert isinstance(second, Histogram), "what has one name is of one kind"
+        return first.plus(second)
+    assert not isinstance(second, Histogram), "what has one name is of one kind"
+    return first + second
 
 
 def _labelled(spec: Spec, labels: Labels) -> list[str]:

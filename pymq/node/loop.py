@@ -29,10 +29,12 @@ from pymq.core.ready import (
 )
 from pymq.core.types import NEVER
 from pymq.errors import PymqError, StoreError
+from pymq.node.disks import Disks
 from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
+HELD_MAX = 4  # turns that a write waits for those of other brokers, as long as there are messages
 
 
 class Machine(Protocol):
@@ -81,6 +83,7 @@ class CoordinatorUser(Machine, Protocol):
 
 
 Far = Callable[[str, str, Message], None]  # (for whom, from whom, what)
+Work = tuple[str, Machine, Ready]  # (whose, of what, which)
 
 
 class Loop:
@@ -88,6 +91,10 @@ class Loop:
 
     Messages for machines that are not here go to *far*; without one they are dropped. *flush* is
     called when what went there is to leave: before the disk makes us wait, and after each turn.
+
+    There may be several brokers, each with a store of its own. Then what they write waits until
+    nobody has anything else to do, and all disks work at once: a leader's while its followers' do.
+    Of a broker that waits nothing is taken before its write is done.
     """
 
     def __init__(
@@ -100,13 +107,17 @@ class Loop:
         self._far = far
         self._flush = flush
         self.machines: dict[str, Machine] = {}
-        self.jobs: deque[Compact] = deque()  # long work, for whoever has the time
+        self.jobs: deque[tuple[str, Compact]] = deque()  # long work, for whoever has the time
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
-        self._events: deque[StoreEvent] = deque()  # answers of jobs, from any thread
+        self._events: deque[tuple[str, StoreEvent]] = deque()  # of jobs, from any thread
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # machines to be looked at, from any thread
         self._ticked = -1  # when deadlines were looked at last
-        self._store: tuple[str, StoreUser, BlockStore] | None = None
+        self._users: dict[str, StoreUser] = {}  # machines that have a store
+        self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one of them
+        self._disks = Disks()
+        self._held: list[Work] = []  # whose writes wait for those of other brokers ...
+        self._held_for = 0  # ... for so many turns
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
     # --- assembling -----------------------------------------------------------------------------
@@ -123,13 +134,19 @@ class Loop:
 
     def add_broker(self, name: str, machine: StoreUser, store: BlockStore) -> None:
         """Drive a machine that keeps its blocks in *store*."""
-        self._store = (name, machine, store)
+        self._users[name] = machine
+        self._only = (machine, store) if len(self._users) == 1 else None
+        self._disks.add(name, store)
         self.add(name, machine)
 
     def add_zkserver(self, name: str, machine: CoordinatorUser, backend: Coordinator) -> None:
         """Drive a machine that keeps its metadata in *backend*."""
         self._coordinator = (name, machine, backend)
         self.add(name, machine)
+
+    def release(self) -> None:
+        """Let go of the threads that write side by side; they begin anew when they are needed."""
+        self._disks.release()
 
     # --- turning --------------------------------------------------------------------------------
 
@@ -152,7 +169,7 @@ class Loop:
     @property
     def has_work(self) -> bool:
         """Whether a turn would do something at once."""
-        return bool(self._inbox or self._dirty or self._pokes or self._events)
+        return bool(self._inbox or self._dirty or self._pokes or self._events or self._held)
 
     @property
     def waiting(self) -> int:
@@ -204,10 +221,12 @@ class Loop:
                     machine.tick(now)
                     self._dirty[name] = None
         dirty = self._dirty
-        if not dirty:
+        if not dirty and not self._held:
             return bool(inbox)
         self._dirty = {}  # A machine that is touched from here on has the next turn.
-        work: list[tuple[str, Machine, Ready]] = []
+        for name, _, _ in self._held:
+            dirty.pop(name, None)  # It is looked at when it has written.
+        work: list[Work] = []
         for name in dirty:
             found = machines.get(name)
             ready = found.ready(now) if found is not None else None
@@ -215,9 +234,13 @@ class Loop:
                 work.append((name, found, ready))
         if work:
             self._act(work, now)
+        if self._held:
+            self._held_for += 1
+            if not (self._inbox or self._dirty) or self._held_for >= HELD_MAX:
+                self._write_held(now)
         return True
 
-    def _act(self, work: list[tuple[str, Machine, Ready]], now: int) -> None:
+    def _act(self, work: list[Work], now: int) -> None:
         """Do what several machines want, with one write for all of them."""
         writes: list[Write] = []
         for name, _, ready in work:
@@ -225,18 +248,30 @@ class Loop:
             writes += ready.write
         if writes and self._flush is not None:
             self._flush()  # Followers are to write while our own disk does.
+        if writes and len(self._users) > 1:
+            self._held += [each for each in work if each[2].write]
+            work = [each for each in work if not each[2].write]
+            writes = []
         failed = self._write(writes, now) if writes else False
+        self._finish_all(work, failed, now)
+
+    def _finish_all(self, work: list[Work], failed: bool, now: int) -> None:
+        """What several machines wanted written is written, or some of it has *failed*."""
         for name, machine, ready in work:
             self._finish(name, machine, ready, failed, now)
         for name, machine, _ in work:
             # What became of the work is often nothing but answers: they need no turn of their own.
             # What other threads have brought meanwhile is for the next turn, though.
             more = machine.ready(now)
-            if more is not None:
-                self._post(name, more.send)
-                failed = self._write(more.write, now) if more.write else False
-                self._finish(name, machine, more, failed, now)
-                self._dirty[name] = None
+            if more is None:
+                continue
+            self._post(name, more.send)
+            if more.write and len(self._users) > 1:
+                self._held.append((name, machine, more))
+                continue
+            failed = self._write(more.write, now) if more.write else False
+            self._finish(name, machine, more, failed, now)
+            self._dirty[name] = None
         if self._flush is not None:
             self._flush()
 
@@ -246,9 +281,9 @@ class Loop:
         for read in ready.read:
             self._read(name, read)
         for ask in ready.ask:
-            self._ask(ask, now)
+            self._ask(name, ask, now)
         if ready.jobs:
-            self.jobs.extend(ready.jobs)
+            self.jobs.extend((name, job) for job in ready.jobs)
         if ready.meta:
             self._consult(ready, now)
         machine.advance(ready, now)
@@ -268,19 +303,29 @@ class Loop:
 
     def _write(self, writes: list[Write], now: int) -> bool:
         """Write everything of the turn; return whether any of it failed."""
-        if not writes or self._store is None:
+        if self._only is None:
             return False
-        _, machine, store = self._store
+        machine, store = self._only
         failures = store.write(writes)
         for failure in failures:
             machine.stored(failure, now)
         return bool(failures)
 
+    def _write_held(self, now: int) -> None:
+        """Let all disks write what waits for that; what fails of it fails for its broker alone."""
+        held, self._held, self._held_for = self._held, [], 0
+        found = self._disks.write([(name, ready.write) for name, _, ready in held])
+        for each, failures in zip(held, found, strict=True):
+            name = each[0]
+            for failure in failures:
+                self._users[name].stored(failure, now)
+            self._finish_all([each], bool(failures), now)
+            self._dirty[name] = None
+
     def _read(self, name: str, read: Read) -> None:
-        assert self._store is not None
         try:
             most = min(read.max_bytes, READ_BYTES_MAX)
-            data = self._store[2].read(read.block, read.offset, read.end, most)
+            data = self._disks.store(name).read(read.block, read.offset, read.end, most)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             answer = attrs.evolve(read.answer, error=error)
@@ -288,9 +333,8 @@ class Loop:
         peer = name if read.peer.startswith("#") else read.peer
         self._post(name, [(peer, answer)])
 
-    def _ask(self, ask: Recover | FindTime, now: int) -> None:
-        assert self._store is not None
-        name, machine, store = self._store
+    def _ask(self, name: str, ask: Recover | FindTime, now: int) -> None:
+        machine, store = self._users[name], self._disks.store(name)
         if isinstance(ask, Recover):
             event: StoreEvent = store.recover(ask.block, ask.start, ask.is_open)
         else:
@@ -304,26 +348,24 @@ class Loop:
 
     def do_job(self) -> None:
         """Do one piece of long work; the only method that any thread may call beside the rest."""
-        assert self._store is not None
-        job = self.jobs.popleft()
+        name, job = self.jobs.popleft()
         try:
-            event = self._store[2].compact(job)
+            event = self._disks.store(name).compact(job)
         except PymqError as error:
             event = Compacted(job.topic, job.partition, (), error)
         except Exception as error:  # whatever it is, the partition is to hear of it
             event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
-        self._events.append(event)
+        self._events.append((name, event))
 
     def _take_events(self, now: int) -> None:
         while self._events:
-            assert self._store is not None
-            name, machine, _ = self._store
-            machine.stored(self._events.popleft(), now)
+            name, event = self._events.popleft()
+            self._users[name].stored(event, now)
             self._dirty[name] = None
         if self._coordinator is not None:
             name, zkserver, backend = self._coordinator
-            for event in backend.poll():
-                zkserver.decided(event, now)
+            for decision in backend.poll():
+                zkserver.decided(decision, now)
                 self._dirty[name] = None
 
     # --- the coordinator ------------------------------------------------------------------------

@@ -30,7 +30,10 @@ class Net(Protocol):
 
 
 class Meters:
-    """The meters of one loop, which drives a broker, a zkserver, or one of each."""
+    """The meters of one loop, which drives brokers, a zkserver, or both.
+
+    Each broker is timed for itself, since their disks work side by side; what is told is the sum.
+    """
 
     def __init__(self, loop: Loop, version: str, files: TimedFiles | None = None) -> None:
         self.journal = Journal()
@@ -40,17 +43,18 @@ class Meters:
         self._loop = loop
         self._version = version
         self._files = files
-        self._meter = Meter(time.perf_counter)
-        self._brokers: list[Broker] = []
+        self._meter = Meter(time.perf_counter)  # of the zkserver and the first broker
+        self._brokers: dict[Broker, Meter] = {}
         self._zkservers: list[Controller] = []
 
     # --- assembling -----------------------------------------------------------------------------
 
     def add_broker(self, machine: Broker, store: BlockStore) -> None:
         """Have the loop drive a broker, and time it."""
-        wrapped = MeteredBroker(machine, self._meter)
-        self._loop.add_broker(machine.me, wrapped, MeteredStore(store, self._meter))
-        self._brokers.append(machine)
+        meter = Meter(time.perf_counter) if self._brokers else self._meter
+        wrapped = MeteredBroker(machine, meter)
+        self._loop.add_broker(machine.me, wrapped, MeteredStore(store, meter))
+        self._brokers[machine] = meter
 
     def add_zkserver(self, machine: Controller, backend: Coordinator) -> None:
         """Have the loop drive a zkserver, and time it."""
@@ -62,12 +66,14 @@ class Meters:
     def collect(self) -> Metrics:
         """How things stand; for the thread that turns the loop."""
         out = Metrics()
-        for broker in self._brokers:
+        for broker, meter in self._brokers.items():
             out.add("pymq_info", 1, broker.me, "broker", self._version)
             gauges.broker(broker, out)
-            out.add("pymq_write_seconds", self._meter.writes.fold().copy())
-            out.add("pymq_replication_bytes_in_total", self._meter.replicated_in)
-            out.add("pymq_replication_bytes_out_total", self._meter.replicated_out)
+            out.add("pymq_write_seconds", meter.writes.fold().copy())
+            out.add("pymq_replication_bytes_in_total", meter.replicated_in)
+            out.add("pymq_replication_bytes_out_total", meter.replicated_out)
+            if meter is not self._meter:
+                meter.collect(out)
         for zkserver in self._zkservers:
             out.add("pymq_info", 1, zkserver.me, "zkserver", self._version)
             gauges.zkserver(zkserver, out)
@@ -87,6 +93,8 @@ class Meters:
             out.add("pymq_refused_total", self.refused())
         if self.idle_s is not None:
             out.add("pymq_idle_seconds_total", self.idle_s())
+        if len(self._brokers) > 1:
+            out.join()
         return out
 
 

@@ -18,7 +18,7 @@ from pymq.core.index import Index
 from pymq.core.metadata import BlockNode
 from pymq.core.record import RecordBatch
 from pymq.core.types import INTERNAL_PREFIX, BlockId
-from pymq.embedded import METADATA
+from pymq.embedded import METADATA, broker_folders
 from pymq.errors import (
     CorruptBatch,
     CorruptMetadata,
@@ -129,6 +129,11 @@ class FolderLog:
             path = self._metadata
             if not os.path.exists(path):
                 raise StoreError(f"{self._folder.path} is no pymq folder: it has no {METADATA}")
+            if broker_folders(self._folder.path):
+                raise StoreError(
+                    f"{self._folder.path} holds several brokers, and its files alone do not tell "
+                    "what is committed; only the folder of one broker can be read so"
+                )
             self._state, self._looked_ns = metadata_state(path), time.time_ns()
             for left in reversed(range(TRIES)):
                 try:

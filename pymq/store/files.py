@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -131,6 +132,7 @@ class OsFiles:
         self._sync_threads = sync_threads
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0  # of the process that the pool's threads are in
+        self._making = threading.Lock()  # Several stores may share the file system.
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
@@ -183,12 +185,14 @@ class OsFiles:
         """Make several files durable, side by side; return each one's error."""
         if len(handles) < 2 or self._sync_threads < 2:
             return [self._try_sync(handle) for handle in handles]
-        if self._pool is None or self._pid != os.getpid():  # threads do not survive a fork
-            from concurrent.futures import ThreadPoolExecutor  # only now: many never need it
+        with self._making:
+            pool = self._pool
+            if pool is None or self._pid != os.getpid():  # threads do not survive a fork
+                from concurrent.futures import ThreadPoolExecutor  # only now: many never need it
 
-            self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
-            self._pid = os.getpid()
-        return list(self._pool.map(self._try_sync, handles))
+                pool = self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
+                self._pid = os.getpid()
+        return list(pool.map(self._try_sync, handles))
 
     def _try_sync(self, handle: int) -> OSError | None:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.embedded import broker_folders
 from pymq.errors import UnknownGroup
 from pymq.store.verify import verify
 from tests.acceptance.children import PARTITIONS, payload
@@ -62,6 +63,32 @@ def produce_and_die(
 def test_produce(tmp_path: Path, nursery: Nursery, seed: int) -> None:
     """Nothing that was acknowledged is missing, nothing is there twice, offsets are dense."""
     produce_and_die(nursery, tmp_path, seed, "produce")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_produce_to_three_brokers(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+    """The same of three brokers in the process that is killed; new leaders spend offsets, too."""
+    dice = random.Random(seed)
+    with pymq.open(tmp_path, brokers=3) as mq:
+        mq.create_topic("t", partitions=PARTITIONS, replicas=3, acks="raft")
+    told = dict.fromkeys(range(PARTITIONS), 0)
+    for _ in range(3):
+        for word, *numbers in nursery.life("produce", tmp_path, dice, 40):
+            if word == "ack":
+                partition, _, number = map(int, numbers)
+                assert number >= told[partition], "a record was sent twice"
+                told[partition] = number + 1
+        found: dict[str, list[bytes]] = {}
+        with pymq.open(tmp_path) as mq, mq.consumer("t", mode="psb", offset="begin") as reader:
+            for record in reader.until_end():
+                found.setdefault(record.partition, []).append(record.value)
+        for partition, count in told.items():
+            values = found.get(str(partition), [])
+            assert len(values) >= count, "what was acknowledged is missing"
+            assert values == [payload(partition, number) for number in range(len(values))]
+            told[partition] = len(values)
+        for folder in broker_folders(str(tmp_path)):
+            check_intact(Path(folder))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -226,5 +226,23 @@ def test_what_the_metadata_have_come_to_know_is_not_removed(folder: Path) -> Non
     files = sorted(folder.glob("blocks/*/*/*"))
     unknown = [Unknown(block, (), 0) for block in sorted(found)]
     assert len(unknown) == 2
-    assert verify._remove(str(folder), unknown) == []
+    assert verify._remove(str(folder), str(folder / "metadata.db"), unknown) == []
     assert sorted(folder.glob("blocks/*/*/*")) == files
+
+
+def test_a_folder_of_several_brokers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has its own report; one that is damaged makes all of it so."""
+    with pymq.open(tmp_path, brokers=2) as mq:
+        mq.create_topic("t", replicas=2, acks="raft")
+        with mq.producer() as producer:
+            producer.send("t", b"value")
+    assert main(["verify", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(broker["path"]).name for broker in found["brokers"]] == ["broker-0", "broker-1"]
+    assert [broker["records"] for broker in found["brokers"]] == [1, 1]
+    (file,) = tmp_path.glob("broker-1/blocks/*/0/*.block")
+    file.write_bytes(b"?" + file.read_bytes()[1:])
+    assert main(["verify", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "broker-0: clean" in said
+    assert "broker-1: 1 problem" in said

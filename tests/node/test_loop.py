@@ -178,7 +178,7 @@ def test_a_flush_is_one_write(tmp_path: Path, partitions: int) -> None:
     with pymq.open(tmp_path) as mq:
         for topic in ("a", "b"):
             mq.create_topic(topic, partitions=partitions, fsync="always")
-        store = mq.driver.loop._store[2]  # type: ignore[attr-defined]  # the real store behind the driver
+        store = mq.driver.loop._disks.store("broker-0")  # type: ignore[attr-defined]  # the real store behind the driver
         calls: list[int] = []
         write = store.write
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
 
+import pymq
+from pymq.errors import StoreError
+from pymq.spark.folder import FolderLog
 from pymq.spark.logs import ClusterLog
 from pymq.spark.planning import Range
 from pymq.testing import Cluster
@@ -36,3 +40,11 @@ def test_a_range_is_read_while_leaders_die(seed: int) -> None:
             first = max(0, start - batch.base_offset)
             found += batch.values[first : end - batch.base_offset]
         assert found == values[start:end]
+
+
+def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) -> None:
+    """What each of them has may not be committed; it must not look like an empty topic either."""
+    with pymq.open(tmp_path, brokers=2) as mq:
+        mq.create_topic("t", replicas=2)
+    with pytest.raises(StoreError, match="holds several brokers"):
+        FolderLog(str(tmp_path)).topics()
