@@ -2,7 +2,9 @@
 
 libzmq has no limit of its own, and says who connects only by the descriptor of the connection. So
 a descriptor is looked up as soon as libzmq tells of it, and may by then belong to another one,
-which makes a count wrong by one for a moment.
+which makes a count wrong by one for a moment. A connection whose place another one has taken, and
+that says something more, is never let go of by libzmq 4.3.5: it counts until the node ends, since
+its descriptor is there until then.
 """
 
 from __future__ import annotations
@@ -39,19 +41,20 @@ class Connections:
         """Take in what has become of connections."""
         while self.socket.poll(0):
             event = recv_monitor_message(self.socket)
-            # One that took another's place ends without a word; its descriptor is used again.
-            self._forget(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                address = address_of(event["value"])
-                self._addresses[event["value"]] = address
-                self._counts[address] += 1
+            self.heard(event["event"], event["value"])
 
-    def _forget(self, descriptor: int) -> None:
+    def heard(self, event: int, descriptor: int) -> None:
+        """A connection was accepted, or has ended: then libzmq has closed its descriptor."""
+        # Also where it is accepted: a descriptor is one connection's, should libzmq have told
+        # nothing of the end of the one before. Else its address would have one more for ever.
         address = self._addresses.pop(descriptor, None)
         if address is not None:
             self._counts[address] -= 1
             if not self._counts[address]:
                 del self._counts[address]
+        if event == zmq.EVENT_ACCEPTED:
+            address = self._addresses[descriptor] = address_of(descriptor)
+            self._counts[address] += 1
 
     def close(self) -> None:
         """Stop; before the socket that is watched is closed."""

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pymq.core import codec
-from pymq.core.message import Fetched, LeaderAndIsr, Produce, Produced, Settled
+from pymq.core.message import Fetched, LeaderAndIsr, Message, Produce, Produced, Settled
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
@@ -96,6 +96,7 @@ def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() 
         ([2], [], "version 2 is not spoken"),
         ([1, 5], [], "a message is a list"),
         ([1, [11]], [], "a message is a list"),
+        ([1, [11, ""]], [], "a message is a list"),
         ([1, [11, 1, ""]], [], "names of machines"),
         ([1, [11, "", "x" * 300, 7]], [], "names of machines"),
         ([1, [11, "", ""]], [], "at least 1 fields"),
@@ -125,12 +126,53 @@ def test_what_is_not_a_packet_is_refused(rows: object, frames: list[bytes], why:
 def test_sizes_are_looked_at_before_anything_else() -> None:
     with pytest.raises(InvalidRequest, match="the header has"):
         wire.decode(bytes(wire.HEADER_BYTES_MAX + 1), [])
-    with pytest.raises(InvalidRequest, match="payload frames"):
+    with pytest.raises(InvalidRequest, match="payload frames, the most"):
         wire.decode(codec.dumps([1]), [b""] * (wire.FRAMES_MAX + 1))
     with pytest.raises(InvalidRequest, match="messages, the most"):
         wire.decode(codec.dumps([1, *[[3, "", ""]] * (wire.MESSAGES_MAX + 1)]), [])
     with pytest.raises(RecordTooLarge):
         wire.encode([("", "", Fetched(1, "t", "0", 0, 0, 0, bytes(wire.FRAME_BYTES_MAX + 1)))])
+
+
+def test_as_much_as_there_may_be_is_taken() -> None:
+    alive = codec.dumps([1, *[[3, "", ""]] * wire.MESSAGES_MAX])
+    assert len(wire.decode(alive, [], len(alive))) == wire.MESSAGES_MAX
+    with pytest.raises(InvalidRequest, match="the header has"):
+        wire.decode(alive, [], len(alive) - 1)
+    fetched = ("", "", Fetched(1, "t", "0", 0, 0, 0, bytes(3_000)))
+    header, *frames = wire.encode([fetched] * wire.FRAMES_MAX)
+    assert wire.decode(header, frames) == [fetched] * wire.FRAMES_MAX
+    header, *frames = wire.encode([fetched] * (wire.FRAMES_MAX + 1))
+    with pytest.raises(InvalidRequest, match="payload frames, the most"):
+        wire.decode(header, frames)
+    largest = bytes(wire.FRAME_BYTES_MAX)
+    assert len(wire.encode([("", "", Fetched(1, "t", "0", 0, 0, 0, largest))])) == 2
+
+
+def test_both_names_of_a_message_together_are_bounded() -> None:
+    def row(to: int, source: int) -> bytes:
+        return codec.dumps([1, [3, "t" * to, "s" * source]])
+
+    for to, source in ((wire.NAME_MAX, 0), (100, wire.NAME_MAX - 100), (0, wire.NAME_MAX)):
+        assert wire.decode(row(to, source), []) == [("t" * to, "s" * source, wire.Alive())]
+        for more in (row(to + 1, source), row(to, source + 1)):
+            with pytest.raises(InvalidRequest, match="names of machines"):
+                wire.decode(more, [])
+
+
+def test_a_packet_is_full_before_it_is_more_than_is_taken() -> None:
+    def fill(message: Message) -> wire.Packet:
+        packet = wire.Packet()
+        while not packet.is_full:
+            packet.add("", "", message)
+        return packet
+
+    assert len(fill(Produced(1)).rows) == 1 + wire.MESSAGES < 1 + wire.MESSAGES_MAX
+    assert len(fill(Fetched(1, "t", "0", 0, 0, 0, bytes(3_000))).frames) == wire.FRAMES_MAX
+    large = Fetched(1, "t", "0", 0, 0, 0, bytes(wire.PACKET_BYTES // 4))
+    assert fill(large).size == wire.PACKET_BYTES
+    with pytest.raises(RecordTooLarge, match="a header of"):
+        wire.encode([("", "", wire.Hello(software="x" * wire.HEADER_BYTES_MAX))])
 
 
 def test_a_payload_that_is_too_large_leaves_the_rest_of_the_packet_whole() -> None:

@@ -188,6 +188,7 @@ def test_whoever_does_not_say_who_he_is_is_refused(identity: bytes | None) -> No
         [cbor.write([1, [11, "", "", "x"]])],
         [cbor.write([1, [11, "", "", 1]]), b"payload that nobody announced"],
         [cbor.write([1])] + [b""] * 500,
+        [cbor.write([1, *[[15, "", "", 1, "t", "0", 0, 0, 0, 3_000]] * 64])] + [bytes(3_000)] * 70,
         [b"\x9b" + b"\xff" * 8],
         [b"\x81" * 10_000],
     ],
