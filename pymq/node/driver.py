@@ -281,6 +281,7 @@ class Driver:
         if (
             loop.has_work
             or loop.jobs
+            or self._errands
             # While there is traffic the thread wakes soon anyway, and asking every machine for its
             # deadline after each request costs more than a deadline that is met 5 ms late.
             or (not self._is_hot and loop.deadline < self._asleep_until)
@@ -302,25 +303,33 @@ class Driver:
             self._wake.clear()
             if self._queueing:
                 self._wake.wait(HOT_MS / 1000)  # They go first; their turns do this work too.
-            with self._lock:
-                if self._closed():
-                    return
-                had_work = self._has_work()
+            # Whoever turns the loop meanwhile does what is due, and looks again when he is done. To
+            # wait for the lock would take it from a thread that puts one record after the other,
+            # and make it wait for this one: two switches of threads.
+            had_work = is_taken = not self._lock.acquire(blocking=False)
+            if not is_taken:
                 try:
+                    if self._closed():
+                        return
+                    had_work = self._has_work()
                     self._run(None)
                 except BaseException:  # kept in ``problem``, raised to the next caller
                     return
+                finally:
+                    self._lock.release()
             while loop.jobs:
                 loop.do_job()
                 had_work = True
             idle = 0 if had_work else idle + 1
             now = loop.clock()
             is_hot = idle <= COOL_TURNS
-            until = min(loop.deadline, now + HOT_MS) if is_hot else loop.deadline
+            until = NEVER if is_taken else loop.deadline
+            if is_hot:
+                until = min(until, now + HOT_MS)
             self._is_hot = is_hot
             self._asleep_until = until
             # What was armed before that line has not waked us: look once more.
-            if not loop.has_work and loop.deadline >= until:
+            if is_taken or (not loop.has_work and loop.deadline >= until):
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
             self._is_hot = False

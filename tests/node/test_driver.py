@@ -15,6 +15,7 @@ import pytest
 
 from pymq.core.message import ListTopics, Message
 from pymq.core.ready import Compact
+from pymq.core.types import NEVER
 from pymq.errors import Closed, PymqError
 from pymq.node.driver import Driver
 from pymq.node.loop import Loop
@@ -193,6 +194,34 @@ def test_long_work_that_breaks_does_not_end_the_thread() -> None:
     with driver as turned:
         turned.touch("broker")
     assert told.wait(10)
+    close(driver)
+
+
+def test_the_background_thread_does_not_wait_for_the_lock() -> None:
+    """Who turns the loop would have to wait for it in turn; and it has other things to do."""
+    loop, store, broker = Loop(clock), CountingStore(), Scripted()
+    compacted = threading.Event()
+    store.on_compact = compacted.set
+    loop.add_broker("broker", broker, store)
+    driver = Driver(loop)
+    driver.arm(NEVER)
+    with driver as held:
+        held.jobs.append(Compact("t", "0", (), 0))
+        driver.arm(clock())
+        assert compacted.wait(10)
+    close(driver)
+
+
+def test_an_errand_that_is_left_in_the_middle_of_a_turn_is_done_soon() -> None:
+    """The background thread may have found the lock taken and gone to sleep."""
+    driver, _, machine = make()
+    driver.arm(NEVER)
+    done = threading.Event()
+    machine.on_step = lambda source, message: driver.soon(lambda loop: done.set())
+    machine.out.send.append(("machine", ListTopics(1)))
+    with driver as loop:
+        loop.touch("machine")
+    assert done.wait(10)
     close(driver)
 
 
