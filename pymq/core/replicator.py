@@ -28,6 +28,7 @@ class ReplicationConfig:
     ping_ms: int = 50  # between two pings of a pair of brokers
     election_ms: int = 150  # without a ping for so long, up to twice that, a broker seems gone
     retry_ms: int = 100  # what was not answered is sent again
+    tell_ms: int = 20  # so long the word of a commit waits for data to go with; 0: goes at once
     append_bytes: int = 1 << 20  # in one message
     in_flight: int = 8  # messages to a follower that has not answered yet
     fetch_wait_ms: int = 500  # a follower's fetch waits so long for something new

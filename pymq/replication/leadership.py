@@ -32,6 +32,8 @@ class Leadership:
         self.target: str | None = None  # who is to take over
         self._target_until = NEVER
         self._told_target = False
+        self._tell_at = NEVER  # when those that were not told what is committed are told by itself
+        self._tell_end = 0  # what was committed when that was set
         start, end = group.log.start, group.log.end
         match = start if opened else 0  # A log may begin later than a follower's ends.
         self.progress = {name: Progress(name, match, end, start) for name in group.others}
@@ -39,8 +41,11 @@ class Leadership:
     @property
     def deadline(self) -> int:
         """When something must be sent again, or given up."""
-        retries = [progress.retry_at for progress in self.progress.values()]
-        return min(self._target_until, *retries) if retries else self._target_until
+        due = min(self._target_until, self._tell_at)
+        for progress in self.progress.values():
+            if progress.retry_at < due:
+                due = progress.retry_at
+        return due
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -97,12 +102,31 @@ class Leadership:
             self._append(progress, data, now)
             progress.next = progress.sent
             progress.in_flight.append(progress.sent)
-        # What is committed travels with the data; without any it needs a message of its own.
-        if progress.told_round < self.reads.round or (
-            not progress.in_flight and progress.told_commit < self.committed
-        ):
-            mark("raft.commit.told_alone")
+        if progress.told_round < self.reads.round:
             self._append(progress, b"", now)
+        elif not progress.in_flight and progress.told_commit < self.committed:
+            self._tell_soon(progress, now)
+
+    def _tell_soon(self, progress: Progress, now: int) -> None:
+        """What is committed travels with data; unless some follows soon, by itself."""
+        wait = self._config.tell_ms
+        if not wait:
+            self._tell(progress, now)
+        elif self._tell_at == NEVER:
+            self._tell_at, self._tell_end = now + wait, self.committed
+
+    def _tell_late(self, now: int) -> None:
+        """Tell those what is committed that were sent nothing since they could have been told."""
+        end, self._tell_at = self._tell_end, NEVER
+        for progress in self.progress.values():
+            is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
+            if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
+                self._tell(progress, now)
+        self.feed_all(now)  # What was committed later waits anew.
+
+    def _tell(self, progress: Progress, now: int) -> None:
+        mark("raft.commit.told_alone")
+        self._append(progress, b"", now)
 
     def _append(self, progress: Progress, data: bytes, now: int) -> None:
         message = self._message(progress, data)
@@ -238,6 +262,8 @@ class Leadership:
         if now >= self._target_until:
             mark("raft.transfer.timeout")
             self._stop_transfer()
+        if now >= self._tell_at:
+            self._tell_late(now)
         for progress in self.progress.values():
             if now < progress.retry_at:
                 continue

@@ -47,6 +47,7 @@ class Chaos:
         config = ReplicationConfig(
             election_ms=rng.choice([50, 150]),
             retry_ms=rng.choice([20, 100]),
+            tell_ms=20 * (seed % 2),
             append_bytes=rng.choice([1, 1, 300, 1 << 20]),
             in_flight=rng.choice([1, 2, 8]),
         )
@@ -380,7 +381,7 @@ class Chaos:
         (leader,) = cluster.leaders
         before = cluster.sent
         leader.push("last", 1)
-        cluster.run(0)
+        cluster.run(cluster.config.tell_ms)
         self.check()
         if not self.is_settled() or any(
             node.raft.high_watermark != leader.log.end for node in cluster.up

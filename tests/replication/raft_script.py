@@ -78,9 +78,9 @@ class RaftScript:
         """Make replicas of a new block, led by the first of them."""
         names = tuple(word for word in words if "=" not in word and word.isupper())
         options = dict(word.split("=") for word in words if "=" in word)
-        settings = {
-            key: int(options[key]) for key in ("in_flight", "append_bytes") if key in options
-        }
+        names_of = ("in_flight", "append_bytes", "tell_ms")
+        settings = {key: int(options[key]) for key in names_of if key in options}
+        settings.setdefault("tell_ms", 0)  # Else each step would be followed by a pause.
         self._cluster = Cluster(
             names,
             config=ReplicationConfig(**settings),
