@@ -206,7 +206,7 @@ def test_the_background_thread_does_not_wait_for_the_lock() -> None:
     driver = Driver(loop)
     driver.arm(NEVER)
     with driver as held:
-        held.jobs.append(Compact("t", "0", (), 0))
+        held.jobs.append(("broker", Compact("t", "0", (), 0)))
         driver.arm(clock())
         assert compacted.wait(10)
     close(driver)
