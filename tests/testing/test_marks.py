@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,7 @@ from pymq.testing.marks import all_marks
 from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
-from tests.core import test_group, test_log, test_producers, test_repair
+from tests.core import test_group, test_log, test_producers, test_repair, test_upkeep
 from tests.node import (
     test_controller_brokers,
     test_controller_election,
@@ -29,6 +30,7 @@ from tests.node import test_parts as test_states
 from tests.replication import chaos, test_parts
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import SCRIPTS
+from tests.testing import test_damaged_copies
 from tests.testing.test_swarm import PLANS
 
 # Runs that come by much; and how many others there may be to come by the rest, which change with
@@ -46,6 +48,15 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
     "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
     "repair.cut": test_repair.test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many,
+    "repair.damaged": test_repair.test_a_damaged_copy_that_nobody_else_holds_stays,
+    "repair.replaced": (
+        test_repair.test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before
+    ),
+    "repair.unreadable": test_repair.test_a_copy_that_cannot_be_read_now_is_read_again,
+    "serving.damaged": partial(
+        test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
+    ),
+    "upkeep.compact_in_part": (test_upkeep.test_a_block_under_repair_is_compacted_once_it_is_whole),
     "repair.corrupt": test_repair.test_a_damaged_batch_is_asked_of_another,
     "producers.fenced": (
         test_producers.test_what_is_new_under_an_epoch_that_was_replaced_is_fenced
