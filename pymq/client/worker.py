@@ -255,6 +255,10 @@ class Worker(Intake):
         membership = self.membership
         if self.topic in self._router.gone:
             self._gone()
+            if not (membership.is_joined or membership.retry_at):
+                # A member asks for the topic with each heartbeat; who was given up does so, too.
+                self._router.refresh(self.topic)
+                membership.retry(now, BEAT_MS)
             return
         if self._is_lapsed:
             return
@@ -336,6 +340,8 @@ class Worker(Intake):
         come to nothing, and it is delivered again, perhaps to others.
         """
         self.membership.fenced()
+        # Perhaps because the topic was made anew: how far the one before reached means nothing.
+        self.watches.forget()
         self._drop_leases(error)
         self._has_news = True
 

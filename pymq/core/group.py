@@ -231,6 +231,13 @@ class GroupCoordinator:
         self._remove(group, member, now)
         self._host.reply(source, Settled(m.id), now)
 
+    def _fence(self, group: Group, member: Member, now: int) -> None:
+        """Give a live member up, which is told at once if it waits, and else when it asks."""
+        if member.waiting is not None:
+            error = FencedMember(f"topic {member.topic!r} was deleted; join again")
+            self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
+        self._remove(group, member, now)
+
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
         group.release(member, self._attention.ms)
@@ -383,16 +390,20 @@ class GroupCoordinator:
         self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int) -> None:
-        """The topic was deleted: its offsets mean nothing any more."""
+        """The topic was deleted: its offsets mean nothing any more, nor does what its members say.
+
+        Should it be made again, what they know and have is of the one before, so they have to come
+        again, as other members: their late words would be taken for words about the new one.
+        """
         if not self.is_loaded:
             self._deleted.append(topic)  # Nobody says it again, and they may not be read yet.
             return
         for group in list(self.groups.values()):
             for name in group.forget(topic):
                 self._offsets.changed(group.name, *name)
-            if group.topics.get(topic):
-                group.topics[topic] = ()  # until a member tells of what was made anew
-                self._rebalance(group, now)
+            for member in [x for x in group.members.values() if x.topic == topic]:
+                mark("group.member_without_topic")
+                self._fence(group, member, now)
             self._forget_if_empty(group)
 
     # --- the offsets partition ------------------------------------------------------------------

@@ -134,6 +134,7 @@ class Group:
             del self.known[name]
         for name in [name for name in self.added if name[0] == topic]:
             del self.added[name]
+        self.topics.pop(topic, None)  # until a member tells of what was made anew
         return forgotten
 
     def from_start(self, name: tuple[str, str], reset: int) -> bool:

@@ -882,11 +882,11 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
     host.done("m1", ("0", (0, 9)), ("1", (0, 9)))
     host.coordinator.forget_topic("t", host.now)
     host.settle_all()
-    assert host.offsets() == {}
+    assert host.send("admin", ListGroups(1)) == [GroupNames(1, ())]
     # Made again, it is another topic: smaller perhaps, and from the beginning.
-    assert host.beat("m1", ("0",)) == ("0",)
-    assert host.poll("m1", {"0": 2}) == [("0", 0, 2, 1)]
-    host.send("m1", Leave(host.id(), "g", "m1"))
+    assert host.join("m3", ("0",)) == ("0",)
+    assert host.poll("m3", {"0": 2}) == [("0", 0, 2, 1)]
+    host.send("m3", Leave(host.id(), "g", "m3"))
     again = Host(host.log)
     (names,) = again.send("admin", ListGroups(1))
     assert names == GroupNames(1, ())
@@ -929,11 +929,41 @@ def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
     """Else a topic of that name would begin where the old one had ended."""
     host.join("m1", reset=END)
     host.coordinator.forget_topic("t", host.now)
-    host.ask("m1", {"0": 1_000}, wait_ms=0)  # It was on its way meanwhile.
-    assert host.offsets() == {}
-    assert host.beat("m1") == ("0",)
-    assert host.poll("m1", {"0": 0}) == []
-    assert host.poll("m1", {"0": 2}) == [("0", 0, 2, 1)]
+    with pytest.raises(FencedMember):
+        host.ask("m1", {"0": 1_000}, wait_ms=0)  # It was on its way meanwhile.
+    assert host.join("m2", reset=END) == ("0",)
+    assert host.poll("m2", {"0": 0}) == []
+    assert host.poll("m2", {"0": 2}) == [("0", 0, 2, 1)]
+
+
+def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(host: Host) -> None:
+    """Another member had told of that: offsets that it did not have yet were skipped for good."""
+    for member in ("m1", "m2"):
+        host.join(member)
+    assert host.poll("m1", {"0": 700}, 1) == [("0", 0, 1, 1)]
+    host.coordinator.forget_topic("t", host.now)
+    assert host.join("m3") == ("0",)
+    assert host.poll("m3", {"0": 1}) == [("0", 0, 1, 1)]
+    late = Acquire(host.id(), "g", "m2", (("0", 500, 1_000),), 9, 0)
+    with pytest.raises(FencedMember):
+        leases(host.send("m2", late))
+    (answer,) = host.send("m1", Settle(host.id(), "g", "m1", (("0", (0, 1)),)))
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.error, FencedMember)
+    assert host.offsets() == {"0": (0, 1, 1, 0)}
+    assert host.poll("m3", {"0": 2}) == [("0", 1, 2, 1)]
+
+
+def test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(host: Host) -> None:
+    host.join("m1")
+    host.join("m2", topic="u")
+    host.beat("m1")
+    assert host.ask("m1", {"0": 0}) is None
+    assert host.ask("m2", {"0": 0}) is None
+    host.coordinator.forget_topic("t", host.now)
+    with pytest.raises(FencedMember):
+        leases(host.take("m1"))
+    assert host.poll("m2", {"0": 1}) == [("0", 0, 1, 1)]
 
 
 def test_an_empty_group_that_lost_its_topic_is_gone(host: Host) -> None:

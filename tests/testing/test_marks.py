@@ -44,6 +44,9 @@ CHAOS = 400
 DIRECTED: dict[str, Callable[[], None]] = {
     "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,
+    "group.member_without_topic": lambda: (
+        test_group.test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(test_group.Host())
+    ),
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
     "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,

@@ -1,0 +1,52 @@
+"""A topic that is deleted and made again while a group consumes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pymq.errors import PymqError
+from pymq.testing import Cluster
+
+
+@pytest.mark.parametrize("reset", ["begin", "end"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(count: int, reset: str) -> None:
+    """Its members told where the one before began and ended: the group began there, for ever."""
+    # A rule says that offsets of a group never go back, and looks at names.
+    with Cluster(brokers=3, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=4096)
+        clients = [cluster.client() for _ in range(count)]
+        with mq.producer() as producer:
+            for number in range(30):
+                producer.send("t", b"%0900d" % number).result()
+        cluster.run(seconds=12)
+        assert mq.describe_topic("t").partitions[0].blocks[0].start_offset > 10
+        members = [c.consumer("t", group="g", auto_offset_reset=reset) for c in clients]
+        got: list[bytes] = []
+
+        def poll() -> None:
+            for member in members:
+                try:
+                    for record in member.poll(100, timeout=0.2):
+                        got.append(record.value)
+                        member.ack(record)
+                except PymqError:
+                    cluster.run(seconds=0.3)  # The topic is gone, or was.
+
+        for _ in range(3):
+            poll()
+        mq.delete_topic("t")
+        mq.create_topic("t", replicas=3, acks="raft")
+        for _ in range(50):
+            poll()
+        got.clear()
+        sent = [b"new %d" % number for number in range(10)]
+        with mq.producer() as producer:
+            for value in sent:
+                producer.send("t", value).result()
+        for _ in range(20):
+            poll()
+        assert sorted(got) == sent
+        for member in members:
+            member.close()
