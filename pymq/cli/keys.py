@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pymq.cli.show import FAILED, OK, Show
+from pymq.cli.words import leaf
 from pymq.core.types import check_name
 from pymq.errors import ConfigError
 
@@ -19,23 +20,19 @@ POLICY = "policy.toml"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    make = what.add_parser("make", help="make a key pair for each name")
+    make = leaf(what, "make", "make a key pair for each name")
     make.add_argument("--node", action="store_true", help="they are brokers or zkservers")
     make.add_argument(
         "--at", metavar="ENDPOINT", action="append", help="where the zkserver is, as it advertises"
     )
-    revoke = what.add_parser("revoke", help="let nobody in with the key of a name any more")
-    listing = what.add_parser("list", help="show whose keys there are")
-    token = what.add_parser("token", help="make tokens, for browsers and scrapers of metrics")
-    policy = what.add_parser("policy", help="write a policy to begin with")
+    revoke = leaf(what, "revoke", "let nobody in with the key of a name any more")
+    listing = leaf(what, "list", "show whose keys there are")
+    token = leaf(what, "token", "make tokens, for browsers and scrapers of metrics")
+    policy = leaf(what, "policy", "write a policy to begin with")
     policy.add_argument(
         "--superuser", metavar="NAME", action="append", default=[], help="who may do anything"
     )
     for sub in (make, revoke, listing, token, policy):
-        # Also behind the word, where everybody types it; what stood before it counts as well.
-        sub.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
-        )
         sub.add_argument("folder", metavar="DIR", type=Path, help="the folder of keys")
     for sub in (make, revoke, token):
         sub.add_argument("names", metavar="NAME", nargs="+", help="a broker's, or anybody's")

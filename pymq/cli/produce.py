@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--partition", metavar="NAME", help="where all of them go")
     parser.add_argument(
-        "--acks", choices=ACKS, help="wait for less than the partition's ack mode gives"
+        "--acks", choices=ACKS, help="wait for something else than the partition's ack mode gives"
     )
     parser.add_argument("--compression", choices=("lz4", "zstd"))
 

@@ -11,6 +11,8 @@ from pymq.cli import connect
 if TYPE_CHECKING:
     from pymq.cli.show import Show
 
+    Words = argparse._SubParsersAction[argparse.ArgumentParser]
+
 Run = Callable[[argparse.Namespace, "Show"], int]
 
 
@@ -25,18 +27,22 @@ def common(parser: argparse.ArgumentParser, *, is_leaf: bool = False) -> None:
     )
 
 
-def words(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+def words(parser: argparse.ArgumentParser) -> Words:
     """Where :func:`word` adds commands to a command that needs a queue."""
     connect.arguments(parser)
     return parser.add_subparsers(dest="word", metavar="WHAT", required=True)
 
 
-def word(
-    there: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help: str, do: Run
-) -> argparse.ArgumentParser:
+def leaf(there: Words, name: str, help: str) -> argparse.ArgumentParser:
     """Add a command of a command; its options may stand behind its name or before it."""
     found = there.add_parser(name, help=help, description=help, allow_abbrev=False)
     common(found, is_leaf=True)
+    return found
+
+
+def word(there: Words, name: str, help: str, do: Run) -> argparse.ArgumentParser:
+    """Add a command of a command that needs a queue."""
+    found = leaf(there, name, help)
     connect.arguments(found, is_leaf=True)
     found.set_defaults(do=do)
     return found

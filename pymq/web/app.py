@@ -177,13 +177,15 @@ class App:
                 return refuse(403, "this page may only be looked at", "AUTHORIZATION_FAILED")
             return as_json(desk.change(name, _object(request.body)))
         if name == "state":
+            state = desk.state()
             about = {
+                "age_s": desk.age_s,
                 "title": self._title,
                 "writable": self._writable,
                 "principal": principal,
                 "can_sign_out": not self._gate.is_open,
             }
-            return as_json({**desk.state(), **about})
+            return as_json({**state, **about})
         if name == "topic":
             return as_json(desk.topic(query.get("name", "")))
         if name == "group":

@@ -26,7 +26,8 @@ from pymq.web import shown
 from pymq.web.browse import browse
 
 EVERY_S = 1.0  # between two looks, at least
-SHARE = 4  # ... and so many times as long as the last one took
+SHARE = 4  # ... and so many times as long as the quickest of the last LOOKS took
+LOOKS = 8  # a longer one has waited for what fails, which is no work and no time to look away
 PATIENCE_S = 3.0  # how long who asks waits for a look that somebody else takes
 TOPICS_MAX = 200  # that are described; of the others there are the names
 GROUPS_MAX = 100
@@ -46,6 +47,8 @@ class Desk:
         self._lock = threading.Lock()
         self._state: Json = {}
         self._due = 0.0
+        self._took: deque[float] = deque(maxlen=LOOKS)
+        self._seen = 0.0  # when the latest look that saw something began
         self._totals: dict[str, tuple[float, int, int]] = {}  # by topic: when, records, bytes
         self._rates: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
 
@@ -61,20 +64,26 @@ class Desk:
                 self._lock.release()
         return self._state or {"problem": "the cluster does not answer yet"}
 
+    @property
+    def age_s(self) -> float:
+        """How long ago what :meth:`state` tells was so."""
+        return round(self._clock() - self._seen, 1)
+
     def _look(self) -> None:
         began = self._clock()
         try:
             # Groups come last: whoever coordinates them may be what is missing, and to find out
             # takes long.
             self._state = self._looked()
+            self._seen = began
             self._state = {**self._state, **self._groups()}
         except Closed:
             raise
         except PymqError as error:
             # What was seen last is better than nothing, if it is said how old it is.
             self._state = {**self._state, "problem": str(error), "code": error.code}
-        took = self._clock() - began
-        self._due = self._clock() + max(EVERY_S, SHARE * took)
+        self._took.append(self._clock() - began)
+        self._due = self._clock() + max(EVERY_S, SHARE * min(self._took))
 
     def _looked(self) -> Json:
         client, problems = self.client, []
@@ -91,7 +100,6 @@ class Desk:
         if known:
             self._rates.append((time.time(), sum(r for r, _ in known), sum(b for _, b in known)))
         return {
-            "at_ms": round(time.time() * 1000),
             "problem": None,
             "notes": problems,
             "cluster": shown.cluster(cluster, topics),

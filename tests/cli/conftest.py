@@ -45,8 +45,12 @@ class Queue:
 
     def call(self, *argv: object) -> Told:
         """Run a command, whatever comes of it."""
+        return self.plain(*argv, "--url", self.url)
+
+    def plain(self, *argv: object) -> Told:
+        """Run a command that is about no queue, or about another one."""
         self._capsys.readouterr()
-        code = main([*map(str, argv), "--url", self.url])
+        code = main([*map(str, argv)])
         return Told(code, *self._capsys.readouterr())
 
     def json(self, *argv: object, code: int = 0) -> Any:

@@ -145,7 +145,14 @@ def test_a_narrow_terminal_shows_everything(width: int, monkeypatch: pytest.Monk
     assert is_paragraph == (width == 30)
 
 
-@pytest.mark.parametrize("argv", [["--url", "first", "topic"], ["topic", "list", "--ur", "x"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--url", "first", "topic"],
+        ["topic", "list", "--ur", "x"],
+        ["keys", "make", "keys", "--nod", "broker-0"],
+    ],
+)
 def test_options_stand_where_they_belong_and_in_full(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

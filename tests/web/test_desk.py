@@ -54,6 +54,21 @@ def test_a_large_cluster_is_looked_at_less_often(mq: pymq.Client) -> None:
     assert desk.state() is not first
 
 
+def test_a_look_that_waited_for_what_fails_is_soon_followed_by_another(mq: pymq.Client) -> None:
+    """Else the page would be oldest just when somebody wants to see what has happened."""
+    clock = Clock()
+    desk = Desk(mq, clock)
+    desk.state()
+    clock.now += EVERY_S
+    clock.step = 5.0
+    slow = desk.state()
+    clock.step = 0.0
+    assert desk.age_s > 0
+    clock.now += EVERY_S
+    assert desk.state() is not slow
+    assert desk.age_s == 0
+
+
 def test_what_is_gone_is_forgotten(mq: pymq.Client) -> None:
     clock = Clock()
     desk = Desk(mq, clock)

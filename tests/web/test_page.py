@@ -236,6 +236,7 @@ def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
         server.close()
         opened.wait("document.getElementById('status').innerText.includes('does not answer')")
         assert "orders" in opened.text()
+        assert "not up to date" in opened.text()
     finally:
         server.close()
 

@@ -1,9 +1,11 @@
 // The page: which view, what it asks for how often, and what is wrong.
 
-import { h, link, show } from "./dom.js";
+import { age, h, link, show } from "./dom.js";
 import * as views from "./views.js";
 
 const EVERY_MS = 2000;
+const LATE_MS = 4000; // an answer that takes longer
+const OLD_S = 10; // what was seen longer ago is not live
 const content = document.getElementById("content");
 const head = document.getElementById("head");
 const status = document.getElementById("status");
@@ -39,6 +41,7 @@ let state = null; // of the whole cluster, as told last
 let part = null; // the view's own part
 let isOut = false; // a token is needed
 let turn = 0; // answers to what was asked for before are dropped
+let isLate = false; // what is shown is from before, and nobody has said how it is now
 
 // --- talking with the server ----------------------------------------------------------------------
 
@@ -100,33 +103,32 @@ async function update(isNew = false) {
   clearTimeout(update.timer);
   const mine = ++turn;
   const here = place();
+  clearTimeout(update.late);
+  update.late = setTimeout(() => { isLate = true; draw(); }, LATE_MS);
   try {
     const path = wanted(here);
-    const ask2 = path && (isNew || part === null || isLive(here)) ? ask(path) : Promise.resolve(part);
-    const [whole, found] = await Promise.all([ask("/api/state"), ask2]);
+    // What is looked at is shown as soon as it is there: the whole takes longer while something fails.
+    const own = path && (isNew || part === null || isLive(here))
+      ? ask(path).then((found) => { if (mine === turn) { part = found; if (state) draw(); } }) : null;
+    const [whole] = await Promise.all([ask("/api/state"), own]);
     if (mine !== turn) return;
     state = whole;
-    part = found;
-    isOut = false;
+    isOut = isLate = false;
     if (here[0] === "records" && isNew) {
       const about = await ask(`/api/topic?${new URLSearchParams({ name: here[1] })}`);
       if (mine !== turn) return;
       page.partitions = about.partitions.map((partition) => partition.name);
     }
-    complain(whole.problem ? `${whole.problem}${whole.at_ms ? ` Shown is what was so ${age(whole)} ago.` : ""}` : "");
+    complain(whole.problem ? `${whole.problem}${whole.cluster ? ` Shown is what was so ${age(whole.age_s)} ago.` : ""}` : "");
   } catch (error) {
     if (mine !== turn) return;
     if (error instanceof Refused && error.code === 401) isOut = true;
-    else if (error instanceof Refused) { complain(error.message); if (isNew) part = null; }
-    else complain("The server does not answer; trying again.");
+    else if (error instanceof Refused) complain(error.message);
+    else { complain("The server does not answer; trying again."); isLate = true; }
   }
+  clearTimeout(update.late);
   draw();
   if (!document.hidden && !isOut) update.timer = setTimeout(update, EVERY_MS);
-}
-
-function age(whole) {
-  const seconds = Math.max(0, Math.round((Date.now() - whole.at_ms) / 1000));
-  return seconds < 120 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
 }
 
 // --- drawing --------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ function draw() {
 
 function top([view]) {
   const tab = (href, text, isHere) => h("a", { href, "aria-current": isHere ? "page" : null }, text);
-  const isFine = state && !state.problem;
+  const isFine = state && !state.problem && !isLate && state.age_s < OLD_S;
   return h("div", { class: "bar-top" },
     h("a", { class: "name", href: "#/" }, h("img", { src: "icon.svg", width: 24, height: 24, alt: "" }), "pymq"),
     h("nav", { "aria-label": "Views" },

@@ -105,6 +105,14 @@ export function bytes(number) {
   return `${number >= 100 || at === 0 ? Math.round(number) : number.toFixed(1)} ${units[at]}`;
 }
 
+export function lasting(ms) {
+  const units = [["d", 86400000], ["h", 3600000], ["min", 60000], ["s", 1000], ["ms", 1]];
+  const [unit, size] = units.find(([, size]) => ms >= size && ms % size === 0) || units[4];
+  return `${count(ms / size)} ${unit}`;
+}
+
+export const age = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`);
+
 export function when(ms) {
   if (!ms || ms < 0) return "–";
   const date = new Date(ms);

@@ -1,6 +1,6 @@
 // What each view shows: plain functions from what the server told to elements.
 
-import { bytes, count, h, link, short, when } from "./dom.js";
+import { bytes, count, h, lasting, link, short, when } from "./dom.js";
 import { bar, legend, throughput, timeline } from "./draw.js";
 
 const tags = (modes) => modes.map((mode) => h("span", { class: `tag ${mode}` }, mode));
@@ -115,13 +115,13 @@ export function groupTable(groups) {
 export function topic(found, page) {
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster"), " / Topic"),
-    h("h1", null, found.name, " ", h("small", null, `${count(found.partitions.length + found.more_partitions)} partitions`)),
+    h("h1", null, found.name, " ", h("small", null, plural(found.partitions.length + found.more_partitions, "partition"))),
     legend(),
     found.partitions.map((partition, i) => partitionCard(found, partition, page, i === 0)),
     found.more_partitions ? h("p", { class: "quiet" }, `${count(found.more_partitions)} more partitions are not shown`) : null,
     h("details", { class: "card" }, h("summary", null, "Options"),
       h("table", null, h("tbody", null, Object.entries(found.config).map(([option, value]) =>
-        row(option, h("th", { scope: "row" }, option), h("td", null, value === null ? "–" : String(value))))))),
+        row(option, h("th", { scope: "row" }, option), h("td", null, setting(option, value))))))),
   ];
 }
 
@@ -144,6 +144,15 @@ function partitionCard(found, partition, page, isFirst) {
     h("p", { class: "said", id: `said ${key}` }, page.said(key) || (isFirst ? "Point at a block, or go through them with the arrow keys." : "")),
     blockDetails(partition),
     page.writable ? acksForm(found, partition, page) : null);
+}
+
+const plural = (number, text) => `${count(number)} ${text}${number === 1 ? "" : "s"}`;
+
+function setting(option, value) {
+  if (value === null) return "–";
+  if (typeof value !== "number") return String(value);
+  const said = option.endsWith("_bytes") ? bytes(value) : option.endsWith("_ms") ? lasting(value) : null;
+  return [count(value), said ? h("span", { class: "quiet" }, ` (${said})`) : null];
 }
 
 const fact = (text, found) => h("span", null, text, " ", h("b", null, found));
@@ -192,6 +201,7 @@ export function records(found, page) {
 
 function payload(found, isValue = false) {
   if (found === null) return h("span", { class: "quiet" }, "–");
+  if (!found.size) return h("span", { class: "quiet" }, "empty");
   const text = found.text;
   if (text === undefined) {
     return [h("pre", null, found.hex), h("span", { class: "header" }, `${count(found.size)} bytes that are no text${found.cut ? ", cut" : ""}`)];
