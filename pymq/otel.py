@@ -211,7 +211,6 @@ class TracedProducer(_Traced):
         self,
         topic: str,
         value: bytes,
-        *,
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: str | int | None = None,

@@ -72,7 +72,6 @@ class AsyncProducer(Handle):
         self,
         topic: str,
         value: bytes,
-        *,
         key: bytes | None = None,
         headers: HeaderPairs | None = None,
         partition: str | int | None = None,
@@ -100,9 +99,7 @@ class AsyncProducer(Handle):
             or (partition is not None and not _has(found, partition))
         ):
             return self._hold(topic, value, key, headers, partition, timestamp_ms)
-        delivery = self._feed.send(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+        delivery = self._feed.send(topic, value, key, headers, partition, timestamp_ms)
         return AsyncDelivery(self, delivery)
 
     def _refuse(self) -> None:
@@ -186,8 +183,8 @@ class AsyncProducer(Handle):
             TypeError, UnknownTopic, UnknownPartition, RecordTooLarge, Closed: as they say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``; nothing was sent.
         """
-        rows = values if isinstance(values, list) else list(values)
-        names = keys if keys is None or isinstance(keys, list) else list(keys)
+        rows = list(values)  # They are looked at later, when the caller may have changed his list.
+        names = None if keys is None else list(keys)
         if topic in self._releases:
             await asyncio.wait([self._releases[topic]])
 

@@ -140,6 +140,8 @@ class Backlog:
         self.buffered -= batch.size
         if batch.error is not None:
             self._keep_failed(batch)
+        else:
+            batch.deliveries = None  # else each would keep all others, until they are collected
         batch.encoded = batch.columns = None
         batch.finish()
         self.offer_space()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Driver, Waitable
-from pymq.core.columns import Headers
+from pymq.core.columns import ANY, Headers, width_of
 from pymq.core.record import RecordBatch, RecordMetadata
 from pymq.core.types import NEVER
 from pymq.errors import DeliveryTimeout, PymqError
@@ -26,9 +26,13 @@ RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
 
 
 class Columns:
-    """Records as columns; None where no record has such a thing."""
+    """Records as columns; None where no record has such a thing.
 
-    __slots__ = ("headers", "keys", "timestamps", "values")
+    How long the values are is looked at once, since that costs as much as to copy them: *width* is
+    what :func:`pymq.core.columns.width_of` says.
+    """
+
+    __slots__ = ("headers", "keys", "timestamps", "values", "width")
 
     def __init__(
         self,
@@ -36,11 +40,13 @@ class Columns:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[Headers] | None = None,
         timestamps: Sequence[int] | None = None,
+        width: int | None = ANY,
     ) -> None:
         self.values = values
         self.keys = keys
         self.headers = headers
         self.timestamps = timestamps
+        self.width = width_of(values) if width == ANY else width
 
     def __len__(self) -> int:
         return len(self.values)
@@ -57,27 +63,43 @@ class Columns:
     @property
     def size(self) -> int:
         """What the records count in a producer's buffer: what they hold and something for each."""
-        size = sum(map(len, self.values)) + RECORD_BYTES * len(self.values)
+        if self.width is not None:
+            size = (self.width + RECORD_BYTES) * len(self.values)
+        else:
+            size = sum(map(len, self.values)) + RECORD_BYTES * len(self.values)
         if self.keys is not None:
             size += sum(len(key) for key in self.keys if key is not None)
         if self.headers is not None:
             size += sum(map(header_bytes, self.headers))
         return size
 
+    @property
+    def largest(self) -> int:
+        """What the largest record has, value and key together; there is one at least."""
+        if self.keys is not None:
+            pairs = zip(self.values, self.keys, strict=True)
+            return max(len(value) + len(key or b"") for value, key in pairs)
+        return max(map(len, self.values)) if self.width is None else self.width
+
     def cut(self, start: int, end: int) -> Columns:
         """The records from number *start* up to, not including, number *end*."""
+        if start == 0 and end == len(self.values):
+            return self
         keys = self.keys[start:end] if self.keys is not None else None
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
-        return Columns(self.values[start:end], keys, headers, times)
+        # What is cut from values of many lengths is not looked at again.
+        return Columns(self.values[start:end], keys, headers, times, self.width)
 
 
 def joined(many: Sequence[Columns]) -> Columns:
     """The records of bulk sends one behind the other: all of these have keys, or none has."""
+    widths = {columns.width for columns in many}
+    width = widths.pop() if len(widths) == 1 else None
     values = [value for columns in many for value in columns.values]
     if many[0].keys is None:
-        return Columns(values)
-    return Columns(values, [key for columns in many for key in columns.keys or ()])
+        return Columns(values, width=width)
+    return Columns(values, [key for columns in many for key in columns.keys or ()], width=width)
 
 
 def header_bytes(headers: Headers) -> int:
@@ -150,7 +172,7 @@ class Batch(Waitable):
             keys = source.keys or [None] * self.count
             self.deliveries = []
             for index, (item, key) in enumerate(zip(source.values, keys, strict=True)):
-                delivery = Delivery(self, item, key)
+                delivery = delivery_of(self, item, key)
                 delivery.index = index
                 self.deliveries.append(delivery)
         return self.deliveries
@@ -177,12 +199,11 @@ class Delivery:
 
     headers: Headers = ()
     timestamp_ms: int | None = None
+    # Whoever makes one sets these: an ``__init__`` would cost more than all the rest of a delivery.
+    owner: Queue | Batch  # its queue, then its batch
+    value: bytes
+    key: bytes | None
     index: int  # its place in the batch, once it has one
-
-    def __init__(self, owner: Queue | Batch, value: bytes, key: bytes | None) -> None:
-        self.owner = owner  # its queue, then its batch
-        self.value = value
-        self.key = key
 
     @property
     def topic(self) -> str:
@@ -246,17 +267,15 @@ class FullDelivery(Delivery):
 
     __slots__ = ("headers", "timestamp_ms")
 
-    def __init__(
-        self,
-        owner: Queue | Batch,
-        value: bytes,
-        key: bytes | None,
-        headers: Headers,
-        timestamp_ms: int | None,
-    ) -> None:
-        super().__init__(owner, value, key)
-        self.headers = headers
-        self.timestamp_ms = timestamp_ms
+    headers: Headers
+    timestamp_ms: int | None
+
+
+def delivery_of(owner: Queue | Batch, value: bytes, key: bytes | None) -> Delivery:
+    """Make a delivery, where it need not be fast."""
+    made = Delivery()
+    made.owner, made.value, made.key = owner, value, key
+    return made
 
 
 Piece = tuple[Batch, int, int]  # records of a batch, from one number up to another

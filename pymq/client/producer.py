@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle
@@ -88,7 +88,6 @@ class Producer(Handle):
         self,
         topic: str,
         value: bytes,
-        *,
         key: bytes | None = None,
         headers: HeaderPairs | None = None,
         partition: str | int | None = None,
@@ -136,7 +135,10 @@ class Producer(Handle):
         if size > found.limit:
             raise _too_large(topic, size, found.limit)
         if headers is None and timestamp_ms is None:
-            delivery = Delivery(queue, value, key)
+            delivery = Delivery()
+            delivery.owner = queue
+            delivery.value = value
+            delivery.key = key
         else:
             delivery, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
         backlog = self._backlog
@@ -173,7 +175,10 @@ class Producer(Handle):
         if size > topic.limit:
             raise _too_large(topic.metadata.topic, size, topic.limit)
         queue.has_extras = True
-        return FullDelivery(queue, value, key, pairs, timestamp_ms), size
+        delivery = FullDelivery()
+        delivery.owner, delivery.value, delivery.key = queue, value, key
+        delivery.headers, delivery.timestamp_ms = pairs, timestamp_ms
+        return delivery, size
 
     def _arm(self, queue: Queue) -> None:
         """The first record of a batch: from now on it lingers."""
@@ -264,7 +269,8 @@ class Producer(Handle):
         columns = _columns(values, keys)
         if not columns.values:
             return Deliveries(self._driver, [], self._sender)
-        self._check_sizes(topic, columns, found.limit)
+        if columns.largest > found.limit:
+            raise _too_large(topic, columns.largest, found.limit)
         if partition is not None:
             parts = [(self._chosen(found, partition), Part(columns, None))]
         elif columns.keys is None:
@@ -288,14 +294,6 @@ class Producer(Handle):
                 backlog.armed.appendleft((self._clock(), queue))
         sender.push()
         return Deliveries(self._driver, [part for _, part in parts], sender)
-
-    def _check_sizes(self, topic: str, columns: Columns, limit: int) -> None:
-        largest = max(map(len, columns.values))
-        if columns.keys is not None:
-            pairs = zip(columns.values, columns.keys, strict=True)
-            largest = max(len(value) + len(key or b"") for value, key in pairs)
-        if largest > limit:
-            raise _too_large(topic, largest, limit)
 
     def _by_key(self, topic: Topic, columns: Columns) -> list[tuple[Queue, Part]]:
         """Sort records into the partitions of their keys; those without one go together."""
@@ -409,12 +407,12 @@ def _headers(headers: HeaderPairs | None) -> Headers:
 
 
 def _columns(values: Iterable[bytes], keys: Iterable[bytes | None] | None) -> Columns:
-    rows: Sequence[bytes] = values if isinstance(values, list) else list(values)
+    rows = list(values)  # A list of the caller's may be changed before it is sealed.
     if not {bytes}.issuperset(map(type, rows)):
         rows = [row if type(row) is bytes else _bytes(row, "value") for row in rows]
     if keys is None:
         return Columns(rows)
-    names: Sequence[bytes | None] = keys if isinstance(keys, list) else list(keys)
+    names = list(keys)
     if not {bytes, type(None)}.issuperset(map(type, names)):
         names = [k if k is None or type(k) is bytes else _bytes(k, "key") for k in names]
     if len(names) != len(rows):

@@ -70,7 +70,7 @@ class Queue:
         self.topic = topic
         self.partition = partition
         self.topic_id = ""  # of the topic that the numbers below are for
-        self.items: deque[Delivery | Part] = deque()  # appended to by any thread
+        self.items: list[Delivery | Part] = []  # appended to by any thread
         self.bytes = 0  # about what is in ``items``
         self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
         self.is_armed = False
@@ -103,8 +103,8 @@ class Queue:
         # First this, then empty it: see the module's top.
         self.is_armed = self.is_due = False
         self.held_at = -1
-        popleft = self.items.popleft
-        taken = [popleft() for _ in range(len(self.items))]
+        taken = self.items[:]
+        del self.items[: len(taken)]  # what others have appended between these lines stays
         self.bytes = 0
         until = now + self.config.delivery_timeout_ms
         if self.has_parts and not _SINGLE.issuperset(map(type, taken)):
@@ -227,6 +227,7 @@ class Queue:
                 producer_epoch=self.epoch,
                 base_sequence=batch.sequence,
                 codec=config.codec,
+                width=columns.width,
             )
             batch.columns = None
         assert encoded is not None, "a batch has its records, encoded or not"
@@ -359,9 +360,9 @@ def _is_part(item: Delivery | Part) -> bool:
 def _cuts(columns: Columns, limit: int) -> Sequence[int]:
     """Where to cut records so that each batch has about *limit* bytes: the end of each."""
     count = len(columns)
-    sizes = set(map(len, columns.values))
-    if columns.keys is None and columns.headers is None and len(sizes) == 1:
-        step = min(max(1, limit // (sizes.pop() + RECORD_BYTES)), COUNT_MAX)
+    width = columns.width
+    if columns.keys is None and columns.headers is None and width is not None:
+        step = min(max(1, limit // (width + RECORD_BYTES)), COUNT_MAX)
         return [*range(step, count, step), count]
     ends: list[int] = []
     total = 0

@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import countOf
 from typing import Any, NamedTuple
 
 from pymq.core import codec
@@ -52,8 +53,6 @@ _RUN = (
 
 def pack(columns: Sequence[bytes]) -> bytes:
     """Join encoded columns, each behind its length."""
-    if len(columns) == 1:
-        return _LENGTH.pack(len(columns[0])) + columns[0]
     return b"".join([part for column in columns for part in (_LENGTH.pack(len(column)), column)])
 
 
@@ -94,17 +93,37 @@ def _head(major: int, number: int) -> bytes:
     return struct.pack(">BI", major << 5 | 26, number)
 
 
+ANY = -1  # a width that nobody has looked for
+
+
+def width_of(values: Sequence[bytes | None]) -> int | None:
+    """How many bytes each of *values* has, if all have as many; else None."""
+    try:
+        width = len(values[0])  # type: ignore[arg-type] # a null ends in the except
+        same = countOf(map(len, values), width)  # type: ignore[arg-type] # a null, too
+    except (TypeError, IndexError):
+        return None
+    return width if same == len(values) else None
+
+
 def encode_bytes(values: Sequence[bytes | None]) -> bytes:
     """Encode an array of byte strings and nulls."""
-    try:
-        sizes = set(map(len, values))  # type: ignore[arg-type] # a null ends in the except
-    except TypeError:
+    width = width_of(values)
+    if width is None:
         return codec.dumps(values)
-    if len(sizes) != 1:
-        return codec.dumps(values)
-    prefix = _head(2, sizes.pop())
-    # The empty first part makes the join put a prefix before the first value too.
-    return _head(4, len(values)) + prefix + prefix.join(values)  # type: ignore[arg-type] # no nulls here
+    return _head(2, width).join([_head(4, len(values)), *values])  # type: ignore[list-item] # no nulls here
+
+
+def pack_values(values: Sequence[bytes], width: int | None) -> bytes:
+    """The same as ``pack([encode_bytes(values)])``, in one copy; *width* is theirs, or ``ANY``."""
+    if width == ANY:
+        width = width_of(values)
+    if width is None:
+        encoded = codec.dumps(values)
+        return _LENGTH.pack(len(encoded)) + encoded
+    head, prefix = _head(4, len(values)), _head(2, width)
+    length = len(head) + len(values) * (len(prefix) + width)
+    return prefix.join([_LENGTH.pack(length) + head, *values])
 
 
 def run_heads(count: int, size: int) -> tuple[bytes, bytes]:

@@ -65,6 +65,27 @@ class RecordMetadata(NamedTuple):
     timestamp_ms: int
 
 
+def _pack_all(
+    values: Sequence[bytes],
+    keys: Sequence[bytes | None] | None,
+    timestamps: Sequence[int] | None,
+    headers: Sequence[Headers] | None,
+) -> tuple[bytes, int]:
+    """Encode the columns that say something; returns the body and which columns are there."""
+    parts, present = [columns.encode_bytes(values)], columns.VALUES
+    if keys is not None and any(key is not None for key in keys):
+        parts.append(columns.encode_bytes(keys))
+        present |= columns.KEYS
+    if timestamps is not None and timestamps.count(timestamps[0]) != len(timestamps):
+        first = timestamps[0]
+        parts.append(columns.encode_numbers([time - first for time in timestamps]))
+        present |= columns.TIMESTAMPS
+    if headers is not None and any(headers):
+        parts.append(columns.encode_headers(headers))
+        present |= columns.HEADERS
+    return columns.pack(parts), present
+
+
 class RecordBatch:
     """Some records of one partition, encoded; columns are decoded when first looked at.
 
@@ -99,26 +120,21 @@ class RecordBatch:
         base_sequence: int = -1,
         codec: int = compression.NONE,
         attributes: int = 0,
+        width: int | None = columns.ANY,
     ) -> Self:
         """Encode records, given as columns of equal length.
 
         Columns that are None or say nothing are left out. *timestamps* holds each record's own
-        time in milliseconds; without it all have *timestamp_ms*.
+        time in milliseconds; without it all have *timestamp_ms*. *width* is what
+        :func:`pymq.core.columns.width_of` says of the values, if it was asked before.
         """
-        parts, present = [columns.encode_bytes(values)], columns.VALUES
-        if keys is not None and any(key is not None for key in keys):
-            parts.append(columns.encode_bytes(keys))
-            present |= columns.KEYS
         first = last = timestamp_ms
-        if timestamps is not None:
-            first, last = timestamps[0], max(timestamps)
-            if first != last or min(timestamps) != first:
-                parts.append(columns.encode_numbers([time - first for time in timestamps]))
-                present |= columns.TIMESTAMPS
-        if headers is not None and any(headers):
-            parts.append(columns.encode_headers(headers))
-            present |= columns.HEADERS
-        raw = columns.pack(parts)
+        if keys is None and headers is None and timestamps is None:
+            raw, present = columns.pack_values(values, width), columns.VALUES
+        else:
+            raw, present = _pack_all(values, keys, timestamps, headers)
+            if timestamps is not None:
+                first, last = timestamps[0], max(timestamps)
         body = compression.compress(codec, raw) if codec else raw
         if len(body) >= len(raw):
             codec, body = compression.NONE, raw  # It did not shrink: spare every reader the work.

@@ -198,6 +198,25 @@ def test_bulk_sends_are_cut_into_batches(mq: pymq.Client) -> None:
     assert sum(batches(mq, "one")) == 55
 
 
+def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
+    """What could not be sealed at once was lost with ``clear()``, or twice what came next."""
+    rows, keys = [b"1", b"2"], [b"k", None]
+    with mq.producer(linger_ms=LONG_MS) as producer:
+        producer.send("one", b"0")  # so that it is known
+
+        def send() -> None:
+            producer.send_many("one", rows)
+            producer.send_many("one", rows, keys)
+            rows.clear()
+            keys.clear()
+
+        with mq.driver:  # Nobody can turn the loop.
+            thread = threading.Thread(target=send)
+            thread.start()
+            thread.join()
+    assert values(mq, "one") == [b"0", b"1", b"2", b"1", b"2"]
+
+
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_compression(tmp_path: Path, compression: str) -> None:
     """It is smaller, and the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pymq.client.delivery import Batch, Delivery
+from pymq.client.delivery import Batch, delivery_of
 from pymq.client.queue import Queue
 from pymq.client.sender import SenderConfig
 from pymq.core.producers import ProducerTable
@@ -21,7 +21,7 @@ def sent(count: int) -> tuple[Queue, list[Batch], list[RecordBatch]]:
     owner: Any = SimpleNamespace(config=config, backlog=None)
     queue = Queue(owner, "t", "0")
     for number in range(count):
-        queue.items.append(Delivery(queue, b"%d" % number, None))
+        queue.items.append(delivery_of(queue, b"%d" % number, None))
         queue.seal(0, 0)
     batches = list(queue.sealed)
     queue.sealed.clear()
@@ -82,7 +82,8 @@ def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal
     """Sealing used to wait for that record, which nobody could take in while it sealed."""
     queue, _, _ = sent(0)
     called: list[str] = []
-    before, later = Delivery(queue, b"before", None), Delivery(queue, b"later", None)
+    before = delivery_of(queue, b"before", None)
+    later = delivery_of(queue, b"later", None)
     queue.items.append(before)
     queue.callbacks += [
         (later, lambda: called.append("later")),

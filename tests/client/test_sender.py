@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pymq.client.base import Waitable
-from pymq.client.delivery import Columns, Deliveries, Delivery, Part
+from pymq.client.delivery import Columns, Deliveries, Part, delivery_of
 from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.client.sender import PROBE_MS, Sender, SenderConfig
@@ -53,7 +53,7 @@ class Bench:
 
     def send(self, value: bytes, now: int) -> list[Produce]:
         """Send a record, as a producer's thread does that does not linger; what leaves at once."""
-        self.queue.items.append(Delivery(self.queue, value, None))
+        self.queue.items.append(delivery_of(self.queue, value, None))
         if not self.queue.is_armed and self.queue.held_at != now:
             self.queue.is_armed = True
             self.sender.backlog.armed.append((now, self.queue))
