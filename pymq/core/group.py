@@ -18,7 +18,6 @@ after a gap, what members have said meanwhile comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
 
 from pymq.core.attention import Attention
 from pymq.core.deadlines import Deadlines
@@ -33,14 +32,11 @@ from pymq.core.message import (
     Fetched,
     GetGroup,
     GetLeases,
-    GroupLeases,
     GroupNames,
-    GroupState,
     Heartbeat,
     Join,
     Lease,
     Leave,
-    ListGroups,
     Message,
     Produced,
     Range,
@@ -48,7 +44,7 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.offsets import GroupHost, Offsets
-from pymq.core.sensible import GroupRequest, check
+from pymq.core.sensible import GroupRequest, check, refusal
 from pymq.core.types import NEVER
 from pymq.errors import (
     FencedMember,
@@ -466,25 +462,6 @@ class GroupCoordinator:
         self.deadline = min(self._offsets.retry_at, self._attention.when(self._due.due))
         if self._parked:
             self.deadline = min(self.deadline, self._offsets.patience_until)
-
-
-def refusal(m: GroupRequest, error: PymqError) -> Message:
-    """The answer to *m* that says why not."""
-    match m:
-        case Acquire():
-            return Acquired(m.id, error=error)
-        case Settle() | Leave() | CommitOffset():
-            return Settled(m.id, error=error)
-        case GetGroup():
-            return GroupState(m.id, m.group, error=error)
-        case GetLeases():
-            return GroupLeases(m.id, error=error)
-        case ListGroups():
-            return GroupNames(m.id, error=error)
-        case Join() | Heartbeat():
-            return Assigned(m.id, error=error)
-        case _:
-            assert_never(m)
 
 
 def _by_partition(acks: Sequence[tuple[str, Range]]) -> dict[str, list[Range]]:

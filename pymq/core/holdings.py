@@ -14,7 +14,7 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import RemoveBlock
-from pymq.core.repair import Repairs
+from pymq.core.repairs import Repairs
 from pymq.core.replicator import ReplicatorFactory
 
 

@@ -1,26 +1,36 @@
-"""Whether what a coordinator is asked makes sense: whoever asks chooses every number and name."""
+"""Whether what a coordinator is asked makes sense: whoever asks chooses every number and name.
+
+And the answers that say why it is not done.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from pymq.core.message import (
     BEGIN,
     END,
     Acquire,
+    Acquired,
+    Assigned,
     CommitOffset,
     GetGroup,
     GetLeases,
+    GroupLeases,
+    GroupNames,
+    GroupState,
     Heartbeat,
     Join,
     Leave,
     ListGroups,
+    Message,
     Range,
     Settle,
+    Settled,
 )
 from pymq.core.types import check_name
-from pymq.errors import InvalidRequest
+from pymq.errors import InvalidRequest, PymqError
 
 TIME_MAX = 1 << 52  # milliseconds: no sum of some of them is more than 64 bits
 OFFSET_MAX = 1 << 61
@@ -72,6 +82,25 @@ def check(m: R) -> R:
         case _:
             pass  # What is asked has no number, and a name that is only looked up.
     return m
+
+
+def refusal(m: GroupRequest, error: PymqError) -> Message:
+    """The answer to *m* that says why not."""
+    match m:
+        case Acquire():
+            return Acquired(m.id, error=error)
+        case Settle() | Leave() | CommitOffset():
+            return Settled(m.id, error=error)
+        case GetGroup():
+            return GroupState(m.id, m.group, error=error)
+        case GetLeases():
+            return GroupLeases(m.id, error=error)
+        case ListGroups():
+            return GroupNames(m.id, error=error)
+        case Join() | Heartbeat():
+            return Assigned(m.id, error=error)
+        case _:
+            assert_never(m)
 
 
 def _names(partitions: tuple[str, ...]) -> None:

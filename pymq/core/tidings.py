@@ -7,7 +7,7 @@ from typing import Protocol
 from pymq.core.marks import mark
 from pymq.core.message import BecomeLeader, Message, Progress, Seal, Sealed
 from pymq.core.metadata import PartitionState
-from pymq.core.repair import Repairs
+from pymq.core.repairs import Repairs
 from pymq.core.types import NEVER, TopicPartition
 from pymq.core.upkeep import ASK_RETRY_MS
 from pymq.errors import PymqError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ValuesView
 
-from pymq.core.group import GroupCoordinator, refusal
+from pymq.core.group import GroupCoordinator
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
@@ -23,6 +23,7 @@ from pymq.core.message import (
 )
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
+from pymq.core.sensible import refusal
 from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition

@@ -21,7 +21,8 @@ from pymq.core.ready import (
     SealBlock,
 )
 from pymq.core.record import RecordBatch
-from pymq.core.repair import Repair, Repairs
+from pymq.core.repair import Repair
+from pymq.core.repairs import Repairs
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.runs import split
 from pymq.core.types import AckMode, BlockId

@@ -25,7 +25,7 @@ from pymq.core.ready import (
 from pymq.core.record import RecordBatch
 from pymq.core.runs import restamp, split
 from pymq.core.types import BlockId
-from pymq.store import file as file_module
+from pymq.store import appending
 from pymq.store import states as states_module
 from pymq.store.file import FileStore
 from pymq.testing.disk import PowerCut, SimDisk
@@ -214,7 +214,7 @@ class Life:
 def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros are written ahead of small blocks, too; or only of large ones."""
     if request.param:
-        monkeypatch.setattr(file_module, "RESERVE_FROM", 64)
+        monkeypatch.setattr(appending, "RESERVE_FROM", 64)
     monkeypatch.setattr(states_module, "REWRITE_FROM", 2_000)
 
 

@@ -19,7 +19,7 @@ from pymq.core.ready import (
     Truncate,
 )
 from pymq.core.types import BlockId
-from pymq.store import file as file_module
+from pymq.store import appending
 from pymq.store.file import FileStore
 from pymq.store.verify import verify
 from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, raw, recover
@@ -37,7 +37,7 @@ def store(
     tmp_path: Path, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FileStore]:
     """A store whose BLOCK has three batches and zeros behind them."""
-    monkeypatch.setattr(file_module, "RESERVE_FROM", 300)
+    monkeypatch.setattr(appending, "RESERVE_FROM", 300)
     store = FileStore(str(tmp_path / "store"), files=files)
     assert not store.write([CreateBlock(BLOCK, 0, "t", "p")])
     for offset in (0, 3, 6):
@@ -109,7 +109,7 @@ def test_a_clean_close_leaves_no_zeros(store: FileStore) -> None:
 def test_a_file_that_was_closed_meanwhile_is_cut_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_module, "RESERVE_FROM", 64)
+    monkeypatch.setattr(appending, "RESERVE_FROM", 64)
     store = FileStore(str(tmp_path), handles_max=1)
     for block in (BLOCK, OTHER):
         assert not store.write([CreateBlock(block, 0, "t", "p")])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from pymq.core import message as msg
-from pymq.core.group import refusal
 from pymq.core.message import Message
+from pymq.core.sensible import refusal
 from pymq.core.types import AckMode
 from pymq.errors import AuthorizationFailed, PymqError, QuotaExceeded
 from pymq.node.access.audit import Asked, Audit
