@@ -56,11 +56,12 @@ class Holdings:
         self.repairs.adopt(state, now)
 
     def close(
-        self, state: PartitionState, last: BlockNode, log: BlockLog, now: int
+        self, state: PartitionState, last: BlockNode, log: BlockLog, now: int, *, is_resting: bool
     ) -> ProducerTable | None:
         """Let go of the *last* block that was open, or bring it to the end that *state* gives it.
 
-        Returns what it knew of producers, if that is all there is to know.
+        *is_resting*: nobody has asked the store yet where its *log* ends. Returns what it knew of
+        producers, if that is all there is to know.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
@@ -70,7 +71,7 @@ class Holdings:
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")
             # Even a whole copy is to be made durable, with its index.
-            self.repairs.start(state, sealed, log, now)
+            self.repairs.start(state, sealed, None if is_resting else log, now)
         return log.producers if is_whole else None
 
     def retire(self, before: PartitionState, after: PartitionState) -> None:

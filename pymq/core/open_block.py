@@ -100,6 +100,11 @@ class OpenBlock:
         return self.log is not None and self.log.is_recovering
 
     @property
+    def is_resting(self) -> bool:
+        """Whether the store will be asked where the log ends, and has not been yet."""
+        return self._restart_at != NEVER
+
+    @property
     def leads(self) -> int | None:
         """The epoch in which the replica may append, if it may."""
         replicator = self.replicator

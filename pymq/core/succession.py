@@ -102,15 +102,16 @@ class Succession:
     def roll(self, last: BlockNode, now: int) -> None:
         """The block before was sealed at its end, another one takes the next record."""
         partition, holdings = self._partition, self._holdings
-        state, log = partition.state, partition.opened.log
-        opened = partition.opened = holdings.open(state, partition.opened.visible)
+        before = partition.opened
+        state, log = partition.state, before.log
+        opened = partition.opened = holdings.open(state, before.visible)
         self._tidings.stop()
         self._upkeep.open_next(opened.node.opened_ms, now)
         rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)
         self._intake.refuse(rolled, now)
         past = None
         if log is not None and partition.problem is None:
-            past = holdings.close(state, last, log, now)
+            past = holdings.close(state, last, log, now, is_resting=before.is_resting)
         partition.look(now)
         if holdings.holds(opened.node) and partition.problem is None:
             if opened.node.past:

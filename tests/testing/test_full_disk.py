@@ -70,6 +70,30 @@ def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool
         assert [found[offset] for offset in offsets] == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.parametrize("acks", ["leader", "raft"])
+def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: str) -> None:
+    """Its replica had failed to write, and was to look at its disk anew a moment later."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks=acks)
+        with mq.producer(linger_ms=0, delivery_timeout_s=60.0) as producer:
+            producer.send("t", b"before").result()
+            leader = leader_of(mq)
+            full = next(name for name in cluster.brokers if name != leader)
+            cluster.fill_disk(full)
+            for _ in range(20):
+                producer.send("t", b"meanwhile").result()
+                cluster.run(seconds=0.1)
+            mq.set_partition_state("t", "0", acks="raft" if acks == "leader" else "leader")
+            producer.send("t", b"after").result()
+            cluster.run(seconds=1)
+            cluster.free_disk(full)
+            cluster.run(seconds=5)
+        before, after = mq.describe_topic("t").partitions[0].blocks
+        for block in (before, after):
+            assert set(block.in_sync) == set(cluster.brokers)
+
+
 def leader_of(mq: Client) -> str:
     name = mq.describe_topic("t").partitions[0].leader
     assert name is not None
