@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
@@ -45,10 +46,15 @@ def register(spark: SparkSession) -> None:
         MissingExtra: pyspark or pyarrow is not installed, or too old.
     """
     try:
+        from pyspark.errors import PySparkException
+
         from pymq.spark.datasource import PymqDataSource
     except ImportError as error:
         raise _missing(error) from error
-    spark.dataSource.register(PymqDataSource)
+    source: type[PymqDataSource] = PymqDataSource
+    with suppress(PySparkException):  # A client of Spark Connect does not know.
+        source = PymqDataSource.with_slots(spark.sparkContext.defaultParallelism)
+    spark.dataSource.register(source)
 
 
 def __getattr__(name: str) -> Any:

@@ -71,9 +71,9 @@ class Appends:
         call = self._questions.begin(topic.topic, partition, make)
         self._sent.append(_Sent(topic, partition, batch, call))
 
-    def flush(self) -> None:
-        """Wait until all are answered."""
-        while self._sent:
+    def flush(self, left: int = 0) -> None:
+        """Wait until all are answered but the *left* last ones."""
+        while len(self._sent) > left:
             self._end()
 
     def _end(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -15,9 +17,17 @@ from pymq.spark.source import Reader, StreamReader
 class PymqDataSource(DataSource):
     """Tables and streams of a pymq cluster, or of an embedded queue's folder."""
 
+    slots: ClassVar[int | None] = None  # of the session, when it is known
+
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         settle()
+
+    @classmethod
+    def with_slots(cls, slots: int) -> type[PymqDataSource]:
+        """The same for a session that runs so many tasks at a time."""
+        # Spark pickles this class by what it says here, and the one below it by its name.
+        return type(cls.__name__, (cls,), {"slots": slots})
 
     @classmethod
     def name(cls) -> str:
@@ -31,11 +41,11 @@ class PymqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> Reader:
         """For ``spark.read``."""
-        return Reader(source_options(self.options, is_stream=False), schema)
+        return Reader(source_options(self.options, is_stream=False), schema, self.slots)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For ``spark.readStream``."""
-        return StreamReader(source_options(self.options, is_stream=True), schema)
+        return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         """For ``df.write``."""

@@ -36,6 +36,7 @@ from pymq.store.folder import INDEX, Folder
 CKPT = ".ckpt"
 TRIES = 5  # a copy of the metadata that was taken in the middle of a change does not add up
 SETTLED_NS = 2_000_000_000
+READ_BYTES = 512 << 10  # at once: they are still in the cache when they are checked and copied
 
 State = tuple[tuple[int, int, int], ...]  # of each file: its number, its size, its time
 
@@ -193,7 +194,7 @@ class FolderLog:
             if handle < 0:
                 return
             window = Window(partial(self._pread, handle), self._files.size(handle))
-            window.chunk = size
+            window.chunk = min(size, READ_BYTES)
             at, path = self._seek(id, handle, start), self._folder.file(id)
             while at < window.size:
                 try:

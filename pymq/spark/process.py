@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pymq
@@ -35,6 +39,44 @@ def client(url: str) -> Client:
     if found is None or found.closed:
         clients[url] = found = pymq.open(url)
     return found
+
+
+class Prompt:
+    """What comes to a task with this class makes its process answer Spark at once.
+
+    Spark's JVM sends a task in two small pieces. It gives the second to the network when it has
+    been told that the first has come (Nagle's algorithm), and the kernel of whoever reads waits
+    40 ms for something to send that it could tell it with. What is in the first piece is unpickled
+    in between.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        answer()
+
+
+def answer() -> None:
+    """Tell whoever sends to this process of Spark's what has come, and hold nothing back."""
+    if not is_daemons() or not hasattr(socket, "TCP_QUICKACK"):
+        return  # Other systems have no such option, and most of them no such wait.
+    with connections() as found:
+        for each in found:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+@contextmanager
+def connections() -> Iterator[list[socket.socket]]:
+    """The TCP connections of this process, whoever made them (Linux)."""
+    with ExitStack() as stack:
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # The directory itself was open while it was listed.
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    each = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
+                    if each.family != socket.AF_UNIX and each.type == socket.SOCK_STREAM:
+                        found.append(each)
+        yield found
 
 
 def settle() -> None:

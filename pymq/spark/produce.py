@@ -7,10 +7,14 @@ first attempt holds, and later ones learn of it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -18,7 +22,7 @@ from pymq.errors import ConfigError
 from pymq.spark import staging
 from pymq.spark.decisions import task_name
 from pymq.spark.options import SinkOptions, sink_options
-from pymq.spark.process import client, process_cache, settle
+from pymq.spark.process import Prompt, client, process_cache, settle
 from pymq.spark.rows import Rows
 from pymq.spark.sink import BATCH, QUERY, Direct, ledger, stage_name, write
 
@@ -69,10 +73,10 @@ def produce_in_arrow(
         InvalidRequest: when it is run, that the job was run in another number of tasks, or that
             this one had another number of rows. It has written nothing.
     """
-    found = _options(url, topic, options)
+    work = Work(_options(url, topic, options), job, tasks or 0)
 
     def produce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield attempt(found, job, batches, tasks or 0)
+        yield work.attempt(batches)
 
     return produce
 
@@ -86,11 +90,11 @@ def produce_in_pandas(
     **options: Any,
 ) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
     """:func:`produce_in_arrow` for ``df.mapInPandas``."""
-    found = _options(url, topic, options)
+    work = Work(_options(url, topic, options), job, tasks or 0)
 
     def produce(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         batches = (pa.RecordBatch.from_pandas(frame, preserve_index=False) for frame in frames)
-        yield attempt(found, job, batches, tasks or 0).to_pandas()
+        yield work.attempt(batches).to_pandas()
 
     return produce
 
@@ -104,10 +108,10 @@ def foreach_partition(
     **options: Any,
 ) -> Callable[[Iterable[Row]], None]:
     """:func:`produce_in_arrow` for ``df.foreachPartition``, which is slower and tells nothing."""
-    found = _options(url, topic, options)
+    work = Work(_options(url, topic, options), job, tasks or 0)
 
     def produce(rows: Iterable[Row]) -> None:
-        attempt(found, job, _batches(iter(rows)), tasks or 0)
+        work.attempt(_batches(iter(rows)))
 
     return produce
 
@@ -136,72 +140,98 @@ def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
 
     Spark also leaves out a column that nobody reads, with what it would have done.
     """
-    import pandas as pd
-    from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.sql.pandas.functions import arrow_udf
 
-    options = _options(url, topic, {})
+    sending = Sending(_options(url, topic, {}))
 
-    def send(values: pd.Series) -> pd.Series:
-        return append_all(options, values)
+    def send(values: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        yield from sending.append_all(values)
 
     # Annotations are text here, and Spark wants them as types.
-    send.__annotations__ = {"values": pd.Series, "return": pd.Series}
-    make: Any = pandas_udf  # Its types do not know what is annotated by hand.
+    send.__annotations__ = {"values": Iterator[pa.Array], "return": Iterator[pa.Array]}
+    make: Any = arrow_udf  # Its types do not know what is annotated by hand.
     return cast("UserDefinedFunction", make(send, "long").asNondeterministic())
 
 
-def append_all(options: SinkOptions, values: pd.Series) -> pd.Series:
-    """Append values to one partition; returns their offsets."""
-    import pandas as pd
+@dataclass
+class Sending(Prompt):
+    """What the tasks of a UDF do."""
 
-    mq = client(options.url)
-    turns = process_cache("turns")
-    turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
-    known: dict[str, Direct] = process_cache("direct")
-    # Kept only if it goes well: nobody knows which of its numbers were written otherwise.
-    direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
-    rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
-    column = pa.array(values, pa.binary()) if len(values) else pa.array([], pa.binary())
-    counts = []
-    for place, encoded in rows.all([pa.record_batch({"value": column})]):
-        direct.put(place, encoded)
-        counts.append(len(encoded))
-    starts = direct.flush()
-    known[options.url] = direct
-    offsets = [
-        base + row for base, count in zip(starts, counts, strict=True) for row in range(count)
-    ]
-    settle()
-    return pd.Series(offsets, dtype="int64")
+    options: SinkOptions
+
+    def append_all(self, columns: Iterable[pa.Array]) -> Iterator[pa.Array]:
+        """Append columns of values, each to one partition; gives their offsets.
+
+        While a column is on its way the next one is asked for.
+        """
+        options, mq = self.options, client(self.options.url)
+        metadata = cache(mq.questions.topic_metadata)
+        turns = process_cache("turns")
+        known: dict[str, Direct] = process_cache("direct")
+        # Kept only if it goes well: nobody knows which of its numbers were written otherwise.
+        direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
+        starts: deque[int] = deque()
+        counts: deque[list[int]] = deque()  # of the batches of each column on its way
+        for column in columns:
+            turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
+            rows = Rows(metadata, staging.now_ms, options.topic, turn)
+            mine: list[int] = []
+            counts.append(mine)
+            for place, encoded in rows.all([pa.record_batch({"value": column})]):
+                direct.put(place, encoded)
+                mine.append(len(encoded))
+            if len(counts) > 1:
+                starts += direct.flush(left=len(mine))
+                yield _offsets(starts, counts.popleft())
+        starts += direct.flush()
+        while counts:
+            yield _offsets(starts, counts.popleft())
+        known[options.url] = direct
+        settle()
 
 
-def attempt(
-    options: SinkOptions, job: str | None, batches: Iterator[pa.RecordBatch], tasks: int = 0
-) -> pa.RecordBatch:
-    """One attempt of one task, of so many; returns what is written, by it or by an earlier one.
+def _offsets(starts: deque[int], counts: list[int]) -> pa.Array:
+    """Those of the records in some batches, whose first ones are taken from *starts*."""
+    runs = [np.arange(count, dtype=np.int64) + starts.popleft() for count in counts]
+    return pa.array(np.concatenate(runs) if runs else np.empty(0, np.int64))
 
-    Raises:
-        ConfigError: it cannot be known which piece of work it is.
-        InvalidRequest: it was another one when it was run before.
-    """
-    task, number = _task(), 0
-    if not options.is_exactly_once:
-        job = job or ""
-    elif job is None:
-        job, number = _query()
-    if tasks and task >= tasks:
-        raise ConfigError(f"job {job!r} was to have tasks={tasks}, and this is number {task + 1}")
-    sink = task_name(job, task)
-    stage = stage_name(sink, number)
-    staged = write(options, sink, stage, batches)
-    is_new = True
-    if staged.pieces:
-        is_new = ledger(options, sink, job).commit(number, stage, staged.pieces, tasks)
-    rows = [
-        dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
-        for place, count in staged.counts
-    ]
-    return pa.RecordBatch.from_pylist(rows, _ACKS)
+
+@dataclass
+class Work(Prompt):
+    """A piece of work, in so many tasks if that is known."""
+
+    options: SinkOptions
+    job: str | None
+    tasks: int = 0
+
+    def attempt(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+        """One attempt of one task; returns what is written, by it or by an earlier one.
+
+        Raises:
+            ConfigError: it cannot be known which piece of work it is.
+            InvalidRequest: it was another one when it was run before.
+        """
+        options, job, tasks = self.options, self.job, self.tasks
+        task, number = _task(), 0
+        if not options.is_exactly_once:
+            job = job or ""
+        elif job is None:
+            job, number = _query()
+        if tasks and task >= tasks:
+            raise ConfigError(
+                f"job {job!r} was to have tasks={tasks}, and this is number {task + 1}"
+            )
+        sink = task_name(job, task)
+        stage = stage_name(sink, number)
+        staged = write(options, sink, stage, batches)
+        is_new = True
+        if staged.pieces:
+            is_new = ledger(options, sink, job).commit(number, stage, staged.pieces, tasks)
+        rows = [
+            dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
+            for place, count in staged.counts
+        ]
+        return pa.RecordBatch.from_pylist(rows, _ACKS)
 
 
 def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOptions:

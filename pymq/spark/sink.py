@@ -41,7 +41,7 @@ from pymq.spark.decisions import Ledger
 from pymq.spark.logs import ClusterLog
 from pymq.spark.options import SinkOptions
 from pymq.spark.planning import Place
-from pymq.spark.process import client, process_cache, settle
+from pymq.spark.process import Prompt, client, process_cache, settle
 from pymq.spark.rows import Rows
 from pymq.spark.staging import Piece, Stage
 
@@ -65,7 +65,7 @@ class Staged(WriterCommitMessage):
     counts: tuple[tuple[Place, int], ...]  # rows, also of those that were appended at once
 
 
-class Writer(DataSourceArrowWriter):
+class Writer(Prompt, DataSourceArrowWriter):
     """Writes a table: all of it or nothing."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
@@ -97,7 +97,7 @@ class Writer(DataSourceArrowWriter):
             staging.drop(client(self._options.url), self._stage)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(Prompt, DataSourceStreamArrowWriter):
     """Writes a stream: each of its batches once."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
@@ -206,9 +206,9 @@ class Direct:
             known = self._topics[topic] = self._questions.topic_metadata(topic, self._timeout_s)
         self._appends.put(known, partition, batch.renamed(self._producer, 0, sequence))
 
-    def flush(self) -> list[int]:
-        """Wait until all is appended; returns where the batches since the last time begin."""
-        self._appends.flush()
+    def flush(self, left: int = 0) -> list[int]:
+        """Wait until all but *left* batches are appended; returns where those begin since then."""
+        self._appends.flush(left)
         found, self._appends.offsets = self._appends.offsets, []
         return found
 

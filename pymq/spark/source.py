@@ -28,7 +28,7 @@ from pymq.spark.logs import open_log
 from pymq.spark.offsets import Position
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Place, Range
-from pymq.spark.process import settle
+from pymq.spark.process import Prompt, settle
 from pymq.spark.subscription import Bounds, chosen, resolve
 
 ARROW_BYTES = 2 << 20  # of record batches that make an Arrow batch
@@ -44,12 +44,15 @@ class Task(InputPartition):
     ranges: tuple[Range, ...]
 
 
-class Reader(DataSourceReader):
+class Reader(Prompt, DataSourceReader):
     """Reads what there was when the query was planned."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, slots: int | None = None
+    ) -> None:
         self._options = options
         self._schema = schema
+        self._slots = slots
         _check_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -61,19 +64,22 @@ class Reader(DataSourceReader):
             start = resolve(log, bounds, options.starting, is_end=False, options=options)
             end = resolve(log, bounds, options.ending, is_end=True, options=options)
         settle()
-        return _tasks(options, start, end)
+        return _tasks(options, self._slots, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
         return _read(self._options, self._schema, partition)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what comes; positions are kept in the query's checkpoint and nowhere else."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, slots: int | None = None
+    ) -> None:
         self._options = options
         self._schema = schema
+        self._slots = slots
         self._target: Position | None = None  # of a query that ends when it is there
         _check_schema(schema)
 
@@ -130,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, finish = Position.from_json(start), Position.from_json(end)
         with open_log(self._options) as log:
             first = self._first(log, begin, finish)
-        return _tasks(self._options, first, finish.offsets)
+        return _tasks(self._options, self._slots, first, finish.offsets)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
@@ -194,7 +200,10 @@ def _check_schema(schema: StructType) -> None:
 
 
 def _tasks(
-    options: SourceOptions, start: Mapping[Place, int], end: Mapping[Place, int]
+    options: SourceOptions,
+    slots: int | None,
+    start: Mapping[Place, int],
+    end: Mapping[Place, int],
 ) -> list[InputPartition]:
     ranges = [
         Range(*place, start.get(place, 0), last)
@@ -202,7 +211,10 @@ def _tasks(
         if last > start.get(place, 0)
     ]
     parts = planning.split(ranges, at_least=options.min_partitions, longest=options.max_records)
-    return [Task(tuple(mine)) for mine in planning.pack(parts, options.max_tasks)]
+    most = options.max_tasks
+    if most is None and slots and not (options.min_partitions or options.max_records):
+        most = planning.enough(parts, slots)
+    return [Task(tuple(mine)) for mine in planning.pack(parts, most)]
 
 
 def _read(

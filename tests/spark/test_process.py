@@ -1,9 +1,11 @@
-"""What a Python process of Spark keeps: its look at a folder, and what it need not look through."""
+"""Python processes of Spark: what one keeps, need not look through, and answers at once."""
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -22,19 +24,30 @@ import pymq
 from pymq.embedded import METADATA
 from pymq.spark import process
 from pymq.spark.folder import FolderLog, is_settled, metadata_state
+from pymq.spark.options import sink_options
+from pymq.spark.produce import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OPTIONS = sink_options({"url": "zmq+tcp://127.0.0.1:1"})
+needs_linux = pytest.mark.skipif(
+    not hasattr(socket, "TCP_QUICKACK"), reason="only Linux can be told to acknowledge at once"
+)
 
-def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    process.settle()
-    assert gc.get_freeze_count() == 0
+
+def become_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     main.__spec__ = find_spec(process.DAEMON)
     assert main.__spec__ is not None
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(process, "_caches", {})
+
+
+def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    process.settle()
+    assert gc.get_freeze_count() == 0
+    become_a_worker(monkeypatch)
     try:
         process.settle()
         count = gc.get_freeze_count()
@@ -47,16 +60,44 @@ def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.Monke
         gc.unfreeze()
 
 
+@needs_linux
+def test_only_a_process_of_sparks_daemon_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> tuple[int, int]:
+        return (
+            server.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+            server.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK),
+        )
+
+    task = pickle.dumps(Work(OPTIONS, "a", 3))
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()):
+        server, _ = listener.accept()
+        with server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            assert pickle.loads(task) == Work(OPTIONS, "a", 3)
+            assert state() == (0, 0)
+            become_a_worker(monkeypatch)
+            assert pickle.loads(task) == Work(OPTIONS, "a", 3)
+            assert state() == (1, 1)
+
+
 @pytest.mark.spark
+@needs_linux
 def test_tasks_run_in_processes_of_that_daemon(spark: SparkSession) -> None:
+    work = Work(OPTIONS, None)
+
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pymq.spark.process import is_daemons
+        from pymq.spark.process import connections, is_daemons
 
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"there": [is_daemons()]})
+            assert work.job is None  # It came along.
+            with connections() as found:
+                sent = {s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in found}
+            yield pa.RecordBatch.from_pydict({"there": [is_daemons()], "prompt": [sent == {1}]})
 
-    (found,) = spark.range(1).mapInArrow(ask, "there boolean").collect()
+    (found,) = spark.range(1).mapInArrow(ask, "there boolean, prompt boolean").collect()
     assert found.there
+    assert found.prompt
 
 
 def test_a_folder_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:

@@ -163,6 +163,13 @@ def test_packing_loses_nothing_and_is_level(given_: list[Range], most: int | Non
         assert max(sizes) <= min(sizes) + max(part.size for part in given_)
 
 
+def test_long_partitions_are_read_in_more_tasks_than_there_are_slots() -> None:
+    short = [Range("t", str(number), 0, 10) for number in range(7)]
+    assert planning.enough(short, 2) == 2
+    long = [Range("t", str(number), 0, planning.TASK_ROWS + 1) for number in range(7)]
+    assert planning.enough(long, 2) == 8
+
+
 @given(
     st.dictionaries(PLACES, st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1),
     st.integers(1, 100),

@@ -62,6 +62,17 @@ def test_minimum_partitions_and_longest_tasks(folder: str, load: Load) -> None:
     assert load(folder, subscribe="t", maxRecordsPerPartition=300).rdd.getNumPartitions() == 4
 
 
+def test_short_partitions_share_tasks_as_many_as_there_are_slots(folder: str, load: Load) -> None:
+    with pymq.open(folder) as mq:
+        mq.create_topic("t", partitions=5)
+        for partition in range(5):
+            fill(mq, "t", 10, start=partition * 10, partition=partition)
+    for options, count in (({}, 2), ({"maxTasks": 3}, 3), ({"maxRecordsPerPartition": 10}, 5)):
+        table = load(folder, subscribe="t", **options)
+        assert table.rdd.getNumPartitions() == count, options
+        assert numbers(table.collect()) == list(range(50))
+
+
 def test_some_columns_in_another_order(folder: str, load: Load) -> None:
     with pymq.open(folder) as mq:
         mq.create_topic("t")
