@@ -51,6 +51,8 @@ class Watches:
 
     def forget(self) -> None:
         """The topic was deleted; should it be made again, it begins at its beginning."""
+        for partition in self._watches:
+            self._timers.drop(("watch", partition))  # Else nobody is asked before that is over.
         self._watches = {partition: self._new(partition) for partition in self._watches}
 
     def _new(self, partition: str) -> Watch:

@@ -340,8 +340,8 @@ class Worker(Intake):
         come to nothing, and it is delivered again, perhaps to others.
         """
         self.membership.fenced()
-        # Perhaps because the topic was made anew: how far the one before reached means nothing.
-        self.watches.forget()
+        if error.details.get("deleted"):
+            self.watches.forget()  # Perhaps it was made anew: how far it reached means nothing.
         self._drop_leases(error)
         self._has_news = True
 

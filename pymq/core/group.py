@@ -54,6 +54,7 @@ from pymq.errors import (
     UnknownGroup,
 )
 
+EXILES_MAX = 10_000  # former members that are still told that their topic was deleted
 LOOK_MS = 250  # how often one looks who is silent, and what has run out
 
 
@@ -71,6 +72,7 @@ class GroupCoordinator:
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
         self._deleted: list[str] = []  # topics that were deleted before that
+        self._exiles: dict[str, str] = {}  # members that were given up for it, with their topic
         self._attention = Attention(LOOK_MS)  # its time is that of groups, members and leases ...
         self._due: Deadlines[str] = Deadlines()  # ... of which, by group, something is due then
 
@@ -162,8 +164,7 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         member = group.members.get(m.member) if group else None
         if group is None or member is None:
-            error = FencedMember(f"{m.member} is no member of group {m.group!r} any more")
-            self._host.reply(source, refusal(m, error), now)
+            self._host.reply(source, refusal(m, self._fenced(m.group, m.member)), now)
             return None
         member.gone_at = self._attention.ms + member.session_ms
         return group, member
@@ -229,10 +230,20 @@ class GroupCoordinator:
 
     def _fence(self, group: Group, member: Member, now: int) -> None:
         """Give a live member up, which is told at once if it waits, and else when it asks."""
+        self._exiles[member.id] = member.topic
+        if len(self._exiles) > EXILES_MAX:
+            del self._exiles[next(iter(self._exiles))]
         if member.waiting is not None:
-            error = FencedMember(f"topic {member.topic!r} was deleted; join again")
+            error = self._fenced(group.name, member.id)
             self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
         self._remove(group, member, now)
+
+    def _fenced(self, group: str, member: str) -> FencedMember:
+        topic = self._exiles.get(member)
+        if topic is None:
+            return FencedMember(f"{member} is no member of group {group!r} any more")
+        why = f"{member} is no member of group {group!r} any more: topic {topic!r} was deleted"
+        return FencedMember(why, deleted=topic)
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]

@@ -945,8 +945,9 @@ def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(ho
     assert host.join("m3") == ("0",)
     assert host.poll("m3", {"0": 1}) == [("0", 0, 1, 1)]
     late = Acquire(host.id(), "g", "m2", (("0", 500, 1_000),), 9, 0)
-    with pytest.raises(FencedMember):
+    with pytest.raises(FencedMember) as caught:
         leases(host.send("m2", late))
+    assert caught.value.details == {"deleted": "t"}, "what it knows is to be asked again"
     (answer,) = host.send("m1", Settle(host.id(), "g", "m1", (("0", (0, 1)),)))
     assert isinstance(answer, Settled)
     assert isinstance(answer.error, FencedMember)
