@@ -392,7 +392,8 @@ class OpenBlock:
         if replicator is None or self._is_broken:
             return self._restart_at
         due = min(self._restart_at, self._sync_at, self._idle_at)
-        return min(due, replicator.deadline) if self.acting is not None else due
+        sooner = replicator.deadline
+        return sooner if sooner < due and self.acting is not None else due
 
     def tick_log(self, now: int) -> None:
         """Read the log again, make it durable, or let go of what it remembers, if that is due."""

@@ -445,12 +445,16 @@ class Partition:
 
     def _rearm(self) -> None:
         opened = self.opened
-        due = min(self._tidings.deadline, opened.deadline, self._repairs.deadline)
-        if opened.is_running:
-            upkeep = self._upkeep
-            due = min(due, self._serving.deadline, upkeep.roll_at, upkeep.retention_at)
-        elif self.is_settled:
-            due = min(due, self._serving.deadline)
+        due = opened.deadline  # compared by hand: this happens with every message
+        if self._tidings.deadline < due:
+            due = self._tidings.deadline
+        if self._repairs.deadline < due:
+            due = self._repairs.deadline
+        is_running = opened.is_running
+        if (is_running or self.is_settled) and self._serving.deadline < due:
+            due = self._serving.deadline
+        if is_running:
+            due = min(due, self._upkeep.roll_at, self._upkeep.retention_at)
         # Else what is due waits for the store to say where the log ends.
         self.deadline = due
 

@@ -335,14 +335,16 @@ class Broker:
         self._rearm()
 
     def _rearm(self) -> None:
-        due = min(
-            self._schedule.deadline,
-            self._registration.deadline,
-            self._peers.deadline,
-            self._departure.deadline,
-        )
-        if self._coordinators.by_index:
-            due = min(due, self._coordinators.deadline)
+        due = self._schedule.deadline  # compared by hand: this happens with every message
+        if self._registration.deadline < due:
+            due = self._registration.deadline
+        if self._peers.deadline < due:
+            due = self._peers.deadline
+        if self._departure.deadline < due:
+            due = self._departure.deadline
+        for coordinator in self._coordinators.values():
+            if coordinator.deadline < due:
+                due = coordinator.deadline
         self.deadline = due
 
     # --- clients --------------------------------------------------------------------------------

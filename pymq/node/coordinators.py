@@ -24,7 +24,6 @@ from pymq.core.message import (
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
 from pymq.core.sensible import refusal
-from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
@@ -45,11 +44,6 @@ class Coordinators:
     def values(self) -> ValuesView[GroupCoordinator]:
         """All of them."""
         return self.by_index.values()
-
-    @property
-    def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
-        return min((c.deadline for c in self.by_index.values()), default=NEVER)
 
     def list(self, m: ListGroups) -> GroupNames:
         """The groups of one partition, or of all that is coordinated here, once they are known."""

@@ -105,5 +105,8 @@ class Peers:
         return pings, gone
 
     def _rearm(self) -> None:
-        due = min((peer.until for peer in self._peers.values()), default=NEVER)
+        due = NEVER
+        for peer in self._peers.values():
+            if peer.until < due:
+                due = peer.until
         self.deadline = min(self._ping_at, self._attention.when(due))

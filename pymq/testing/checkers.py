@@ -97,9 +97,9 @@ class Watch:
         broker = host.broker
         if broker is None:
             return
-        signs = host.signs
+        signs, sign_of = host.signs, probe.sign
         for partition in probe.partitions(broker):
-            sign = probe.sign(partition)
+            sign = sign_of(partition)
             if signs.get(partition) == sign:
                 continue
             signs[partition] = sign

@@ -20,7 +20,6 @@ and save, of the 35 to 45 ms that a run takes, what is before the crash: about 1
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -31,7 +30,7 @@ from pymq.testing.cluster import Cluster
 from pymq.testing.nodes import BrokerHost, Host, ZkserverHost
 from pymq.testing.process import Process
 from pymq.testing.remains import remains
-from pymq.testing.world import SECOND, Violation
+from pymq.testing.world import SECOND, Violation, uncollected
 
 Script = Callable[[Cluster], None]
 
@@ -237,23 +236,23 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[P
 def crash(scenario: Scenario, point: Point, what: str = "") -> CrashRun:
     """Run a script with one crash, and see what comes of it."""
     run = CrashRun(point.boundary, what, point.keep, "", point)
-    was_enabled = gc.isenabled()
-    gc.disable()  # When it comes is nobody's affair, but what it finalizes might be.
+    with uncollected():
+        _crash(scenario, run)
+    return run
+
+
+def _crash(scenario: Scenario, run: CrashRun) -> None:
     cluster = Cluster(seed=scenario.seed, **scenario.options)
     try:
-        _crash(scenario, point, cluster)
+        _crash_at(scenario, run.point, cluster)
     except Violation as violation:
         run.problem = str(violation)
     except (AssertionError, PymqError) as error:
         run.problem = "".join(traceback.format_exception(error)[-4:])
-    finally:
-        if was_enabled:
-            gc.enable()
     run.digest, run.events = cluster.digest, cluster.world.events
-    return run
 
 
-def _crash(scenario: Scenario, point: Point, cluster: Cluster) -> None:
+def _crash_at(scenario: Scenario, point: Point, cluster: Cluster) -> None:
     cluster.start()
     host = cluster.host(point.node)
     died: list[int] = []

@@ -20,6 +20,13 @@ from pymq.testing.world import World
 _EXPONENTIAL = [-log(1 - (i + 0.5) / 256) for i in range(256)]
 _ONE = 1 << 16
 
+Receive = Callable[[str, str, Message], None]
+Packet = tuple[int, str, str, Message]
+
+
+def _nobody(peer: str, source: str, message: Message) -> None:
+    """Nobody has joined under that name."""
+
 
 @define
 class LinkFaults:
@@ -44,6 +51,7 @@ class Link:
         "generation",
         "last_at",
         "lost",
+        "receive",
         "rng",
         "sent",
         "slow",
@@ -51,9 +59,12 @@ class Link:
         "target",
     )
 
-    def __init__(self, source: str, target: str, faults: LinkFaults, rng: Random) -> None:
+    def __init__(
+        self, source: str, target: str, receive: Receive, faults: LinkFaults, rng: Random
+    ) -> None:
         self.source = source
         self.target = target
+        self.receive = receive  # hands a message to the target
         self.faults = faults
         self.rng = rng
         self.cuts: dict[int, None] = {}  # by whom it is cut
@@ -62,10 +73,6 @@ class Link:
         self.clogged_until = 0
         self.slow = 1  # a factor for all its delays
         self.sent = self.lost = 0
-
-
-Receive = Callable[[str, str, Message], None]
-Packet = tuple[int, str, str, Message]
 
 
 class Network:
@@ -82,6 +89,9 @@ class Network:
     def join(self, name: str, receive: Receive) -> None:
         """Messages to *name* are for *receive*."""
         self._receivers[name] = receive
+        for link in self._links.values():
+            if link.target == name:
+                link.receive = receive
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +103,9 @@ class Network:
         found = self._links.get((source, target))
         if found is None:
             rng = self.world.rng("link", source, target)
-            found = self._links[source, target] = Link(source, target, self.faults, rng)
+            receive = self._receivers.get(target, _nobody)
+            found = Link(source, target, receive, self.faults, rng)
+            self._links[source, target] = found
         return found
 
     # --- messages -------------------------------------------------------------------------------
@@ -136,9 +148,7 @@ class Network:
         if generation not in (link.generation, -1):
             link.lost += 1
             return
-        receive = self._receivers.get(link.target)
-        if receive is not None:
-            receive(peer, source, message)
+        link.receive(peer, source, message)
 
     # --- faults ---------------------------------------------------------------------------------
 

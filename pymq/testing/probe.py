@@ -43,7 +43,7 @@ def sign(partition: Partition) -> tuple[object, ...]:
     opened = partition.opened
     replicator, log = opened.replicator, opened.log
     if replicator is None:
-        return (partition.state, partition.opened.visible)
+        return (partition.state, opened.visible)
     return (
         replicator,
         partition.state,

@@ -91,6 +91,7 @@ class Process(ABC):
         self._wake_for = NEVER  # the deadline that it is for, in the process's own milliseconds
         self._links: dict[str, Link] = {}  # to whoever has an address
         self._codes: dict[type, int] = {}  # of messages that come in
+        self._woken = self._code(3)  # of a wake-up
         network.join(name, self.receive)
 
     @abstractmethod
@@ -171,8 +172,8 @@ class Process(ABC):
         if code is None:
             code = self._codes[kind] = self._code(_kind(message))
         self.world.note(code, source, peer, message)
-        if kind in self.on_receive:
-            for tap in self.on_receive[kind]:
+        if (taps := self.on_receive.get(kind)) is not None:
+            for tap in taps:
                 tap(self, peer, source, message)
         loop.deliver(peer, source, message)
         self.wake()
@@ -184,26 +185,32 @@ class Process(ABC):
         if self.world.now < self._busy_until:
             self._wake_by(self._busy_until)
         else:
-            self._guarded(self._turn)
+            try:  # as in _guarded, whose call would cost more than it
+                self._turn()
+            except BaseException as error:
+                self._ended(error)
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         try:
             work()
-        except Crash:
+        except BaseException as error:
+            self._ended(error)
+            return False
+        return True
+
+    def _ended(self, error: BaseException) -> None:
+        """The process ends of *error*, which is being handled; unless it is the test that ends."""
+        if isinstance(error, Crash):
             for callback in self.on_turn:
                 callback(self)  # What it has said before it died, it has said.
             self.die()
-            return False
-        except Violation:
-            raise
-        except Exception as error:
-            # A machine broke one of its own rules; a real process would end here.
-            if self.on_broken is None:
-                raise
-            self.die()
-            self.on_broken(self, error)
-            return False
-        return True
+            return
+        is_own = isinstance(error, Exception) and not isinstance(error, Violation)
+        if not is_own or self.on_broken is None:
+            raise error
+        # A machine broke one of its own rules; a real process would end here.
+        self.die()
+        self.on_broken(self, error)
 
     def _turn(self) -> None:
         loop = self.loop
@@ -261,8 +268,11 @@ class Process(ABC):
         if self.world.now < self._busy_until:
             self._wake_by(self._busy_until)
         elif (deadline := loop.deadline) <= self.clock() or loop.has_work:
-            self.world.note(self._code(3), "wake", self.name)
-            self._guarded(self._turn)
+            self.world.note(self._woken, "wake", self.name)
+            try:
+                self._turn()
+            except BaseException as error:
+                self._ended(error)
         else:
             self._arm(deadline)
 
@@ -271,9 +281,10 @@ class Process(ABC):
         if link is None:
             target = peer.split(".", 1)[0]
             link = self._links[peer] = self.network.link(self.name, target)
-        self.boundary(type(message).__name__)
-        if type(message) in self.on_send:
-            for tap in self.on_send[type(message)]:
+        kind = type(message)
+        self.boundary(kind.__name__)
+        if (taps := self.on_send.get(kind)) is not None:
+            for tap in taps:
                 tap(self, peer, source, message)
         self.network.send(link, peer, source, message, self.lag)
 

@@ -8,7 +8,6 @@ once more and held against what the applications were told.
 
 from __future__ import annotations
 
-import gc
 import time
 import traceback
 from collections import Counter
@@ -40,7 +39,7 @@ from pymq.testing.limits import limited
 from pymq.testing.nemesis import Nemesis
 from pymq.testing.plan import SCRATCH, Plan
 from pymq.testing.workload import App, History, Sent
-from pymq.testing.world import SECOND, Violation
+from pymq.testing.world import SECOND, Violation, uncollected
 
 HEAL_S = 90.0  # within which everything must work again
 LOOK_US = 50_000  # how often it is looked whether it does
@@ -430,8 +429,13 @@ def run_plan(
         return result
     result = Result(plan.seed)
     began = time.perf_counter()
-    was_enabled = gc.isenabled()
-    gc.disable()  # When it comes is nobody's affair, but what it finalizes might be.
+    with uncollected():
+        _run_plan(plan, waive, result, trace=trace)
+    result.real_s = time.perf_counter() - began
+    return result
+
+
+def _run_plan(plan: Plan, waive: Collection[str], result: Result, *, trace: bool) -> None:
     run: Run | None = None
     try:
         with limited(plan.limits):
@@ -447,9 +451,6 @@ def run_plan(
     except Exception as error:
         result.violation = f"crash-{type(error).__name__}"
         result.message = "".join(traceback.format_exception(error)[-8:])
-    finally:
-        if was_enabled:
-            gc.enable()
     if run is not None:
         world, history = run.world, run.history
         result.digest, result.events = world.digest, world.events
@@ -459,5 +460,3 @@ def run_plan(
         result.acked = sum(1 for sent in history.sent if sent.is_acked)
         if trace or result.violation is not None:
             result.trace = run.cluster.trace
-    result.real_s = time.perf_counter() - began
-    return result

@@ -9,9 +9,9 @@ from pymq.core.record import RecordBatch
 WIDTH = 110
 
 
-def line(event: tuple[Any, ...]) -> str:
+def line(event: tuple[int, tuple[Any, ...]]) -> str:
     """One event of :attr:`World.log` as one line."""
-    time, *rest = event
+    time, rest = event
     stamp = f"{time // 1_000_000:6d}.{time % 1_000_000:06d}"
     if len(rest) == 3 and not isinstance(rest[0], int) and not isinstance(rest[2], (int, str)):
         source, peer, message = rest

@@ -9,9 +9,11 @@ rest of it rolls the same dice as before, which is what makes a failing run shri
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -33,6 +35,23 @@ class Violation(AssertionError):
         self.name = name
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Leave garbage alone within the ``with``; a world must not outlive it.
+
+    When the collector comes is nobody's affair, but what it finalizes might be. And a world that is
+    still held when it comes again is taken for one that lives long: it would be looked at in vain,
+    and stay for a dozen worlds more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def mix(seed: int, *names: object) -> int:
     """A number of 64 bits that depends on every one of its arguments, and on nothing else."""
     text = "\0".join(map(str, (seed, *names)))
@@ -47,7 +66,8 @@ class World:
         self.now = 0  # microseconds since the beginning
         self.events = 0  # that have happened
         self.windows: list[int] = []  # the digest after every WINDOW events
-        self.log: deque[tuple[Any, ...]] = deque(maxlen=4000)  # (time, what, who, ...)
+        # (time, (what, who, ...)), as :mod:`pymq.testing.trace` shows it
+        self.log: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=4000)
         self._heap: list[tuple[int, int, Action, Any, Any]] = []
         self._sequence = 0
         self._streams: dict[tuple[object, ...], Random] = {}
@@ -67,10 +87,10 @@ class World:
 
     def at(self, time: int, action: Action, a: Any = None, b: Any = None) -> None:
         """Have ``action(a, b)`` happen at *time*, in microseconds; not before now."""
-        self._sequence += 1
+        self._sequence = sequence = self._sequence + 1
         if time < self.now:
             time = self.now
-        heappush(self._heap, (time, self._sequence, action, a, b))
+        heappush(self._heap, (time, sequence, action, a, b))
 
     def after(self, delay: int, action: Action, a: Any = None, b: Any = None) -> None:
         """Have ``action(a, b)`` happen *delay* microseconds from now."""
@@ -121,9 +141,9 @@ class World:
     def note(self, code: int, *what: Any) -> None:
         """Take an event into the digest, as its time and *code*, and into the log as it is."""
         self.events += 1
-        self.log.append((self.now, *what))
-        recent = self._recent
-        recent.append(self.now << 16 | code & 0xFFFF)
+        now, recent = self.now, self._recent
+        self.log.append((now, what))
+        recent.append(now << 16 | code & 0xFFFF)
         if len(recent) == WINDOW:
             self._digest = crc32(recent.tobytes(), self._digest)
             self.windows.append(self._digest)
