@@ -94,7 +94,8 @@ class Loop:
 
     There may be several brokers, each with a store of its own. Then what they write waits until
     nobody has anything else to do, and all disks work at once: a leader's while its followers' do.
-    Of a broker that waits nothing is taken before its write is done.
+    A broker that waits is given nothing before its write is done, as if it were in the middle of
+    it: to a machine a write takes no time.
     """
 
     def __init__(
@@ -116,8 +117,9 @@ class Loop:
         self._users: dict[str, StoreUser] = {}  # machines that have a store
         self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one of them
         self._disks = Disks()
-        self._held: list[Work] = []  # whose writes wait for those of other brokers ...
-        self._held_for = 0  # ... for so many turns
+        self._held: dict[str, Work] = {}  # whose writes wait for those of other brokers ...
+        self._held_for = 0  # ... for so many turns ...
+        self._held_back: list[tuple[str, str, Message]] = []  # ... and what came for them
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
     # --- assembling -----------------------------------------------------------------------------
@@ -202,11 +204,14 @@ class Loop:
         """Take in everything that came, decide once, act once; returns whether there was work."""
         now, machines = self.clock(), self.machines
         inbox = self._inbox
+        held = self._held
         if inbox:
             self._inbox = deque()
             for peer, source, message in inbox:
                 machine = machines.get(peer)
-                if machine is not None:
+                if peer in held:
+                    self._held_back.append((peer, source, message))
+                elif machine is not None:
                     machine.step(source, message, now)
                     self._dirty[peer] = None
         while self._pokes:
@@ -217,14 +222,14 @@ class Loop:
             # Deadlines are in whole milliseconds, so one look at each is enough.
             self._ticked = now
             for name, machine in machines.items():
-                if machine.deadline <= now:
+                if machine.deadline <= now and name not in held:
                     machine.tick(now)
                     self._dirty[name] = None
         dirty = self._dirty
         if not dirty and not self._held:
             return bool(inbox)
         self._dirty = {}  # A machine that is touched from here on has the next turn.
-        for name, _, _ in self._held:
+        for name in held:
             dirty.pop(name, None)  # It is looked at when it has written.
         work: list[Work] = []
         for name in dirty:
@@ -249,7 +254,7 @@ class Loop:
         if writes and self._flush is not None:
             self._flush()  # Followers are to write while our own disk does.
         if writes and len(self._users) > 1:
-            self._held += [each for each in work if each[2].write]
+            self._held |= {each[0]: each for each in work if each[2].write}
             work = [each for each in work if not each[2].write]
             writes = []
         failed = self._write(writes, now) if writes else False
@@ -267,7 +272,7 @@ class Loop:
                 continue
             self._post(name, more.send)
             if more.write and len(self._users) > 1:
-                self._held.append((name, machine, more))
+                self._held[name] = name, machine, more
                 continue
             failed = self._write(more.write, now) if more.write else False
             self._finish(name, machine, more, failed, now)
@@ -313,7 +318,9 @@ class Loop:
 
     def _write_held(self, now: int) -> None:
         """Let all disks write what waits for that; what fails of it fails for its broker alone."""
-        held, self._held, self._held_for = self._held, [], 0
+        held, self._held, self._held_for = list(self._held.values()), {}, 0
+        self._inbox.extendleft(reversed(self._held_back))
+        self._held_back = []
         found = self._disks.write([(name, ready.write) for name, _, ready in held])
         for each, failures in zip(held, found, strict=True):
             name = each[0]
@@ -358,8 +365,11 @@ class Loop:
         self._events.append((name, event))
 
     def _take_events(self, now: int) -> None:
-        while self._events:
+        for _ in range(len(self._events)):
             name, event = self._events.popleft()
+            if name in self._held:
+                self._events.append((name, event))
+                continue
             self._users[name].stored(event, now)
             self._dirty[name] = None
         if self._coordinator is not None:

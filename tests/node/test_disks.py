@@ -20,7 +20,8 @@ class Brokers:
     """Three machines with a store each, and somebody who hears their answers."""
 
     def __init__(self) -> None:
-        self.loop = Loop(lambda: 1_000)
+        self.now = 1_000
+        self.loop = Loop(lambda: self.now)
         self.machines = {name: Scripted() for name in NAMES}
         self.stores = {name: CountingStore() for name in NAMES}
         self.client = Scripted()
@@ -97,6 +98,36 @@ def test_who_writes_is_not_asked_for_more(brokers: Brokers) -> None:
         turns += 1
     heard = [message for source, message in brokers.client.heard if source == "a"]
     assert heard == [ListTopics(1), ListTopics(9)]
+
+
+def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
+    """A machine may take it that nothing happens between its write's beginning and its end."""
+    machine = brokers.machines["a"]
+    at_write: list[tuple[int, int, int]] = []
+
+    class Noting(CountingStore):
+        def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
+            at_write.append((len(machine.heard), len(machine.events), len(machine.ticks)))
+            return super().write(writes)
+
+    brokers.stores["a"].__class__ = Noting
+    brokers.lead()
+    before = len(machine.heard), len(machine.events), len(machine.ticks)
+    brokers.loop.turn()  # Its write waits for the followers'.
+    assert not at_write
+    brokers.now += 1
+    machine.deadline = brokers.now
+    brokers.loop.jobs.append(("a", Compact("t", "0", (), 0)))
+    brokers.loop.do_job()
+    brokers.loop.deliver("a", "client", ListTopics(5))
+    brokers.loop.deliver("a", "client", ListTopics(6))
+    brokers.loop.run()
+    brokers.now += 1
+    brokers.loop.run()
+    assert at_write == [before]
+    assert [message for _, message in machine.heard[before[0] :]] == [ListTopics(5), ListTopics(6)]
+    assert [type(event) for event in machine.events[before[1] :]] == [Compacted]
+    assert len(machine.ticks) > before[2]
 
 
 def test_a_write_does_not_wait_for_ever(brokers: Brokers) -> None:
