@@ -27,6 +27,7 @@ from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBlock, InvalidRequest
 from pymq.store.base import BlockStore
+from pymq.store.cleaned import Cleaned
 from pymq.store.file import FileStore
 from pymq.store.memory import MemoryStore
 from pymq.store.verify import verify
@@ -335,10 +336,11 @@ def test_a_damaged_note_of_what_is_clean_costs_a_compaction(tmp_path: Path) -> N
         data[bit // 8] ^= 1 << bit % 8
         file.write_bytes(data)
         assert [problem.file for problem in verify(str(tmp_path)).problems] == [str(file)]
-    file.write_bytes(whole.replace(b"\x02", b"\x01"))
     store = FileStore(str(tmp_path))
-    assert store.compact(job).sizes == sizes
-    assert file.read_bytes() == whole
+    for bad in (whole[:-1], Cleaned(BLOCKS[1], 1 << 20).to_bytes()):
+        file.write_bytes(bad)
+        assert store.compact(job).sizes == sizes
+        assert file.read_bytes() == whole
     assert not store.write([RemoveBlock(block) for block in BLOCKS])
     assert not list(tmp_path.rglob("*.clean"))
     assert not any((tmp_path / "blocks").iterdir())

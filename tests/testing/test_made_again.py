@@ -50,3 +50,32 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(count: int, 
         assert sorted(got) == sent
         for member in members:
             member.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
+    """What was asked of the one before kept its consumer from asking for up to a second."""
+    with Cluster(brokers=3, seed=seed, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer() as producer:
+            producer.send("t", b"old").result()
+        member = cluster.client().consumer("t", group="g")
+        while not (records := member.poll(1, timeout=0.2)):
+            pass
+        member.ack(records[0])
+        member.commit()
+        member.poll(1, timeout=0.5)
+        mq.delete_topic("t")
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer() as producer:
+            producer.send("t", b"new").result()
+        sent_at = cluster.world.now
+        while True:
+            try:
+                if member.poll(1, timeout=0.2):
+                    break
+            except PymqError:
+                cluster.run(seconds=0.05)
+        assert cluster.world.now - sent_at < 500_000
+        member.close()

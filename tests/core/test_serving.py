@@ -1,0 +1,73 @@
+"""What is read of a partition, and who is sent elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from pymq.core.config import TopicConfig
+from pymq.core.host import PartitionHost
+from pymq.core.message import Fetch, Fetched, Message
+from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.open_block import OpenBlock
+from pymq.core.serving import Serving
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import CorruptBlock, PymqError, ReplicaNotAvailable
+from pymq.replication.factory import replicator
+from tests.core import test_upkeep
+
+DAMAGE = CorruptBlock("bad", file="f")
+
+
+class Host(test_upkeep.Host):
+    """A broker that keeps its answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Message] = []
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        self.answers.append(message)
+
+
+class Damaged:
+    """A partition whose first block is damaged here, and is with *others*."""
+
+    name = TopicPartition("t", "0")
+    me = "me"
+    leads = True
+    is_settled = True
+    problem: PymqError | None = None
+
+    def __init__(self, host: Host, *others: str) -> None:
+        holders = ("me", *others)
+        first = BlockNode(0, 0, 10, 1, AckMode.RAFT, None, holders, holders)
+        last = BlockNode(1, 10, None, 2, AckMode.RAFT, "me", holders, holders)
+        self.state = PartitionState(
+            "t", "ef" * 16, "0", 0, AckMode.RAFT, 2, "me", TopicConfig(), (first, last)
+        )
+        home = PartitionHost(host)
+        self.opened = OpenBlock(self.state, home, replicator, lambda block: True, 12)
+
+    def has(self, block: BlockNode) -> bool:
+        return block.number == 1
+
+    def damage(self, block: BlockNode) -> PymqError | None:
+        return DAMAGE if block.number == 0 else None
+
+
+@pytest.mark.parametrize("others", [(), ("b", "c")])
+def test_readers_of_a_damaged_block_go_to_who_holds_it_or_are_told(others: tuple[str, ...]) -> None:
+    host = Host()
+    serving = Serving(Damaged(host, *others), host)
+    serving.adopt(serving._partition.state)
+    serving.fetch("x", Fetch(1, "t", "0", 3, 1 << 20, 0), 0)
+    serving.fetch("x", Fetch(2, "t", "0", 11, 1 << 20, 0), 0)
+    (answer,) = host.answers
+    assert isinstance(answer, Fetched)
+    if others:
+        assert isinstance(answer.error, ReplicaNotAvailable)
+        assert answer.error.details["brokers"] == list(others)
+    else:
+        assert answer.error is DAMAGE
+    (read,) = host.out.read
+    assert (read.block.number, read.offset, read.end) == (1, 11, 12)
