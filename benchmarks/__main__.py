@@ -69,7 +69,8 @@ def _run(
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    _, _, about = (__doc__ or "").partition(": ")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=about)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="parts to run, as E1")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     scale = parser.add_mutually_exclusive_group()
@@ -80,9 +81,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     ):
         scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=help_)
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each side")
-    parser.add_argument("--json", type=Path, default=OUT / "bench.json", metavar="FILE")
-    parser.add_argument("--png", type=Path, default=OUT / "bench.png", metavar="FILE")
-    parser.add_argument("--curves", type=Path, default=OUT / "bench-growth.png", metavar="FILE")
+    for option, name, help_ in (
+        ("json", "bench.json", "all figures, for `make figures` and other programs"),
+        ("png", "bench.png", "a picture of the goals"),
+        ("curves", "bench-growth.png", "a picture of how it grows (parts G1 to G5)"),
+    ):
+        where = f"where to write {help_}; by default build/{name}"
+        parser.add_argument(
+            f"--{option}", type=Path, default=OUT / name, metavar="FILE", help=where
+        )
     parser.add_argument(
         "--folder",
         type=Path,

@@ -70,7 +70,7 @@ def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Cl
         try:
             yield mq
         except (UnknownTopic, UnknownGroup) as error:
-            _suggest(mq, error)
+            suggest(mq, error)
             raise
 
 
@@ -83,7 +83,7 @@ def described(mq: pymq.Client) -> Iterator[TopicDescription]:
             continue  # It was deleted meanwhile.
 
 
-def _suggest(mq: pymq.Client, error: PymqError) -> None:
+def suggest(mq: pymq.Client, error: PymqError) -> None:
     """Note what there is instead, if that can be found out."""
     kind = "topic" if isinstance(error, UnknownTopic) else "group"
     try:

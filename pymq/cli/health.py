@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pymq
 from pymq.cli.amounts import plural, time_text
 from pymq.cli.checks import Check, State, fail, ok, warn
+from pymq.cli.connect import suggest
+from pymq.cli.hints import hints
 from pymq.client.counting import records_of
 from pymq.core.metadata import PartitionDescription, TopicDescription
 from pymq.errors import PymqError, UnknownGroup, UnknownTopic
@@ -69,7 +71,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
             topic = mq.describe_topic(name)
         except UnknownTopic as error:
             if only is not None:
-                yield fail(f"topic {name}", str(error), "'pymq topic list' shows all")
+                yield fail(f"topic {name}", str(error), _instead(mq, error))
             continue
         troubles = list(_partition_checks(topic))
         yield from troubles[:SHOWN_MAX]
@@ -130,6 +132,11 @@ def trouble(topic: TopicDescription, part: PartitionDescription) -> tuple[State,
     return None
 
 
+def _instead(mq: pymq.Client, error: PymqError) -> str:
+    suggest(mq, error)
+    return "; ".join(hints(error)) or "give another name"
+
+
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -141,7 +148,7 @@ def group_checks(mq: pymq.Client, topic: str | None, only: str | None) -> Iterat
             group = mq.describe_group(name)
         except UnknownGroup as error:
             if only is not None:
-                yield fail(f"group {name}", str(error), "'pymq group list' shows all")
+                yield fail(f"group {name}", str(error), _instead(mq, error))
             continue
         yield from _group(mq, group, topic, is_wanted=only is not None)
     yield from _dead_letters(mq, topic)

@@ -72,7 +72,8 @@ def test_of_a_group_that_is_asked_for(queue: Queue, topic: str) -> None:
     assert "      next: start a consumer" in told.out
     assert told.out.splitlines()[-1].split(", ")[1] == "1 failed"
     assert checks(queue, "--group", "nobody", code=1)["group nobody"].state == "fail"
-    assert checks(queue, "--topic", "nothing", code=1)["topic nothing"].state == "fail"
+    found = checks(queue, "--topic", f"{topic}x", code=1)[f"topic {topic}x"]
+    assert (found.state, found.next_step) == ("fail", f"did you mean '{topic}'?")
 
 
 def test_dead_letters_and_partitions_without_a_mode(queue: Queue, topic: str) -> None:
