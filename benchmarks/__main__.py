@@ -129,8 +129,8 @@ def _write(
         if len(growing) < len(results):
             plot.draw([result for result in results if not result.part.axis], about, options.png)
             written.append(options.png)
-        if growing:
-            growth_plot.draw(growing, about, options.curves)
+        if curves := [result for result in growing if growth_plot.measures(result)]:
+            growth_plot.draw(curves, about, options.curves)
             written.append(options.curves)
     print("written:", *written)
 

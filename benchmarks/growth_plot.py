@@ -22,7 +22,7 @@ APART = 0.13  # of the axis, from one name to the next
 
 def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> None:
     """Write the picture to *file*."""
-    panels = [_measures(result) for result in results]
+    panels = [measures(result) for result in results]
     columns = max(map(len, panels), default=1)
     width, height = 0.6 + PANEL * 1.1 * columns, HEAD + PANEL * len(results)
     picture = Figure(figsize=(width, height), dpi=100, facecolor="white")
@@ -52,13 +52,13 @@ def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> 
         wspace=0.22,
         hspace=0.5,
     )
-    for row, (result, measures) in enumerate(zip(results, panels, strict=True)):
-        for column, what in enumerate(measures):
+    for row, (result, kinds) in enumerate(zip(results, panels, strict=True)):
+        for column, what in enumerate(kinds):
             _panel(picture.add_subplot(grid[row, column]), result, what)
     picture.savefig(file)
 
 
-def _measures(result: PartResult) -> list[str]:
+def measures(result: PartResult) -> list[str]:
     """What was measured along the axis, in the order of the sides."""
     names = [m for side in result.sides.values() for m in side.measures]
     return list(dict.fromkeys(split(name)[0] for name in names))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import markdown, publish
+from benchmarks import growth_plot, markdown, publish
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Job, Needs, Part, Side
 from benchmarks.parts import all_parts, chosen
@@ -53,6 +53,14 @@ def test_what_could_not_be_measured_is_named() -> None:
     assert missing(Side("a", "", nothing, needs=Needs(("no_such_module.inside",))))
     assert missing(Side("a", "", nothing, needs=Needs(programs=("no-such-program",))))
     assert missing(Side("a", "", nothing, needs=Needs(("json",), ("sh",)))) is None
+
+
+def test_a_curve_of_which_nothing_was_measured_is_not_drawn() -> None:
+    part = part_of()
+    assert growth_plot.measures(result_of(part)) == []
+    result = result_of(part)
+    result.sides["pymq"].runs = [{"put 1": 1.0, "put 10": 2.0, "get 1": 3.0}]
+    assert growth_plot.measures(result) == ["put", "get"]
 
 
 def test_every_goal_names_sides_that_there_are() -> None:
