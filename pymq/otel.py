@@ -30,7 +30,7 @@ from typing import Any
 
 from pymq.client.client import Client
 from pymq.client.consumer import Consumer
-from pymq.client.delivery import Batch, Deliveries, Delivery
+from pymq.client.delivery import Deliveries, Delivery, batch_of
 from pymq.client.producer import Producer
 from pymq.core.columns import Headers
 from pymq.core.record import Record
@@ -257,8 +257,8 @@ class TracedProducer(_Traced):
 
 
 def _delivered(span: Span, delivery: Delivery) -> None:
-    batch = delivery.owner
-    assert isinstance(batch, Batch), "what is done was sealed"
+    batch = batch_of(delivery)
+    assert batch is not None, "what is done was sealed"
     if batch.error is not None:
         _failed(span, batch.error)  # Whether the application looks at it is its own affair.
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, wait_for
 from pymq.client.base import Loop, Waitable
-from pymq.client.delivery import Batch, Deliveries, Delivery
+from pymq.client.delivery import Deliveries, Delivery, batch_of
 from pymq.core.record import RecordMetadata
 from pymq.errors import DeliveryTimeout, PymqError
 
@@ -98,8 +98,8 @@ class AsyncDelivery:
         return delivery
 
     def _found(self, delivery: Delivery) -> RecordMetadata:
-        batch = delivery.owner
-        if isinstance(batch, Batch) and batch.error is None:
+        batch = batch_of(delivery)
+        if batch is not None and batch.error is None:
             return batch.metadata(delivery.index)
         return delivery.result(0)  # raises
 

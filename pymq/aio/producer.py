@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pymq.aio.bridge import Bridge, Handle, resolve
 from pymq.aio.delivery import AsyncDeliveries, AsyncDelivery
 from pymq.client.base import Loop
-from pymq.client.delivery import Batch, Deliveries, Delivery
+from pymq.client.delivery import Batch, Deliveries, Delivery, batch_of
 from pymq.client.producer import HeaderPairs, Producer, Topic, _bytes, _headers
 from pymq.client.sender import Queue
 from pymq.errors import BufferFull, Closed, DeliveryFailed, DeliveryTimeout
@@ -256,17 +256,17 @@ class AsyncProducer(Handle):
         now = loop.clock()
         while watched:
             delivery, waiter = watched.popleft()
-            owner = delivery.owner
-            if not isinstance(owner, Batch):
+            batch = batch_of(delivery)
+            if batch is None:
                 if sender._is_closed:
                     self._bridge.tell(_answer, [waiter], Closed("the producer was closed"))
                     continue
-                sender.backlog.full.append(owner)
+                sender.backlog.full.append(delivery.owner.queue)
                 sender._seal_due(now)
                 loop.touch(sender.name)
-                owner = delivery.owner
-                assert isinstance(owner, Batch), "a sealed delivery has a batch"
-            batches.setdefault(owner, []).append(waiter)
+                batch = batch_of(delivery)
+                assert batch is not None, "a sealed delivery has a batch"
+            batches.setdefault(batch, []).append(waiter)
         for batch, waiters in batches.items():
             batch.then(partial(self._bridge.tell, _answer, waiters))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Driver, Waitable
-from pymq.client.delivery import Batch, Delivery
+from pymq.client.delivery import Batch, Delivery, batch_of
 from pymq.errors import DeliveryTimeout
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class Backlog:
 
     def __init__(self, name: str, driver: Driver, buffer_bytes: int) -> None:
         self.buffered = 0  # bytes sent by the user and not yet answered; about right
-        self.failed: dict[int, Delivery] = {}  # failures that nobody has looked at, by id ...
+        # Failures that nobody has looked at, by batch and place ...
+        self.failed: dict[tuple[Batch, int], Delivery] = {}
         self.uncounted = 0  # ... and how many more there are, that were too many to be kept
         self.armed: deque[tuple[int, Queue]] = deque()  # (when it is to be sealed, queue)
         self.full: deque[Queue] = deque()  # to be sealed now
@@ -45,15 +46,13 @@ class Backlog:
             DeliveryTimeout: *timeout* seconds are over.
         """
         until = None if timeout is None else self._driver.monotonic() + timeout
-        owner = delivery.owner
-        while not isinstance(owner, Batch):
-            self._wait_sealed(delivery, owner, until)
-            owner = delivery.owner
-        if not owner.is_done:
+        while (batch := batch_of(delivery)) is None:
+            self._wait_sealed(delivery, delivery.owner.queue, until)
+        if not batch.is_done:
             left = None if until is None else until - self._driver.monotonic()
-            if not self._driver.wait(owner, left):
+            if not self._driver.wait(batch, left):
                 raise _timeout(timeout)
-        return owner
+        return batch
 
     def _wait_sealed(self, delivery: Delivery, queue: Queue, until: float | None) -> None:
         """Have a delivery sealed, by turning the loop or by whoever turns it.
@@ -74,25 +73,25 @@ class Backlog:
         if is_first:
             self._driver.poke(self._name)
         # The machine makes it a batch's first, and then takes the waiters: one sees the other.
-        if not isinstance(delivery.owner, Batch):
+        if batch_of(delivery) is None:
             left = None if until is None else until - self._driver.monotonic()
             if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
         """Call *callback* once a delivery is done; never waits, so that a callback may do it."""
-        owner = delivery.owner
-        if not isinstance(owner, Batch):
-            entry = (delivery, callback)
-            owner.callbacks.append(entry)
-            queue, owner = owner, delivery.owner
-            if not isinstance(owner, Batch):
+        batch = batch_of(delivery)
+        if batch is None:
+            queue, entry = delivery.owner.queue, (delivery, callback)
+            queue.callbacks.append(entry)
+            batch = batch_of(delivery)
+            if batch is None:
                 return  # The machine finds it when it seals the queue.
             try:
                 queue.callbacks.remove(entry)
             except ValueError:
                 return  # It has found it.
-        owner.then(callback)
+        batch.then(callback)
 
     def wait_for_space(self, timeout: float) -> bool:
         """Wait until the buffer has room; returns whether it has.
@@ -119,14 +118,14 @@ class Backlog:
         more, self.uncounted = self.uncounted, 0
         return list(failed.values()), more
 
-    def looked_at(self, delivery: Delivery) -> None:
+    def looked_at(self, batch: Batch, index: int) -> None:
         """The user knows of this failure."""
-        self.failed.pop(id(delivery), None)
+        self.failed.pop((batch, index), None)
 
     def looked_at_batch(self, batch: Batch, start: int, end: int) -> None:
         """The user knows of the failures of these records."""
-        for delivery in (batch.deliveries or ())[start:end]:
-            self.failed.pop(id(delivery), None)
+        for index in range(start, end):
+            self.failed.pop((batch, index), None)
 
     # --- for the machine ------------------------------------------------------------------------
 
@@ -140,8 +139,6 @@ class Backlog:
         self.buffered -= batch.size
         if batch.error is not None:
             self._keep_failed(batch)
-        else:
-            batch.deliveries = None  # else each would keep all others, until they are collected
         batch.encoded = batch.columns = None
         batch.finish()
         self.offer_space()
@@ -154,7 +151,7 @@ class Backlog:
             self.uncounted += batch.count  # Perhaps nobody ever looks, and a broker is away.
             return
         self._failed_bytes += batch.size
-        self.failed.update((id(delivery), delivery) for delivery in batch.apart())
+        self.failed.update(((batch, each.index), each) for each in batch.apart())
 
     def offer_space(self) -> None:
         """Wake those who wait for room, as far as there is some."""

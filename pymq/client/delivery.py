@@ -1,8 +1,8 @@
 """What ``send`` returns, and what travels: a delivery a record, a batch a request.
 
-A delivery is made for every record, so it holds three references and nothing else: no lock, no
-future. It learns its place when its batch is sealed, and its offset when the batch is answered;
-whoever waits for it waits for the batch.
+A delivery is made for every record, so it holds two references and nothing else: no lock, no
+future. Nobody but the user keeps it. So it is told nothing: when it is asked, it looks for its
+record in the batches that were made since, and whoever waits for it waits for the batch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from pymq.client.queue import Queue
     from pymq.client.sender import Sender
 
+
+# A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
+# Each is a new tuple, which tells two records apart that hold the same. Unlike any object of a
+# class, such tuples are let go of by the garbage collector when it sees them first.
+Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
 RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
 
@@ -111,10 +116,10 @@ class Batch(Waitable):
     """Records of one partition on their way: sealed, sent, answered."""
 
     __slots__ = (
+        "_indexes",
         "base_offset",
         "columns",
         "count",
-        "deliveries",
         "encoded",
         "error",
         "is_asked_for",
@@ -123,6 +128,7 @@ class Batch(Waitable):
         "place",
         "queue",
         "request",
+        "rows",
         "sent_at",
         "sequence",
         "size",
@@ -138,7 +144,7 @@ class Batch(Waitable):
         size: int,
         wall_ms: int,
         until: int,
-        deliveries: list[Delivery] | None = None,
+        rows: Sequence[Row] | None = None,
     ) -> None:
         super().__init__()
         self.queue = queue
@@ -148,7 +154,8 @@ class Batch(Waitable):
         self.timestamp_ms = wall_ms  # of its records that have no time of their own
         self.timestamps = columns.timestamps
         self.until = until  # when its delivery has taken too long
-        self.deliveries = deliveries  # None: it was part of a bulk send
+        self.rows = rows  # None: it was part of a bulk send
+        self._indexes: dict[int, int] | None = None  # of rows, by their ids, once it was asked for
         self.encoded: RecordBatch | None = None
         self.sequence = -1
         self.past: list[tuple[int, int]] = []  # (epoch, sequence): sent so, before other numbers
@@ -159,23 +166,29 @@ class Batch(Waitable):
         self.sent_at = 0
         self.base_offset = -1
         self.error: PymqError | None = None
-        if deliveries is not None:
-            for index, delivery in enumerate(deliveries):
-                delivery.owner = self
-                delivery.index = index
 
     def apart(self) -> list[Delivery]:
         """The records one by one, also those of a bulk send."""
-        if self.deliveries is None:
+        if self.rows is None:
             source = self.columns or self.encoded
             assert source is not None, "an unanswered batch has its records"
             keys = source.keys or [None] * self.count
-            self.deliveries = []
-            for index, (item, key) in enumerate(zip(source.values, keys, strict=True)):
-                delivery = delivery_of(self, item, key)
-                delivery.index = index
-                self.deliveries.append(delivery)
-        return self.deliveries
+            self.rows = list(zip(source.values, keys, strict=True))
+        found = []
+        for index, row in enumerate(self.rows):
+            delivery = Delivery()
+            delivery.owner, delivery.row, delivery.index = self, row, index
+            found.append(delivery)
+        return found
+
+    def index_of(self, row: Row) -> int | None:
+        """The place of a record that was sent by itself, if it is in this batch."""
+        rows = self.rows
+        if rows is None or len(rows) == 1:
+            return 0 if rows is not None and rows[0] is row else None
+        if self._indexes is None:
+            self._indexes = {id(each): index for index, each in enumerate(rows)}
+        return self._indexes.get(id(row))
 
     def metadata(self, index: int) -> RecordMetadata:
         """Where record number *index* of the batch was written."""
@@ -192,34 +205,83 @@ class Batch(Waitable):
         return [self.metadata(index) for index in range(start, end)]
 
 
+class Gathering:
+    """What is sent to a queue from one seal to the next, and what batches were made of it.
+
+    A thread that finds another one in the queue, once it has added something, is late: it says so
+    (:meth:`pymq.client.queue.Queue.add`), and what it has added is in a later seal.
+    """
+
+    __slots__ = ("batches", "items", "queue")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.items: list[Row | Part] = []  # appended to by any thread
+        self.batches: list[Batch] = []  # those that may have some of its rows
+
+    def take(self) -> list[Row | Part]:
+        """Take out what is there; what others append meanwhile stays."""
+        taken = self.items[:]
+        del self.items[: len(taken)]
+        return taken
+
+
 class Delivery:
-    """The fate of one record that was sent."""
+    """The fate of one record that was sent.
 
-    __slots__ = ("index", "key", "owner", "value")
+    Two of them are equal if they are of the same record.
+    """
 
-    headers: Headers = ()
-    timestamp_ms: int | None = None
+    __slots__ = ("index", "owner", "row")
+
     # Whoever makes one sets these: an ``__init__`` would cost more than all the rest of a delivery.
-    owner: Queue | Batch  # its queue, then its batch
-    value: bytes
-    key: bytes | None
-    index: int  # its place in the batch, once it has one
+    owner: Gathering | Batch  # where it gathered, until it was found in a batch; ...
+    row: Row
+    index: int  # ... then its place there
 
     @property
     def topic(self) -> str:
         """The topic that it was sent to."""
-        owner = self.owner
-        return owner.queue.topic if isinstance(owner, Batch) else owner.topic
+        return self.owner.queue.topic
 
     @property
     def partition(self) -> str:
         """The partition that it was sent to."""
-        owner = self.owner
-        return owner.queue.partition if isinstance(owner, Batch) else owner.partition
+        return self.owner.queue.partition
+
+    @property
+    def value(self) -> bytes:
+        """The payload."""
+        return self.row[0]
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, or None."""
+        row = self.row
+        return row[1] if len(row) > 1 else None
+
+    @property
+    def headers(self) -> Headers:
+        """Pairs of a name and a value."""
+        row = self.row
+        return row[2] if len(row) > 2 else ()
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The time that it was given; None: that of its batch."""
+        row = self.row
+        return row[3] if len(row) > 2 else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Delivery) and self.row is other.row
+
+    def __hash__(self) -> int:
+        return id(self.row)
 
     def done(self) -> bool:
         """Whether the record was answered for, or has failed."""
-        return isinstance(self.owner, Batch) and self.owner.is_done
+        batch = batch_of(self)
+        return batch is not None and batch.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is as safe as was asked for, and return where it is.
@@ -240,42 +302,37 @@ class Delivery:
         return self._settled(timeout).error
 
     def _settled(self, timeout: float | None) -> Batch:
-        owner = self.owner
-        queue = owner.queue if isinstance(owner, Batch) else owner
-        batch = queue.backlog.settle(self, timeout)
+        backlog = self.owner.queue.backlog
+        batch = backlog.settle(self, timeout)
         if batch.error is not None:
-            queue.backlog.looked_at(self)
+            backlog.looked_at(batch, self.index)
         return batch
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
         """Call *callback* with this delivery once it is done, in the thread that finishes it."""
-        owner = self.owner
-        queue = owner.queue if isinstance(owner, Batch) else owner
 
         def call() -> None:
             callback(self)
 
-        queue.backlog.on_done(self, call)
+        self.owner.queue.backlog.on_done(self, call)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "pending"
         return f"<Delivery {self.topic}/{self.partition} {state}>"
 
 
-class FullDelivery(Delivery):
-    """A delivery whose record has headers or a time of its own."""
-
-    __slots__ = ("headers", "timestamp_ms")
-
-    headers: Headers
-    timestamp_ms: int | None
-
-
-def delivery_of(owner: Queue | Batch, value: bytes, key: bytes | None) -> Delivery:
-    """Make a delivery, where it need not be fast."""
-    made = Delivery()
-    made.owner, made.value, made.key = owner, value, key
-    return made
+def batch_of(delivery: Delivery) -> Batch | None:
+    """The batch that a record is in, once it is sealed; then ``delivery.index`` is its place."""
+    owner = delivery.owner
+    if isinstance(owner, Batch):
+        return owner
+    for batch in owner.batches:
+        index = batch.index_of(delivery.row)
+        if index is not None:
+            delivery.index = index  # First this: another thread that finds the batch needs it.
+            delivery.owner = batch
+            return batch
+    return None
 
 
 Piece = tuple[Batch, int, int]  # records of a batch, from one number up to another

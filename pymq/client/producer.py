@@ -12,8 +12,8 @@ from pymq.client.delivery import (
     Columns,
     Deliveries,
     Delivery,
-    FullDelivery,
     Part,
+    Row,
     header_bytes,
 )
 from pymq.client.queue import Queue
@@ -135,16 +135,19 @@ class Producer(Handle):
         if size > found.limit:
             raise _too_large(topic, size, found.limit)
         if headers is None and timestamp_ms is None:
-            delivery = Delivery()
-            delivery.owner = queue
-            delivery.value = value
-            delivery.key = key
+            row: Row = (value,) if key is None else (value, key)
         else:
-            delivery, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
+            row, size = self._full(queue, value, key, headers, timestamp_ms, size, found)
         backlog = self._backlog
         if backlog.buffered >= self._buffer_bytes:
             self._wait_for_space()
-        queue.items.append(delivery)
+        gathering = queue.gathering
+        gathering.items.append(row)
+        if queue.gathering is not gathering:
+            queue.late.append(gathering)
+        delivery = Delivery()
+        delivery.owner = gathering
+        delivery.row = row
         size += RECORD_BYTES
         queue.bytes += size
         backlog.buffered += size
@@ -163,7 +166,7 @@ class Producer(Handle):
         timestamp_ms: int | None,
         size: int,
         topic: Topic,
-    ) -> tuple[FullDelivery, int]:
+    ) -> tuple[Row, int]:
         pairs = _headers(headers)
         if timestamp_ms is not None:
             wrong = f"timestamp_ms must be milliseconds since 1970, not {timestamp_ms!r}"
@@ -175,10 +178,7 @@ class Producer(Handle):
         if size > topic.limit:
             raise _too_large(topic.metadata.topic, size, topic.limit)
         queue.has_extras = True
-        delivery = FullDelivery()
-        delivery.owner, delivery.value, delivery.key = queue, value, key
-        delivery.headers, delivery.timestamp_ms = pairs, timestamp_ms
-        return delivery, size
+        return (value, key, pairs, timestamp_ms), size
 
     def _arm(self, queue: Queue) -> None:
         """The first record of a batch: from now on it lingers."""
@@ -283,7 +283,7 @@ class Producer(Handle):
             self._wait_for_space()
         for queue, part in parts:
             queue.has_parts = True
-            queue.items.append(part)
+            queue.add(part)
             backlog.buffered += part.size
             queue.bytes += part.size
             if queue.bytes >= self._batch_bytes:

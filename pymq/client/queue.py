@@ -1,9 +1,12 @@
 """One partition's records on their way through a producer: sent, sealed into batches, numbered.
 
-``send`` runs in the user's threads and takes no lock: it appends to the items of a queue, which
+``send`` runs in the user's threads and takes no lock: it appends to what gathers in a queue, which
 only the producer's machine empties, under the driver's lock. What makes that safe is the order of
 two steps on each side. The sender appends, then looks whether the queue is armed; the machine
-disarms it, then empties it. So a record is either taken, or its sender arms the queue again.
+disarms it, then empties it. So a record is either taken, or its sender arms the queue again. With
+each seal another gathering takes the place of the last. The sender appends to one, then looks
+whether it is still in its place; the machine puts another there, then empties it. So a record is
+either taken, or its sender says that there is more in that one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from pymq.client.base import Waitable
-from pymq.client.delivery import RECORD_BYTES, Batch, Columns, Delivery, FullDelivery, Part, joined
+from pymq.client.delivery import (
+    RECORD_BYTES,
+    Batch,
+    Columns,
+    Delivery,
+    Gathering,
+    Part,
+    Row,
+    batch_of,
+    joined,
+)
 from pymq.core.header import NO_PRODUCER
 from pymq.core.metadata import PartitionLeader
 from pymq.core.record import RecordBatch
@@ -26,7 +39,7 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 100_000  # records a batch
 PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
-_SINGLE = frozenset({Delivery, FullDelivery})
+_SINGLE = frozenset({tuple})
 
 
 class Queue:
@@ -38,6 +51,7 @@ class Queue:
         "callbacks",
         "config",
         "epoch",
+        "gathering",
         "has_extras",
         "has_keys",
         "has_parts",
@@ -48,8 +62,8 @@ class Queue:
         "is_due",
         "is_renumbering",
         "is_sure",
-        "items",
         "known",
+        "late",
         "must_ask",
         "must_resend",
         "next_sequence",
@@ -70,8 +84,9 @@ class Queue:
         self.topic = topic
         self.partition = partition
         self.topic_id = ""  # of the topic that the numbers below are for
-        self.items: list[Delivery | Part] = []  # appended to by any thread
-        self.bytes = 0  # about what is in ``items``
+        self.gathering = Gathering(self)  # what is sent now, by any thread
+        self.late: deque[Gathering] = deque()  # earlier ones that something was added to since
+        self.bytes = 0  # about what has gathered
         self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
         self.is_armed = False
         self.is_due = False  # somebody waits, and has seen to it that it is sealed
@@ -98,14 +113,40 @@ class Queue:
 
     # --- sealing --------------------------------------------------------------------------------
 
+    def add(self, item: Row | Part) -> Gathering:
+        """Take something in, and say where it gathers; any thread may call this.
+
+        ``Producer.send`` does the same by itself.
+        """
+        gathering = self.gathering
+        gathering.items.append(item)
+        if self.gathering is not gathering:
+            self.late.append(gathering)
+        return gathering
+
+    def _take(self) -> tuple[list[Row | Part], list[Gathering]]:
+        """Take out what has gathered; returns it in its order, and where it did."""
+        gathering = self.gathering
+        self.gathering = Gathering(self)  # First this, then empty it: see the module's top.
+        taken, sources = gathering.take(), [gathering]
+        before: list[Row | Part] = []
+        for _ in range(len(self.late)):  # after that, since what a thread adds next is not late
+            late = self.late.popleft()
+            if late is gathering:
+                taken += late.take()
+            else:
+                before += late.take()
+                sources.append(late)
+        return before + taken if before else taken, sources
+
     def seal(self, now: int, wall_ms: int) -> None:
         """Make batches of everything that was sent so far."""
         # First this, then empty it: see the module's top.
         self.is_armed = self.is_due = False
         self.held_at = -1
-        taken = self.items[:]
-        del self.items[: len(taken)]  # what others have appended between these lines stays
+        taken, sources = self._take()
         self.bytes = 0
+        made: list[Batch] = []
         until = now + self.config.delivery_timeout_ms
         if self.has_parts and not _SINGLE.issuperset(map(type, taken)):
             for is_bulk, group in groupby(taken, _is_part):
@@ -113,9 +154,11 @@ class Queue:
                 if is_bulk:
                     self._seal_parts(items, wall_ms, until)
                 else:
-                    self._seal_run(items, wall_ms, until)
+                    made += self._seal_run(items, wall_ms, until)
         else:
-            self._seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
+            made = self._seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
+        for source in sources:
+            source.batches += made
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
@@ -128,34 +171,36 @@ class Queue:
                 self._attach(*entry)
 
     def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        if isinstance(delivery.owner, Batch):
-            delivery.owner.then(callback)
+        batch = batch_of(delivery)
+        if batch is not None:
+            batch.then(callback)
         else:
-            delivery.owner.callbacks.append(
-                (delivery, callback)
-            )  # Its record came after this seal.
+            self.callbacks.append((delivery, callback))  # Its record came after this seal.
 
-    def _seal_run(self, run: list[Delivery], wall_ms: int, until: int) -> None:
-        """Make batches of deliveries that follow each other; as a rule it is one."""
+    def _seal_run(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
+        """Make batches of records that follow each other; as a rule it is one."""
         if not run:
-            return
-        columns = Columns([delivery.value for delivery in run])
+            return []
+        columns = Columns([row[0] for row in run])
         if self.has_keys:
-            columns.keys = [delivery.key for delivery in run]
+            columns.keys = [row[1] if len(row) > 1 else None for row in run]
         if self.has_extras:
-            columns.headers = [delivery.headers for delivery in run]
-            times = [delivery.timestamp_ms for delivery in run]
+            columns.headers = [row[2] if len(row) > 2 else () for row in run]
+            times = [row[3] if len(row) > 2 else None for row in run]
             if any(time is not None for time in times):
                 columns.timestamps = [wall_ms if time is None else time for time in times]
         limit, size = self.config.batch_bytes, columns.size
         if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
-            self.sealed.append(Batch(self, columns, size, wall_ms, until, run))
-            return
-        start = 0
+            batch = Batch(self, columns, size, wall_ms, until, run)
+            self.sealed.append(batch)
+            return [batch]
+        start, made = 0, []
         for end in _cuts(columns, limit):
             part = columns.cut(start, end)
-            self.sealed.append(Batch(self, part, part.size, wall_ms, until, run[start:end]))
+            made.append(Batch(self, part, part.size, wall_ms, until, run[start:end]))
             start = end
+        self.sealed += made
+        return made
 
     def _seal_parts(self, parts: list[Part], wall_ms: int, until: int) -> None:
         """Make batches of bulk sends in a row: small ones together, large ones cut."""
@@ -353,7 +398,7 @@ class Queue:
         return True
 
 
-def _is_part(item: Delivery | Part) -> bool:
+def _is_part(item: Row | Part) -> bool:
     return isinstance(item, Part)
 
 

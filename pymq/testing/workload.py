@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pymq.client.delivery import RECORD_BYTES, Delivery, delivery_of
+from pymq.client.delivery import RECORD_BYTES, Delivery
 from pymq.client.reader import Reader
 from pymq.client.router import Call, Router
 from pymq.client.sender import Queue, Sender, SenderConfig
@@ -151,8 +151,9 @@ class App:
             )
             self.history.sent.append(sent)
             key = b"%d" % (number % KEYS) if self._is_compacted(topic) else None
-            delivery = delivery_of(queue, value_of(number, size), key)
-            queue.items.append(delivery)
+            delivery = Delivery()
+            delivery.row = (value_of(number, size), key)
+            delivery.owner = queue.add(delivery.row)
             queue.bytes += size + RECORD_BYTES
             self.sender.backlog.buffered += size + RECORD_BYTES
             self.sender.backlog.on_done(delivery, partial(self._answered, delivery, sent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pymq.client.delivery import Batch, delivery_of
+from pymq.client.delivery import Batch, Delivery
 from pymq.client.queue import Queue
 from pymq.client.sender import SenderConfig
 from pymq.core.producers import ProducerTable
@@ -21,7 +21,7 @@ def sent(count: int) -> tuple[Queue, list[Batch], list[RecordBatch]]:
     owner: Any = SimpleNamespace(config=config, backlog=None)
     queue = Queue(owner, "t", "0")
     for number in range(count):
-        queue.items.append(delivery_of(queue, b"%d" % number, None))
+        queue.add((b"%d" % number,))
         queue.seal(0, 0)
     batches = list(queue.sealed)
     queue.sealed.clear()
@@ -82,15 +82,16 @@ def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal
     """Sealing used to wait for that record, which nobody could take in while it sealed."""
     queue, _, _ = sent(0)
     called: list[str] = []
-    before = delivery_of(queue, b"before", None)
-    later = delivery_of(queue, b"later", None)
-    queue.items.append(before)
+    before, later = Delivery(), Delivery()
+    before.row, later.row = (b"before",), (b"later",)
+    before.owner = later.owner = queue.add(before.row)
     queue.callbacks += [
         (later, lambda: called.append("later")),
         (before, lambda: called.append("before")),
     ]
     queue.seal(0, 0)
-    queue.items.append(later)
+    later.owner.items.append(later.row)  # by a thread that is late
+    queue.late.append(later.owner)
     queue.seal(0, 0)
     for batch in queue.sealed:
         batch.finish()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pymq.client.base import Waitable
-from pymq.client.delivery import Columns, Deliveries, Part, delivery_of
+from pymq.client.delivery import Columns, Deliveries, Part
 from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.client.sender import PROBE_MS, Sender, SenderConfig
@@ -53,7 +53,7 @@ class Bench:
 
     def send(self, value: bytes, now: int) -> list[Produce]:
         """Send a record, as a producer's thread does that does not linger; what leaves at once."""
-        self.queue.items.append(delivery_of(self.queue, value, None))
+        self.queue.add((value,))
         if not self.queue.is_armed and self.queue.held_at != now:
             self.queue.is_armed = True
             self.sender.backlog.armed.append((now, self.queue))
@@ -63,7 +63,7 @@ class Bench:
         """Send records with one call, as a producer's thread does."""
         part = Part(Columns(values), None)
         self.queue.has_parts = True
-        self.queue.items.append(part)
+        self.queue.add(part)
         if self.queue.held_at < 0:
             self.queue.is_armed = True
             self.sender.backlog.armed.appendleft((now, self.queue))
@@ -149,6 +149,7 @@ def test_bulk_sends_with_and_without_keys_stay_apart() -> None:
     parts = [Part(Columns([b"1"]), None), Part(Columns([b"2"], [b"k"]), None)]
     large = Part(Columns([bytes(1 << 20)] * 2), None)
     bench.queue.has_parts = True
-    bench.queue.items += [*parts, *parts, large]
+    for part in (*parts, *parts, large):
+        bench.queue.add(part)
     bench.queue.seal(0, 0)
     assert [batch.count for batch in bench.queue.sealed] == [1, 1, 1, 1, 1, 1]
