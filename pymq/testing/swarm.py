@@ -43,6 +43,7 @@ from pymq.testing.world import SECOND, Violation, uncollected
 
 HEAL_S = 90.0  # within which everything must work again
 LOOK_US = 50_000  # how often it is looked whether it does
+LOOKS = 5  # of administrators, one a second
 # What must come about once the faults have ended; a run may be told to let some of it pass.
 LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
     readers-reach-the-end groups-reach-the-end replicas-converge auditor-reads""".split()
@@ -247,20 +248,23 @@ class Run:
         self._until(self._is_converged, "replicas-converge")
 
     def _recover(self) -> None:
-        """Do what administrators do about blocks that lost all of their in-sync set with a disk.
+        """Let administrators look for blocks that lost all of their in-sync set with a disk.
 
         A fault is kept from replacing a disk whose records nobody else has, but not a block from
         being put on a disk that is gone already; nor can a leader's last wish for a smaller set be
-        taken back, when it comes after its disk is gone.
+        taken back, when it comes after its disk is gone. Nobody waits for the administrators: where
+        there is such a block, what must come about comes about after they have looked.
         """
         if not any(step[1] in ("wipe", "flip") for step in self.plan.faults):
             return
-        for _ in range(5):
-            self.world.run(self.world.now + SECOND)
-            for topic, partition in self._leaderless():
-                what = partial(msg.RecoverPartition, topic=topic, partition=partition)
-                assert self.boss is not None
-                self.boss.admin(f"recover {topic}/{partition}", what)
+        for number in range(1, LOOKS + 1):
+            self.world.after(number * SECOND, self._recover_leaderless)
+
+    def _recover_leaderless(self, _: object, __: object) -> None:
+        for topic, partition in self._leaderless():
+            what = partial(msg.RecoverPartition, topic=topic, partition=partition)
+            assert self.boss is not None
+            self.boss.admin(f"recover {topic}/{partition}", what)
 
     def _leaderless(self) -> list[tuple[str, str]]:
         """Partitions whose open block is in sync nowhere, though no majority was asked for."""
