@@ -90,7 +90,8 @@ class Loop:
     """Drives the machines of one process; one thread at a time may call it.
 
     Messages for machines that are not here go to *far*; without one they are dropped. *flush* is
-    called when what went there is to leave: before the disk makes us wait, and after each turn.
+    called when what went there is to leave: before the disk makes us wait, once it has what others
+    wait for, and after each turn.
 
     There may be several brokers, each with a store of its own. Then what they write waits until
     nobody has anything else to do, and all disks work at once: a leader's while its followers' do.
@@ -283,6 +284,8 @@ class Loop:
     def _finish(self, name: str, machine: Machine, ready: Ready, failed: bool, now: int) -> None:
         if ready.after and not failed:
             self._post(name, ready.after)
+            if self._flush is not None:
+                self._flush()  # A leader waits for it; what we make of the write, nobody does.
         for read in ready.read:
             self._read(name, read)
         for ask in ready.ask:

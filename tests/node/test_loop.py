@@ -50,6 +50,30 @@ def test_messages_go_to_whom_they_are_for(loop: Loop) -> None:
     assert not loop.has_work
 
 
+def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None:
+    """A leader waits for its follower's answer; nobody waits for what that one thinks of it."""
+    said: list[str] = []
+    advanced: list[int] = []
+    store, broker = CountingStore(), Scripted()
+
+    def far(peer: str, source: str, message: Message) -> None:
+        said.append(peer)
+
+    def flush() -> None:
+        if said:
+            advanced.append(broker.advanced)
+            said.clear()
+
+    loop = Loop(lambda: 0, far, flush)
+    loop.add_broker("broker", broker, store)
+    broker.out.write = [CreateBlock(block(0), 0, "t", "0")]
+    broker.out.after = [("leader", ListTopics(1))]
+    loop.run()
+    assert advanced == [0]
+    assert broker.advanced == 1
+    assert len(store.calls) == 1
+
+
 def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
     """Those of all machines and all partitions; the answers leave after it."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
