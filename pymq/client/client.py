@@ -258,7 +258,7 @@ class Client(Admin):
 
     def _add(self, handle: Producer | Consumer, machine: Sender | Intake) -> None:
         with self.driver as loop:
-            loop.add(machine.name, machine)
+            loop.add(machine.name, machine, tells=not isinstance(machine, Sender))
             buried = [intake for intake in self._intakes.values() if intake.is_buried]
             for intake in buried:
                 loop.remove(intake.name)

@@ -90,6 +90,7 @@ class Intake(Outbox, ABC):
     def abandon(self) -> None:
         """The handle is gone. Called by the garbage collector, at any moment, in any thread."""
         self.is_abandoned = True  # The next tick does the rest: it holds the driver.
+        self._driver.loop.rearm(self.name)
 
     def bury(self) -> None:
         """Close, since nobody else does."""

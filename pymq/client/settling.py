@@ -59,11 +59,13 @@ class Settlement:
 class Settler:
     """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them.
 
-    *buffered* tells what was handed to the handle and not yet by it to the application.
+    It is part of the machine *name*. *buffered* tells what was handed to the handle and not yet by
+    it to the application.
     """
 
     def __init__(
         self,
+        name: str,
         membership: Membership,
         outbox: Outbox,
         timers: Deadlines[Key],
@@ -77,6 +79,7 @@ class Settler:
         self.handed = Handed()
         self._buffered = buffered
         self._holes: list[Span] = []  # offsets without a record for the application
+        self._name = name
         self._membership = membership
         self._outbox = outbox
         self._timers = timers
@@ -93,6 +96,7 @@ class Settler:
         """Something is to be settled soon."""
         if self.due == NEVER:
             self.due = now + ACK_LINGER_MS
+            self._driver.loop.rearm(self._name)
             self._driver.arm(self.due)
 
     @property

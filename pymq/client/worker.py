@@ -53,7 +53,7 @@ class Worker(Intake):
         self._timers: Deadlines[Key] = Deadlines()  # when an answer is missing
         timers = self._timers
         self.membership = Membership(topic, config, router, self, timers, new_member)
-        self.settler = Settler(self.membership, self, timers, driver, self._buffered)
+        self.settler = Settler(name, self.membership, self, timers, driver, self._buffered)
         self.watches = Watches(topic, router, self, timers)
         self._leased = Leased(
             self.membership, self.watches, self.settler, router, self, timers, self.paused

@@ -54,6 +54,21 @@ class Deadlines(Generic[K]):
         self._heap.clear()
         self.due = NEVER
 
+    def settle(self) -> None:
+        """Let :attr:`due` be exact, until something is changed."""
+        heap = self._heap
+        while heap:
+            armed, _, key = heap[0]
+            due = self._due.get(key)
+            if self._armed.get(key) == armed:
+                if due == armed:
+                    break
+                del self._armed[key]
+                if due is not None:
+                    self.set(key, due)  # Later, so that it does not come to be the first before.
+            heappop(heap)
+        self.due = heap[0][0] if heap else NEVER
+
     def over(self, now: int) -> list[K]:
         """Take out what is due."""
         found: list[K] = []

@@ -27,9 +27,9 @@ from pymq.core.ready import (
     TimeFound,
     Write,
 )
-from pymq.core.types import NEVER
 from pymq.errors import PymqError, StoreError
 from pymq.node.disks import Disks
+from pymq.node.timers import Timers
 from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
@@ -115,6 +115,7 @@ class Loop:
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # machines to be looked at, from any thread
         self._ticked = -1  # when deadlines were looked at last
+        self._timers = Timers()
         self._users: dict[str, StoreUser] = {}  # machines that have a store
         self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one of them
         self._disks = Disks()
@@ -125,14 +126,20 @@ class Loop:
 
     # --- assembling -----------------------------------------------------------------------------
 
-    def add(self, name: str, machine: Machine) -> None:
-        """Drive *machine*; messages to *name* are for it."""
+    def add(self, name: str, machine: Machine, *, tells: bool = False) -> None:
+        r"""Drive *machine*; messages to *name* are for it.
+
+        If it *tells*, it is asked for its deadline only after it was driven, or :meth:`rearm`\ ed;
+        until then nothing else may change that.
+        """
         self.machines[name] = machine
+        self._timers.add(name, machine, tells=tells)
         self._dirty[name] = None
 
     def remove(self, name: str) -> None:
         """Forget a machine; what comes for it is dropped."""
         self.machines.pop(name, None)
+        self._timers.remove(name)
         self._dirty.pop(name, None)
 
     def add_broker(self, name: str, machine: StoreUser, store: BlockStore) -> None:
@@ -161,6 +168,10 @@ class Loop:
         """A machine was given something by another thread: look at it next."""
         self._pokes.append(name)
 
+    def rearm(self, name: str) -> None:
+        """The deadline of a machine that tells may have changed; any thread may call this."""
+        self._timers.rearm(name)
+
     def deliver(self, peer: str, source: str, message: Message) -> None:
         """Take in a message from another process for machine *peer*."""
         self._inbox.append((peer, source, message))
@@ -182,13 +193,7 @@ class Loop:
     @property
     def deadline(self) -> int:
         """When something is due."""
-        due = NEVER
-        # Any thread may ask, while the one that turns adds or removes machines.
-        for machine in list(self.machines.values()):
-            at = machine.deadline
-            if at < due:
-                due = at
-        return due
+        return self._timers.first
 
     def run(self, is_enough: Callable[[], bool] | None = None) -> None:
         """Turn until nothing is left to do, or until *is_enough*; not for ever.
@@ -222,9 +227,10 @@ class Loop:
         if now != self._ticked:
             # Deadlines are in whole milliseconds, so one look at each is enough.
             self._ticked = now
-            for name, machine in machines.items():
-                if machine.deadline <= now and name not in held:
-                    machine.tick(now)
+            self._timers.driven(self._dirty)
+            for name in self._timers.due(now):
+                if machines[name].deadline <= now and name not in held:
+                    machines[name].tick(now)
                     self._dirty[name] = None
         dirty = self._dirty
         if not dirty and not self._held:
@@ -240,6 +246,7 @@ class Loop:
                 work.append((name, found, ready))
         if work:
             self._act(work, now)
+        self._timers.driven(dirty)
         if self._held:
             self._held_for += 1
             if not (self._inbox or self._dirty) or self._held_for >= HELD_MAX:

@@ -49,7 +49,7 @@ class Consuming(ABC):
         self.intake = intake
         self.topic = intake.topic
         with app.driver as loop:
-            loop.add(intake.name, intake)
+            loop.add(intake.name, intake, tells=True)
             intake.want(self.app.config.get("want", 100), loop.clock())
             loop.touch(intake.name)
         self._wait()
