@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle
@@ -65,7 +65,9 @@ class Producer(Handle):
 
     A record with a key goes to the partition that the key hashes to; one without goes where the
     last one went, until a batch is full. Within a partition records keep the order in which one
-    thread sent them.
+    thread sent them. Partitions that are added to the topic are sent to as well, at once if this
+    client has added them and else within 30 s of sending: keys are hashed over all of them then, so
+    of a key that moves, what comes next may be read before what came last.
     """
 
     def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
@@ -81,6 +83,7 @@ class Producer(Handle):
         self._buffer_bytes = config.buffer_bytes
         self._growing = threading.Lock()
         self._is_closed = False
+        sender.on_metadata = self._look_at_topics
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -219,21 +222,39 @@ class Producer(Handle):
         name = topic.metadata.topic
         fresh = self._client.questions.topic_metadata(name)
         if len(fresh.partitions) > len(topic.queues):
-            with self._growing:  # Two threads must not make two queues for a new partition.
-                topic = self._topics[name]
-                if len(fresh.partitions) > len(topic.queues):
-                    topic = self._topics[name] = self._grown(topic, fresh)
-            return self._chosen(topic, partition)
+            grown = self._grow(name, fresh)
+            if self._is_closed:
+                raise Closed("the producer was closed")
+            return self._chosen(grown, partition)
         names = ", ".join(list(topic.by_name)[:8])
         raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
 
-    def _grown(self, topic: Topic, fresh: TopicMetadata) -> Topic:
-        """A topic that got more partitions; the queues that there are stay in use."""
-        grown = Topic(fresh, self._sender, topic.turn)
-        grown.queues[: len(topic.queues)] = topic.queues
-        grown.by_name.update(topic.by_name)
-        grown.sticky = grown.queues[grown.turn]
-        return grown
+    def _grow(self, name: str, fresh: TopicMetadata) -> Topic:
+        """Take in the partitions that a topic got; the queues that there are stay in use."""
+        with self._growing:  # Two threads must not make two queues for a new partition.
+            topic = self._topics[name]
+            if len(fresh.partitions) > len(topic.queues) and not self._is_closed:
+                grown = Topic(fresh, self._sender, topic.turn)
+                grown.queues[: len(topic.queues)] = topic.queues
+                grown.by_name.update(topic.by_name)
+                grown.sticky = grown.queues[grown.turn]
+                self._topics[name] = topic = grown
+        return topic
+
+    def _look_at_topics(self, known: Mapping[str, TopicMetadata]) -> None:
+        """What is known of topics has changed: some may have more partitions; by the loop.
+
+        One without an ack mode takes no records, and nobody has chosen it; so until all of them
+        have one, it is as if they were not there.
+        """
+        for name, topic in list(self._topics.items()):
+            fresh = known.get(name)
+            if fresh is None or len(fresh.partitions) <= len(topic.queues):
+                continue
+            names = [part.partition for part in fresh.partitions[: len(topic.queues)]]
+            is_same = names == [queue.partition for queue in topic.queues]
+            if is_same and all(part.acks is not AckMode.UNSET for part in fresh.partitions):
+                self._grow(name, fresh)
 
     def _open_topic(self, name: str) -> Topic:
         if self._is_closed:
@@ -361,9 +382,10 @@ class Producer(Handle):
             self._let_go()
 
     def _let_go(self) -> None:
-        self._is_closed = True
-        for topic in self._topics.values():
-            topic.limit = -1  # so that a later send is looked at, which finds it closed
+        with self._growing:
+            self._is_closed = True
+            for topic in self._topics.values():
+                topic.limit = -1  # so that a later send is looked at, which finds it closed
         try:
             with self._driver as loop:
                 self._sender.close(loop.clock())

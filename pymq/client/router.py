@@ -32,6 +32,7 @@ REFRESH_MAX_MS = 250  # ... and after many of them up to ...
 REFRESH_IDLE_MS = 1_000
 REFRESH_TRIES = 20
 REFRESH_LOST_MS = 100  # while a leader cannot be reached: another one is about to be elected
+RENEW_MS = 30_000  # so old may be what is known of a topic that somebody sends to
 LOST_MS = 5_000  # after which a broker that cannot be reached is asked all the same, if it leads
 
 
@@ -95,6 +96,7 @@ class Router(Outbox):
         self._calls: dict[int, Call] = {}
         self._lost: dict[str, int] = {}  # nodes that cannot be reached, and until when that counts
         self._refreshing: dict[str, int] = {}  # requests, by topic
+        self._asked_at: dict[str, int] = {}  # when the zkserver was asked about which topic last
         self._tries: dict[str, int] = {}  # to find all leaders of a topic, so far
         self._timers: Deadlines[int | str] = Deadlines()  # calls by id; topics to be asked for
         self._listeners: dict[str, Callable[[], None]] = {}
@@ -319,6 +321,12 @@ class Router(Outbox):
         """What is known of *topic* is out of date."""
         if topic not in self._refreshing and topic not in self._timers:
             self._ask(topic)
+
+    def renew(self, topic: str, now: int) -> None:
+        """Have what is known of *topic* told anew, if it was told long ago."""
+        if now - self._asked_at.setdefault(topic, now) >= RENEW_MS:
+            self._asked_at[topic] = now
+            self.refresh(topic)
 
     def tell(self, make: Callable[[int], Message], until: int) -> None:
         """Have ``make(id)`` taken in by the active zkserver; nobody waits for what comes of it."""

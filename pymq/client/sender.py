@@ -13,7 +13,7 @@ up; if another leads by now, it gets everything at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pymq.client.backlog import Backlog
 from pymq.client.base import Driver, Loop, Outbox
@@ -24,6 +24,7 @@ from pymq.client.tally import Tally
 from pymq.core.deadlines import Deadlines
 from pymq.core.message import GetSequence, Message, Produce, Produced
 from pymq.core.message import Sequence as SequenceFound
+from pymq.core.metadata import TopicMetadata
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER, AckMode
 from pymq.core.values import define
@@ -65,6 +66,10 @@ class SenderConfig:
     is_named: bool = False  # its sequences go on where an earlier producer of this name stopped
 
 
+def _nothing(topics: Mapping[str, TopicMetadata]) -> None:
+    """Nobody wants to know."""
+
+
 class Sender(Outbox):
     """All queues of one producer, as a machine."""
 
@@ -80,6 +85,7 @@ class Sender(Outbox):
         self.name = name
         self.config = config
         self.tally = Tally()  # its client's, once that has made it
+        self.on_metadata: Callable[[Mapping[str, TopicMetadata]], None] = _nothing
         self.backlog = Backlog(name, driver, config.buffer_bytes)
         self._router = router
         self._driver = driver
@@ -89,7 +95,7 @@ class Sender(Outbox):
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
         self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
         self._timers: Deadlines[Queue] = Deadlines()
-        self._has_news = False  # of leaders
+        self._has_news = False  # of leaders, and of partitions
         self._is_closed = False
         router.listen(name, self._on_metadata)
 
@@ -184,6 +190,7 @@ class Sender(Outbox):
             self._seal_due(now, everything=is_crowded)  # What lingers keeps a buffer full.
         if self._has_news:
             self._has_news = False
+            self.on_metadata(self._router.topics)
             for queue in self._live:
                 self._look_at_leader(queue, now)
             self._dirty.update(self._live)
@@ -268,6 +275,7 @@ class Sender(Outbox):
             self._give_up_if_gone(queue)
             self._router.refresh(queue.topic)  # It tells when it has found one.
             return
+        self._router.renew(queue.topic, now)
         queue.meet(known.topic_id)
         if queue.next_sequence < 0:
             self._ask(queue, now)

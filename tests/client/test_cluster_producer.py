@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import pymq
+from pymq.hash.partitioner import key_partition
 from pymq.testing import Cluster
 from pymq.testing.network import LinkFaults
 
@@ -214,3 +215,58 @@ def test_a_named_producer_goes_on_after_a_fail_over() -> None:
             assert producer.next_sequence("t", 0) == 10
             producer.send_many("t", numbers(20)[10:]).result()
         assert read(mq) == numbers(20)
+
+
+def test_partitions_that_others_add_are_sent_to() -> None:
+    """Records without a key go there too, and keys are hashed over all of them."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=2, replicas=1)
+        with mq.producer(linger_ms=0) as producer:
+
+            def places(seconds: float, key: bytes | None = None) -> list[str]:
+                """Where records go that are sent one after the other."""
+                found = []
+                for _ in range(int(seconds * 10)):
+                    keys = None if key is None else [key]
+                    found += producer.send_many("t", [b"x"], keys).result()
+                    cluster.run(seconds=0.1)
+                return [record.partition for record in found]
+
+            moved = next(
+                b"%d" % number
+                for number in range(99)
+                if key_partition(b"%d" % number, 2) == 0 and key_partition(b"%d" % number, 3) == 2
+            )
+            assert set(places(1.0, moved)) == {"0"}
+            other.create_partition("t", "new")
+            assert "new" not in places(1.0)
+            assert "new" in places(32.0)
+            assert set(places(1.0)) == {"0", "1", "new"}
+            assert producer.send("t", b"x", key=moved).result().partition == "new"
+            assert set(places(0.5, moved)) == {"new"}
+            # What this client adds is known at once.
+            mq.create_partition("t", "newer")
+            assert set(places(1.0)) == {"0", "1", "new", "newer"}
+
+
+def test_a_partition_without_an_ack_mode_is_not_chosen() -> None:
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="unset")
+        mq.set_partition_state("t", "0", acks="leader")
+        with mq.producer(linger_ms=0) as producer:
+
+            def places() -> set[str]:
+                sent = [producer.send_many("t", [b"x"]) for _ in range(4)]
+                cluster.run(seconds=0.5)
+                return {record.partition for each in sent for record in each.result()}
+
+            assert places() == {"0"}
+            mq.create_partition("t", "new")
+            assert mq.describe_topic("t").partitions[1].acks is pymq.AckMode.UNSET
+            assert places() == {"0"}
+            mq.set_partition_state("t", "new", acks="leader")
+            cluster.run(seconds=31)
+            assert places() == {"0"}  # It is asked with the first of these.
+            assert places() == {"0", "new"}

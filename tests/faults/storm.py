@@ -234,7 +234,7 @@ class Storm:
                     control[part] |= control_offsets(path.read_bytes())
         for part, records in log.items():
             offsets = [record.offset for record in records]
-            holes = set(range(offsets[-1] + 1)) - set(offsets) - control[part]
+            holes = set(range(max(offsets, default=-1) + 1)) - set(offsets) - control[part]
             if holes:
                 found.append(f"{part}: nothing at offsets {sorted(holes)[:10]}")
         return found
