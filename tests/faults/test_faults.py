@@ -46,7 +46,7 @@ def test_wires_are_cut(tmp_path: Path, tell: Tell) -> None:
 @pytest.mark.skipif(Disk.why_not() is not None, reason=str(Disk.why_not()))
 @pytest.mark.xfail(
     strict=False,
-    reason="open: now and then its copy of a block that was led there stays a record short",
+    reason="a copy that stayed short is mended; not run often enough since to be sure of the rest",
 )
 def test_a_disk_is_full(tmp_path: Path, tell: Tell) -> None:
     """A broker whose disk is full does not keep the others from going on, and recovers."""
