@@ -25,6 +25,7 @@ from pymq.core.message import (
     RaftAppend,
     RaftAppended,
     RaftVote,
+    ReplicaFetch,
     Seal,
     Sequence,
     Stopped,
@@ -297,7 +298,20 @@ def test_an_answer_that_nobody_asked_for_does_no_harm(bench: Bench) -> None:
 def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
     bench: Bench,
 ) -> None:
-    """Also that of a sealed block which this broker is to complete."""
+    block = BlockId("id-1", 0, 0)
+    bench.store.write([CreateBlock(block, 0, "t", "0"), Checkpoint(block, b"of the future")])
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("p", PRODUCE)
+    assert isinstance(bench.last(Produced).error, CorruptMetadata)
+    bench.step("zk", tell(11, state("b0", topic="u", topic_id="id-2")))
+    bench.step("p", attrs.evolve(PRODUCE, id=2, topic="u"))
+    assert bench.last(Produced) == Produced(2, 0, 1)
+
+
+def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alone(
+    bench: Bench,
+) -> None:
+    """This broker is to complete that copy: the other holder is asked for all of it."""
     block = BlockId("id-1", 0, 0)
     bench.store.write([CreateBlock(block, 0, "t", "0"), Checkpoint(block, b"of the future")])
     (last,) = state("b0").blocks
@@ -305,10 +319,8 @@ def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
     blocks = (sealed, attrs.evolve(last, number=1, start=1))
     bench.step("zk", tell(10, attrs.evolve(state("b0"), blocks=blocks)))
     bench.step("p", PRODUCE)
-    assert isinstance(bench.last(Produced).error, CorruptMetadata)
-    bench.step("zk", tell(11, state("b0", topic="u", topic_id="id-2")))
-    bench.step("p", attrs.evolve(PRODUCE, id=2, topic="u"))
-    assert bench.last(Produced) == Produced(2, 0, 1)
+    assert bench.last(Produced) == Produced(1, 1, 1)
+    assert {fetch.offset for fetch in bench.sent_to("b1", ReplicaFetch)} == {0}
 
 
 def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
