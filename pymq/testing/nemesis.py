@@ -13,7 +13,6 @@ from pymq.coord import paths
 from pymq.core.metadata import BlockNode, BrokerNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.testing import probe
-from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster
 from pymq.testing.coordinator import COORDINATOR
 from pymq.testing.faults import Step
@@ -111,8 +110,10 @@ class Nemesis:
         if name in self._down:  # It was down already, and somebody restarts it.
             del self._down[name]
 
-    def _is_spare(self, name: str) -> bool:
+    def _is_spare(self, name: str, *, unseen: bool = False) -> bool:
         """Whether each block lives on without *name*: of Raft on a majority, else on another.
+
+        That is, what is visible of it; with *unseen* all that *name* has of it.
 
         A disk that was replaced without the zkservers' knowing is given new blocks as if it were
         there. One such disk is enough: with two of three, nobody can lead what was just made.
@@ -129,19 +130,27 @@ class Nemesis:
                     key = watch.indexes.get((topic, partition)) if watch is not None else None
                     if name not in block.replicas or watch is None or topic in watch.mortal:
                         continue
-                    if key is None or not self._has_others(name, watch, BlockId(*key, 0), block):
+                    if key is None:
+                        return False
+                    found = BlockId(*key, block.number)
+                    seen = watch.history(found).blocks.get(block.number)
+                    end = seen.end if seen is not None else block.start
+                    mine = watch.ledger.log(name, found)
+                    if unseen and mine is not None:
+                        end = max(end, mine.synced_end)
+                    if not self._has_others(name, end, found, block):
                         return False
                 case _:
                     pass
         return True
 
-    def _has_others(self, name: str, watch: Watch, place: BlockId, block: BlockNode) -> bool:
-        found = BlockId(place.topic_id, place.partition, block.number)
-        seen = watch.history(found).blocks.get(block.number)
-        end = seen.end if seen is not None else block.start
-        others, counted = 0, self._counted_on(place) if block.end is None else block.in_sync
+    def _has_others(self, name: str, end: int, found: BlockId, block: BlockNode) -> bool:
+        """Whether enough others have the block up to *end*."""
+        watch = self.cluster.watch
+        others, counted = 0, self._counted_on(found) if block.end is None else block.in_sync
         for broker, storage in zip(block.replicas, block.storages, strict=False):
-            log, host = watch.ledger.log(broker, found), self.cluster.brokers[broker]
+            log = watch.ledger.log(broker, found) if watch is not None else None
+            host = self.cluster.brokers[broker]
             if broker == name or storage != host.storage_id or log is None:
                 continue
             if self._rotten.get(broker) == host.disks:
@@ -250,10 +259,14 @@ class Nemesis:
         self._later(duration, restart)
 
     def _flip(self, name: str, dice: int, duration: int) -> None:
-        """A bit of what is visible rots; whoever looks after the broker replaces the disk then."""
+        """A bit rots; whoever looks after the broker replaces the disk then.
+
+        It may be one of what is not visible yet. If the broker has told that it has that, and does
+        not look at it again, it is what the block goes on from: others must have it by then.
+        """
         host = self.cluster.brokers[name]
         files = [path for path in host.disk.paths() if path.endswith(".block")]
-        if not files or name in self._rotten or not self._is_spare(name):
+        if not files or name in self._rotten or not self._is_spare(name, unseen=True):
             self._world.note(255, "fault", "no flip", name)
             return
         where = self.cluster.flip(name, Random(dice), files[dice % len(files)])

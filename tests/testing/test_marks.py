@@ -24,6 +24,7 @@ from tests.node import (
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
+    test_subscribers,
     test_takeover,
 )
 from tests.node import test_parts as test_states
@@ -85,6 +86,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "parts.kept": test_states.test_a_state_is_put_together_again,
     "parts.missing": test_states.test_what_has_not_come_is_missed,
     "log.released": test_log.test_what_is_released_is_read_from_the_disk,
+    "subscribers.silent": test_subscribers.test_a_reader_that_is_silent_is_forgotten,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
 ONE_LEADER = "a fetch block has one leader: nothing diverges, and another epoch is another block"
