@@ -2,7 +2,8 @@
 
 A request tells the coordinator what is known of the partitions' ends, so another one takes the
 place of the one that waits as soon as there is news. The answer to the earlier one may be on its
-way, with leases in it: it is taken all the same.
+way, with leases in it: it is taken all the same. Where news comes of many partitions, the next
+request waits for an answer, and tells of all of it at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pymq.core.deadlines import Deadlines
 from pymq.core.message import Acquire, Acquired
 
 WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
-ACQUIRES_MAX = 16  # requests that may still be answered, long after they should be
+ACQUIRES_MAX = 16  # requests without an answer; it may come long after it should have
 
 
 class Acquiring:
@@ -41,12 +42,18 @@ class Acquiring:
         self._paused = paused
         self._waiting = 0  # the request that waits
         self._introduction = 0  # the request that tells where partitions begin and end
-        self._open: dict[int, None] = {}  # those that may still bring leases
+        self._open: dict[int, int] = {}  # those that may still bring leases; when they should have
+        self._is_late = False  # there is news that the coordinator could not be told yet
 
     @property
     def is_waiting(self) -> bool:
         """Whether the coordinator has been asked, and has not answered."""
         return self._waiting != 0
+
+    @property
+    def is_due_again(self) -> bool:
+        """Whether the coordinator is to be asked, now that it has answered something."""
+        return self.wanted > 0 and (self._is_late or not self._waiting)
 
     @property
     def has_introduced(self) -> bool:
@@ -60,11 +67,11 @@ class Acquiring:
         if coordinator is None or not membership.is_joined:
             return
         self._introduction = outbox.number()
-        self._open[self._introduction] = None
         known = self._watches.known(())
         group, member = membership.group, membership.name
         outbox.post(coordinator, Acquire(self._introduction, group, member, known, 0, 0))
         due = now + membership.coordinator.patience_ms
+        self._open[self._introduction] = due
         self._timers.set(("acquire", self._introduction), due)
 
     def ask(self, now: int) -> None:
@@ -78,15 +85,29 @@ class Acquiring:
         known = self._watches.known(self._paused)
         if not known and membership.assigned and not self._paused:
             return  # The watches will tell.
+        self._is_late = not self._has_room(now)
+        if self._is_late:
+            return  # The next answer will tell, or that there is none.
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
-        self._open[self._waiting] = None
-        if len(self._open) > ACQUIRES_MAX:
-            del self._open[next(iter(self._open))]
         count, group, member = self.wanted or 1, membership.group, membership.name
         outbox.post(coordinator, Acquire(self._waiting, group, member, known, count, WAIT_MS))
         due = now + WAIT_MS + membership.coordinator.patience_ms
+        self._open[self._waiting] = due
         self._timers.set(("acquire", self._waiting), due)
+
+    def _has_room(self, now: int) -> bool:
+        """Whether there may be one more request; gives up those whose answers are long overdue.
+
+        What such an answer has leased nobody would know of before the leases run out. So none is
+        given up that can still be expected, while there is another whose answer is waited for.
+        """
+        while len(self._open) >= ACQUIRES_MAX:
+            oldest, due = next(iter(self._open.items()))
+            if self._waiting and now < due:
+                return False
+            del self._open[oldest]
+        return True
 
     def unanswered(self, request: int, now: int) -> None:
         """An answer is missing: ask again."""
@@ -128,4 +149,5 @@ class Acquiring:
     def forget(self) -> None:
         """What was asked for, another member has asked for."""
         self._waiting = self._introduction = 0
+        self._is_late = False
         self._open.clear()

@@ -444,7 +444,7 @@ class Worker(Intake):
             self.started.finish()
         if m.generation != self.membership.generation:
             self.membership.heartbeat(now)
-        elif acquiring.wanted and not acquiring.is_waiting:
+        elif acquiring.is_due_again:
             acquiring.ask(now)
 
     def _on_fetched(self, m: Fetched, now: int) -> None:

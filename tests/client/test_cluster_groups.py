@@ -212,6 +212,28 @@ def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
             assert {record.delivery_count for record in found} == {1}
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
+    """Each is told of by itself, long before the coordinator answers; no lease of it gets lost."""
+    with Cluster(brokers=3, seed=21, delay_us=20_000, jitter_us=20_000) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=60)
+        if is_early:
+            put(other, *range(600))
+        with mq.consumer("t", group="g") as consumer:
+            assert is_early or consumer.poll(timeout=5.0) == []
+            if not is_early:
+                put(other, *range(600))
+            found: list[pymq.Record] = []
+            since = cluster.now
+            while len(found) < 600 and cluster.now < since + 10:
+                records = consumer.poll(timeout=1.0)
+                consumer.ack(records)
+                found += records
+            assert sorted(values(found)) == list(range(600))
+            assert {record.delivery_count for record in found} == {1}
+
+
 def test_an_answer_to_a_commit_is_lost() -> None:
     """It is sent again, and what it had done the first time is not counted as refused."""
     with Cluster(brokers=1, seed=13) as cluster:
