@@ -23,7 +23,7 @@ from pymq.core.metadata import (
     Wanted,
 )
 from pymq.core.types import AckMode, TopicPartition
-from pymq.errors import ConfigError, NotEnoughBrokers, StaleEpoch
+from pymq.errors import ConfigError, NotEnoughBrokers, ReplicaNotAvailable, StaleEpoch
 from pymq.node.image import Draft, PartitionImage
 from pymq.node.membership import Members
 from pymq.node.placement import has_storage, succeed
@@ -179,6 +179,7 @@ def roll(
     Raises:
         StaleEpoch: the block is not the open one any more.
         NotEnoughBrokers: no broker could take the next block.
+        ReplicaNotAvailable: the disks of all *holders* were replaced since.
     """
     name = TopicPartition(sealed.topic, sealed.partition)
     image = draft.image.partition(*name)
@@ -195,6 +196,8 @@ def roll(
         for broker in block.replicas
         if broker in holders and has_storage(draft.image, block, broker)
     )
+    if holders and not holding and sealed.end > block.start:
+        raise ReplicaNotAvailable(f"the disks of all that hold {name} to its end were replaced")
     epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
     acks = node.acks if wanted.acks is None else wanted.acks
     is_empty = sealed.end == block.start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from pymq.core.message import Answer, Result, Sealed
@@ -75,6 +75,13 @@ class Roll:
         self.epoch = epoch
         self.answers.clear()
         self.decide_at, self.is_late = NEVER, False
+
+    def void(self, brokers: Iterable[str], now: int) -> None:
+        """What *brokers* have told does not count any more; the others are asked at once."""
+        for broker in brokers:
+            self.answers.pop(broker, None)
+        self.is_late = self.is_unclean = False
+        self.retry_at = now
 
     def asked(self, now: int, *, anybody: bool) -> None:
         """The block's replicas were asked; without *anybody* it goes on when one registers."""

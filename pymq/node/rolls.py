@@ -343,10 +343,15 @@ class Rolls:
         if isinstance(error, (StaleEpoch, LookupError)):
             self._end(roll, error, now)
             return
-        mark("rolls.commit_failed")
-        self._tell(roll.answer(None, error))
         roll.is_committing = False
-        roll.retry_at = now + roll.wait_ms
+        if isinstance(error, ReplicaNotAvailable):
+            mark("rolls.disk_gone_since")
+            block = self._commits.image.partition(*roll.name).open_block
+            roll.void([b for b in block.replicas if not self._is_same_disk(block, b)], now)
+        else:
+            mark("rolls.commit_failed")
+            self._tell(roll.answer(None, error))
+            roll.retry_at = now + roll.wait_ms
         self._agenda.arm(roll)
 
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:

@@ -18,7 +18,7 @@ from pymq.core.message import (
 from pymq.core.metadata import ClusterDescription, Loss, PartitionDescription, TopicDescription
 from pymq.core.types import AckMode
 from pymq.errors import StoreFull
-from tests.node.cluster import SESSION_MS, T0, Cluster
+from tests.node.cluster import SESSION_MS, T0, Broker, Cluster
 
 
 def raft(replicas: int) -> Cluster:
@@ -286,6 +286,34 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
     assert cluster.part().node.wanted is not None
     assert recover(cluster) is not None
     assert cluster.leader() == new
+
+
+def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
+    """The copy that was the best is gone, and the next one counts: the block is not given up.
+
+    Simulated: tests/data/plans/sealed-after-its-disk-was-known-to-be-gone.json.
+    """
+    cluster = Cluster()
+    cluster.topic()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.write(5)
+    cluster.write(9, one)
+    cluster.brokers[two].seals = False
+    cluster.restart(leader, "another disk")
+    assert cluster.open().number == 0  # What the one has told is not enough yet.
+    again = Broker(one, 2, "another disk, too")
+    machine, late = cluster.active.machine, cluster.brokers[two]
+    (answer,) = late.sealed(late.last(Seal))
+    cluster.brokers[one] = again
+    machine.step(one, again.registration(), cluster.now)
+    machine.step(two, answer, cluster.now)  # Now it is, and the other disk is about to be noted.
+    cluster.run()
+    cluster.pass_ms(1_000)
+    part = cluster.part()
+    assert (part.blocks[0].end, part.blocks[0].in_sync) == (5, (two,))
+    assert not part.blocks[0].is_unclean
+    assert part.node.losses == ()
+    assert part.open_block.leader == two
 
 
 # --- replicas that started anew -----------------------------------------------------------------
