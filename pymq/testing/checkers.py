@@ -64,6 +64,7 @@ class Watch:
         self.names: dict[Partition, tuple[str, str]] = {}
         self.indexes: dict[tuple[str, str], Partition] = {}
         self.mortal: set[str] = set()  # topics that come and go: names say nothing about them
+        self.orphans: set[BlockId] = set()  # not seen by anybody before their disks were gone
         self.checkers: list[Checker] = []
 
     def add(self, checker: Checker) -> None:
@@ -147,6 +148,18 @@ class Watch:
             if is_there and log is not None and (host.is_up or log.synced_end >= seen.end):
                 found.append(name)
         return [name for name in found if name not in self.ledger.damaged]
+
+    def orphan(self, topic: str, partition: str, offset: int) -> BlockNode | None:
+        """The block of *offset*, if it was sealed too late and nobody has all of it."""
+        for block in self.orphans:
+            node = self.node(block)
+            if node is None or node.in_sync or node.end is None:
+                continue
+            is_there = self.indexes.get((topic, partition)) == (block.topic_id, block.partition)
+            if is_there and node.start <= offset < node.end:
+                logs = self.ledger.replicas(block)
+                return node if all(log.chain_at(node.end) is None for log in logs) else None
+        return None
 
     def node(self, block: BlockId) -> BlockNode | None:
         """What the tree says of a block now."""

@@ -83,6 +83,8 @@ class InSync(Checker):
     def _changed(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
         if node.end is not None:
             self._open.pop(block, None)
+            if known is not None and known.end is None and self._is_orphan(block, node):
+                self.watch.orphans.add(block)
             self._check_copies(block, node, known)
         elif node.acks is not AckMode.RAFT and len(node.replicas) > 1:
             self._open[block] = node
@@ -96,6 +98,21 @@ class InSync(Checker):
                         f"{name} is in sync in {block}, and lacks some of what is visible up to "
                         f"{seen.end}",
                     )
+
+    def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
+        """Whether the disks of all that hold a block are gone as it is sealed.
+
+        What a replica has told of its end cannot be taken back when its disk is replaced before the
+        zkserver's commit. Modes that do not wait for a majority may lose so what nobody has seen
+        yet, and the block with it; Raft may not.
+        """
+        seen = self.watch.history(block).blocks.get(block.number)
+        is_seen = seen is not None and seen.end > node.start
+        if node.acks is AckMode.RAFT or not node.in_sync or node.is_unclean or is_seen:
+            return False
+        brokers = self.watch.cluster.brokers
+        storages = dict(zip(node.replicas, node.storages, strict=True))
+        return all(brokers[name].storage_id != storages[name] for name in node.in_sync)
 
     def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
         """Whoever is noted to hold a sealed block holds just that; when it is made, enough do."""
