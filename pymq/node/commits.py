@@ -4,6 +4,11 @@ A plan is a function of a :class:`~pymq.node.image.Draft`. One commit is out at 
 further tasks queue up, and those of different partitions then share the next commit. A commit that
 loses a race is planned again on what the tree has become.
 
+There are two queues, since a coordinator may take half a second for a commit, and may be asked for
+many. What a partition cannot go on without (a broker that registers or is gone, a leader, an
+in-sync set, the end of a block) does not wait for what administrators and applications ask for, nor
+for what is tidied up. They take turns while both have something, so neither waits for ever.
+
 Every commit carries the zkserver's *fence*, so that one that has been replaced can change nothing,
 however late it notices (K1).
 """
@@ -32,7 +37,7 @@ from pymq.core.journal import Journal
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Message, Result
 from pymq.core.types import TopicPartition
-from pymq.core.values import define
+from pymq.core.values import Factory, define
 from pymq.errors import NotController, PymqError, RequestTimeout
 from pymq.node.changes import events
 from pymq.node.image import Draft, Image
@@ -75,6 +80,8 @@ class Task:
     scope: TopicPartition | None = None  # all that the plan looks at and changes, if it is set
     done: Callable[[int], None] | None = None  # when it is committed, or there is nothing to commit
     failed: Callable[[PymqError, int], None] | None = None
+    is_urgent: bool = False  # partitions stand still for it
+    is_read: bool = False  # changes nothing
     tries: int = 0
 
 
@@ -82,8 +89,11 @@ class Task:
 class Flight:
     """A commit under way."""
 
-    tag: int
-    items: list[tuple[Task, Draft, Result | Later]]
+    tag: int = 0
+    items: list[tuple[Task, Draft, Result | Later]] = Factory(list)
+    ops: list[Op] = Factory(list)  # of all of them
+    size: int = 0  # about how many bytes they are
+    scopes: set[TopicPartition | None] = Factory(set)
     is_uncertain: bool = False
 
 
@@ -100,17 +110,21 @@ class Commits:
         self._reload = reload
         self._fence: tuple[Check, ...] = ()
         self._tasks: deque[Task] = deque()
+        self._urgent: deque[Task] = deque()
+        self._was_urgent = False  # whether the last commit was, so that it is the others' turn
+        self._asked: set[tuple[str, int]] = set()  # requests of those tasks, until they are over
         self._flight: Flight | None = None
         self._is_open = False
 
     def __len__(self) -> int:
         """How many changes wait, or are being made."""
-        return len(self._tasks) + (len(self._flight.items) if self._flight else 0)
+        under_way = len(self._flight.items) if self._flight else 0
+        return len(self._tasks) + len(self._urgent) + under_way
 
     @property
     def is_busy(self) -> bool:
         """Whether something is to be changed, or being so."""
-        return bool(self._tasks or self._flight)
+        return bool(self._tasks or self._urgent or self._flight)
 
     def do(
         self,
@@ -120,13 +134,39 @@ class Commits:
         scope: TopicPartition | None = None,
         done: Callable[[int], None] | None = None,
         failed: Callable[[PymqError, int], None] | None = None,
+        is_urgent: bool = False,
     ) -> None:
-        """Have *plan* carried out after all that was asked for before."""
-        self._tasks.append(Task(plan, *answer, scope, done, failed))
+        """Have *plan* carried out after all of its kind, urgent or not, that was asked for before.
+
+        Of the other kind some may come first that were asked for later: a plan must look at the
+        tree as it finds it.
+        """
+        self._add(Task(plan, *answer, scope, done, failed, is_urgent))
+
+    def is_asked(self, source: str, request: int) -> bool:
+        """Whether a request waits already: whoever sends it again has just not been answered yet.
+
+        Were it carried out each time, there would be the more to do the longer it takes.
+        """
+        return (source, request) in self._asked
+
+    def read(
+        self, look: Callable[[Image], Result], *, answer: tuple[str, int], is_urgent: bool = False
+    ) -> None:
+        """Answer what *look* finds in the tree, as it is after all that was asked for before."""
+        self._add(Task(lambda draft: look(draft.image), *answer, None, None, None, is_urgent, True))
+
+    def _add(self, task: Task) -> None:
+        if task.request:
+            self._asked.add((task.source, task.request))
+        self._queue(task.is_urgent).append(task)
 
     def redo(self, task: Task) -> None:
         """Have a task that was held back planned now."""
-        self._tasks.append(task)
+        self._queue(task.is_urgent).append(task)
+
+    def _queue(self, is_urgent: bool) -> deque[Task]:
+        return self._urgent if is_urgent else self._tasks
 
     # --- the right to commit --------------------------------------------------------------------
 
@@ -149,7 +189,9 @@ class Commits:
 
     def end(self, error: NotController) -> None:
         """This zkserver is active no more: everybody who waits is told *error*."""
-        tasks, self._tasks = self._tasks, deque()
+        tasks = deque((*self._urgent, *self._tasks))
+        self._urgent.clear()
+        self._tasks.clear()
         if self._flight is not None:
             tasks.extendleft(task for task, _, _ in reversed(self._flight.items))
             self._flight = None
@@ -161,20 +203,39 @@ class Commits:
 
     def pump(self, now: int) -> None:
         """Plan what is next; there is one commit at a time."""
-        while self._tasks and self._flight is None and self._is_open:
+        while (self._urgent or self._tasks) and self._flight is None and self._is_open:
             self._next(now)
 
     def _next(self, now: int) -> None:
         """Commit the next task, together with those behind it that have nothing to do with it."""
-        items: list[tuple[Task, Draft, Result | Later]] = []
-        scopes: set[TopicPartition | None] = set()
-        ops: list[Op] = []
-        size = 0
-        while self._tasks and len(ops) < SHARED_OPS:
-            task = self._tasks[0]
-            if items and (task.scope is None or None in scopes or task.scope in scopes):
-                break
-            self._tasks.popleft()
+        flight = Flight()
+        if self._was_urgent:
+            self._fill(flight, self._tasks, now)
+            self._fill(flight, self._urgent, now)
+        else:
+            if self._urgent and self._tasks:
+                mark("commits.overtaken")
+            self._fill(flight, self._urgent, now)
+            self._fill(flight, self._tasks, now)
+        if flight.items:
+            self._was_urgent = flight.items[0][0].is_urgent
+            flight.tag = self._backend.next_tag()
+            self._flight = flight
+            self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
+
+    def _fill(self, flight: Flight, tasks: deque[Task], now: int) -> None:
+        """Have *flight* take the first of *tasks*, in their order, as far as it may."""
+        scopes = flight.scopes
+        passed: list[Task] = []
+        while tasks and len(flight.ops) < SHARED_OPS:
+            task = tasks[0]
+            if flight.items and (task.scope is None or None in scopes or task.scope in scopes):
+                if not task.is_read:
+                    break
+                # It is answered when this commit is done, and keeps nothing out of it.
+                passed.append(tasks.popleft())
+                continue
+            tasks.popleft()
             draft = Draft(self.image)
             try:
                 result = task.plan(draft)
@@ -184,18 +245,17 @@ class Commits:
             if not draft.ops:
                 self._finish(task, result, now)
                 continue
-            size += sum(map(_size, draft.ops))
-            if items and size > SHARED_BYTES:
+            size = sum(map(_size, draft.ops))
+            if flight.items and flight.size + size > SHARED_BYTES:
                 # A large change must not take others down with it.
-                self._tasks.appendleft(task)
+                tasks.appendleft(task)
                 break
-            items.append((task, draft, result))
             mark("commits.planned")
+            flight.items.append((task, draft, result))
+            flight.size += size
+            flight.ops += draft.ops
             scopes.add(task.scope)
-            ops += draft.ops
-        if items:
-            self._flight = Flight(self._backend.next_tag(), items)
-            self._backend.ask(CommitRequest(self._flight.tag, (*self._fence, *ops)))
+        tasks.extendleft(reversed(passed))
 
     # --- what became of it ----------------------------------------------------------------------
 
@@ -255,7 +315,7 @@ class Commits:
         for task, _, _ in reversed(flight.items):
             task.tries += 1
             if task.tries < TRIES_MAX:
-                self._tasks.appendleft(task)
+                self._queue(task.is_urgent).appendleft(task)
             else:
                 busy = RequestTimeout(f"the metadata changed {task.tries} times meanwhile")
                 self._fail(task, busy, now)
@@ -263,7 +323,9 @@ class Commits:
     def _finish(self, task: Task, result: Result | Later, now: int) -> None:
         if task.done is not None:
             task.done(now)
-        if not isinstance(result, Later):
+        if isinstance(result, Later):
+            self._asked.discard((task.source, task.request))
+        else:
             self._answer(task, result, None)
 
     def _fail(self, task: Task, error: PymqError, now: int) -> None:
@@ -275,6 +337,7 @@ class Commits:
 
     def _answer(self, task: Task, result: Result, error: PymqError | None) -> None:
         if task.request:
+            self._asked.discard((task.source, task.request))
             self._send(task.source, Answer(task.request, result, error))
 
 

@@ -23,6 +23,7 @@ from pymq.core.coordination import (
     Uncertain,
 )
 from pymq.core.journal import Journal
+from pymq.core.marks import mark
 from pymq.core.message import (
     Answer,
     BrokerHeartbeat,
@@ -300,6 +301,7 @@ class Controller:
         error = self._not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
+        self._departures.end()
         self._subscribers.end()
         self._commits.end(error)
         self._rolls.end_all(error)
@@ -355,6 +357,9 @@ class Controller:
                     self._step_client(source, m, now)
 
     def _step_client(self, source: str, m: Message, now: int) -> None:
+        if self._commits.is_asked(source, getattr(m, "id", 0)):
+            mark("controller.asked_again")
+            return
         match m:
             case GetMetadata():
                 self._metadata(source, m, now)
@@ -381,7 +386,7 @@ class Controller:
 
     def _read(self, source: str, request: int, look: Callable[[Image], Result]) -> None:
         """Answer from the tree, as it is after all that was asked for before."""
-        self._commits.do(lambda draft: look(draft.image), answer=(source, request))
+        self._commits.read(look, answer=(source, request))
 
     def _metadata(self, source: str, m: GetMetadata, now: int) -> None:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in self.image.topics:
@@ -394,7 +399,12 @@ class Controller:
                 return
             make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
             self._admin.create_topic("", make, now, fewer=True)
-        self._read(source, m.id, lambda image: lookup.metadata(image, m.topic, self._members.live))
+        self._commits.read(
+            lambda image: lookup.metadata(image, m.topic, self._members.live),
+            answer=(source, m.id),
+            # Who leads must be known for anything to go on; what is about to be made, not before.
+            is_urgent=m.topic in self.image.topics,
+        )
 
     def _describe(self, source: str, m: DescribeTopic, now: int) -> None:
         def plan(draft: Draft) -> Later:

@@ -6,7 +6,7 @@ from pymq.core.marks import mark
 from pymq.core.message import Answer, ControlledShutdown, Result
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
-from pymq.errors import NotRegistered
+from pymq.errors import NotRegistered, PymqError
 from pymq.node import restarts, takeover
 from pymq.node.commits import Commits, Later, Send
 from pymq.node.image import Draft
@@ -27,12 +27,23 @@ class Departures:
         self._notices = notices
         self._rolls = rolls
         self._send = send
+        self._asked: dict[tuple[str, int], int] = {}  # the newest request of each that waits
+
+    def end(self) -> None:
+        """This zkserver is active no more, and nobody who waits is answered."""
+        self._asked.clear()
 
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
         """A broker asks whether it may stop; it is told how much there is to wait for."""
         if not self._members.leave(m.broker, m.incarnation):
             unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(m.id, error=unknown))
+            return
+        # It asks ten times a second, and goes by the answer to what it has asked last.
+        key = (m.broker, m.incarnation)
+        is_asked, self._asked[key] = key in self._asked, m.id
+        if is_asked:
+            mark("departures.asked_again")
             return
         changed: list[TopicPartition] = []
         led: list[TopicPartition] = []
@@ -50,9 +61,12 @@ class Departures:
                 if self._commits.image.partition(*name).open_block.acks is not AckMode.RAFT:
                     mark("departures.rolled")
                     self._rolls.start(name, now)
-            self._send(source, Answer(m.id, len(led)))
+            self._send(source, Answer(self._asked.pop(key, m.id), len(led)))
 
-        self._commits.do(plan, done=done)
+        def failed(error: PymqError, now: int) -> None:
+            self._asked.pop(key, None)
+
+        self._commits.do(plan, done=done, failed=failed, is_urgent=True)
 
     def _led(self, broker: str) -> list[TopicPartition]:
         """The partitions that a broker leads, and that another one could."""

@@ -39,6 +39,7 @@ class Registry:
         self._check_ms = check_ms
         self._wall_ms = wall_ms
         self._check_at = NEVER
+        self._registering: dict[str, RegisterBroker] = {}  # not committed yet
         self._held: list[Task] = []  # until the brokers have had time to register
         self._was_settled = True
 
@@ -52,6 +53,7 @@ class Registry:
     def end(self) -> None:
         """It is active no more; what was held back is for others to refuse."""
         self._redo_held()
+        self._registering.clear()
         self._members.begin((), 0)
         self._check_at = NEVER
 
@@ -66,6 +68,10 @@ class Registry:
 
     def register(self, source: str, m: RegisterBroker, now: int) -> None:
         """A broker has started, or has found that we are the active zkserver."""
+        if self._registering.get(m.name) == m:
+            mark("registry.asked_again")
+            return  # It asks every second, and each time would be told all that it hosts.
+        self._registering[m.name] = m
         node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
         changed: list[TopicPartition] = []
 
@@ -88,12 +94,18 @@ class Registry:
             return Later.ANSWER
 
         def done(now: int) -> None:
+            self._over(m)
             self._registered(m, changed, now)
 
         def failed(error: PymqError, now: int) -> None:
+            self._over(m)
             self._send(source, Answer(m.id, error=error))
 
-        self._commits.do(plan, done=done, failed=failed)
+        self._commits.do(plan, done=done, failed=failed, is_urgent=True)
+
+    def _over(self, m: RegisterBroker) -> None:
+        if self._registering.get(m.name) is m:
+            del self._registering[m.name]
 
     def _registered(self, m: RegisterBroker, changed: list[TopicPartition], now: int) -> None:
         self._commits.journal.note("broker_registered", broker=m.name, incarnation=m.incarnation)
@@ -160,7 +172,10 @@ class Registry:
             changed[:] = restarts.died(draft, broker, self._members.live)
             return None
 
-        self._commits.do(plan, done=lambda now: self._notices.tell_all(changed, now))
+        def done(now: int) -> None:
+            self._notices.tell_all(changed, now)
+
+        self._commits.do(plan, done=done, is_urgent=True)
 
     def _check(self, now: int) -> None:
         """Look at the partitions that may have too few replicas, or the wrong ones."""

@@ -89,7 +89,8 @@ class Reports:
                 mark("reports.nothing_changed")
                 self._notices.tell_one(m.broker, name)
 
-        self._commits.do(plan_it, scope=name, done=done)
+        is_urgent = isinstance(m, (AlterIsr, BecomeLeader))
+        self._commits.do(plan_it, scope=name, done=done, is_urgent=is_urgent)
 
     def _alter_isr(self, m: AlterIsr) -> None:
         def plan(draft: Draft) -> None:

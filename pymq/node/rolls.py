@@ -336,7 +336,7 @@ class Rolls:
             self._failed(roll, error, now)
 
         # The members that it looks at are no part of the tree, but then they are but hints.
-        self._commits.do(plan, scope=roll.name, done=done, failed=failed)
+        self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
         """The commit was not done: try again for the block's sake, but let nobody wait for it."""
@@ -359,7 +359,9 @@ class Rolls:
             del self._rolls[roll.name]
         self._tell(roll.answer(True if error is None else None, error))
         if error is not None and roll.is_withdrawn:
-            self._commits.do(lambda draft: blocks.want(draft, roll.name, None), scope=roll.name)
+            self._commits.do(
+                lambda draft: blocks.want(draft, roll.name, None), scope=roll.name, is_urgent=True
+            )
         for caller in roll.behind:
             caller.again(now)
 

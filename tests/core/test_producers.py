@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pymq.core.producers import REMEMBERED, ProducerTable
 from pymq.core.record import RecordBatch
-from pymq.errors import OutOfOrderSequence, ProducerFenced
+from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
 
 
 def batch(epoch: int, sequence: int, count: int = 1) -> RecordBatch:
@@ -54,3 +54,11 @@ def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
     assert isinstance(error, OutOfOrderSequence)
     assert error.details["expected"] == 2
     assert table.check(batch(1, 2).header) is None
+
+
+def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
+    """Under the epoch that still holds: it was written, though nobody knows any more where."""
+    table = log(*((0, number, 1) for number in range(REMEMBERED + 1)))
+    error = table.check(batch(0, 0).header)
+    assert isinstance(error, DuplicateSequence)
+    assert table.check(batch(0, 1).header) == 101

@@ -24,6 +24,7 @@ from tests.node import (
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
+    test_departures,
     test_subscribers,
     test_takeover,
 )
@@ -43,11 +44,13 @@ SEEDS_MAX = 20
 CHAOS = 400
 # Tests that come by what chance seldom does.
 DIRECTED: dict[str, Callable[[], None]] = {
+    "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
     "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.member_without_topic": lambda: (
         test_group.test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(test_group.Host())
     ),
+    "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
     "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
@@ -68,6 +71,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "producers.later_epoch": (
         test_producers.test_a_higher_epoch_goes_on_where_the_one_before_stopped
     ),
+    "producers.old_repeat": (
+        test_producers.test_a_repeat_that_is_remembered_no_more_is_told_to_be_one
+    ),
     "registry.old_incarnation": test_controller_brokers.test_an_ended_incarnation_is_refused,
     "rolls.leader_in_trouble": test_controller_rolls.test_a_leader_whose_disk_broke_is_taken_over,
     "rolls.orphaned_seal": (
@@ -77,6 +83,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_controller_rolls.test_a_clock_that_jumps_does_not_end_the_wait
     ),
     "rolls.commit_failed": (test_controller_rolls.test_a_full_coordinator_leaves_the_roll_going_on),
+    "rolls.disk_gone_since": (
+        test_takeover.test_who_told_the_end_has_another_disk_before_that_is_committed
+    ),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
     ),
