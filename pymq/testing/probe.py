@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from pymq.client.worker import Worker
 from pymq.core.group import GroupCoordinator
 from pymq.core.leases import Leases
 from pymq.core.metadata import PartitionState
@@ -169,3 +170,10 @@ def committed(broker: Broker) -> Iterator[tuple[GroupCoordinator, str, str, str,
         for group in coordinator.groups.values():
             for (topic, partition), leases in group.leases.items():
                 yield coordinator, group.name, topic, partition, leases.committed
+
+
+def fetching(worker: Worker) -> Iterator[tuple[str, int]]:
+    """Where a member of a group goes on to fetch what it has leased: (partition, offset)."""
+    for partition, line in worker._leased._lines.items():
+        for lease in line:
+            yield partition, lease.position

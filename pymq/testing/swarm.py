@@ -332,14 +332,22 @@ class Run:
         }
         for group, topic in sorted(wanted):
             for name, partition in self._partitions():
-                if name != topic:
-                    continue
-                offset = found.get((group, topic, partition), 0)
-                is_behind = offset < self._end(topic, partition)
-                # What nobody has any more stays leased until its block is removed.
-                if is_behind and self.watch.orphan(topic, partition, offset) is None:
+                is_behind = name == topic and (
+                    found.get((group, topic, partition), 0) < self._end(topic, partition)
+                )
+                if is_behind and not self._is_stuck(group, topic):
                     return False
         return True
+
+    def _is_stuck(self, group: str, topic: str) -> bool:
+        """Whether a member waits for what nobody has any more; it takes nothing else meanwhile."""
+        return any(
+            self.watch.orphan(topic, partition, offset) is not None
+            for app in self.apps.values()
+            for working in app.workers
+            if (working.worker.config.group, working.topic) == (group, topic)
+            for partition, offset in probe.fetching(working.worker)
+        )
 
     def _is_converged(self) -> bool:
         for key, history in self.watch.histories.items():
