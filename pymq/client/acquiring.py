@@ -77,12 +77,14 @@ class Acquiring:
     def ask(self, now: int) -> None:
         """Ask for leases, if there is room for some and anything to ask for."""
         membership, outbox = self._membership, self._outbox
-        if not membership.is_joined or self._leased:
+        # One partition that nobody can be asked for now must not keep all others from us.
+        stuck = self._leased.stuck(now)
+        if not membership.is_joined or self._leased.is_coming(stuck):
             return
         coordinator = membership.coordinator.find()
         if coordinator is None:
             return
-        known = self._watches.known(self._paused)
+        known = self._watches.known({*self._paused, *stuck})
         if not known and membership.assigned and not self._paused:
             return  # The watches will tell.
         self._is_late = not self._has_room(now)

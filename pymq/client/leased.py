@@ -26,6 +26,7 @@ from pymq.core.view import BatchView
 from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 LEASE_WAIT_MS = 500  # a new leader may not know yet that what was leased is safe
+STUCK_MS = 1_000  # so long other partitions wait for one whose records do not come
 
 
 @define
@@ -37,6 +38,7 @@ class Fetching:
     handed: int  # ready to be handed out up to here,
     position: int  # fetched up to here,
     end: int  # to be fetched up to here
+    since: int  # when something of it has come last, or it was leased
     views: list[BatchView] = Factory(list)  # fetched, and waiting for what was leased before
 
 
@@ -70,6 +72,19 @@ class Leased:
     def __bool__(self) -> bool:
         return bool(self._lined_up) or any(self._lines.values())
 
+    def is_coming(self, stuck: Container[str]) -> bool:
+        """Whether there is something to wait for, beside what is stuck."""
+        lines = self._lines.items()
+        return bool(self._lined_up) or any(line and name not in stuck for name, line in lines)
+
+    def stuck(self, now: int) -> set[str]:
+        """Partitions whose records do not come, for whatever reason; nothing waits for them."""
+        return {
+            partition
+            for partition, line in self._lines.items()
+            if line and now - line[0].since >= STUCK_MS
+        }
+
     def routes(self) -> Iterator[Route]:
         """Where the records are asked for."""
         return (fetching.route for line in self._lines.values() for fetching in line)
@@ -81,7 +96,7 @@ class Leased:
                 self._settler.give_back([(lease.partition, (lease.start, lease.end))])
             else:
                 route = Route(self._topic, lease.partition)
-                fetching = Fetching(lease, route, lease.start, lease.start, lease.end)
+                fetching = Fetching(lease, route, lease.start, lease.start, lease.end, now)
                 self._lines.setdefault(lease.partition, deque()).append(fetching)
                 self._fetch(fetching, now)
 
@@ -187,6 +202,7 @@ class Leased:
                 if m.error is not None:
                     raise m.error
                 self._read(fetching, m.data)
+                fetching.since = now
             except PymqError as error:
                 problem = located(error, self._topic, partition)
                 fetching.end = fetching.position  # The rest stays leased until that runs out.

@@ -221,6 +221,7 @@ class Worker(Intake):
                 self.watches.over(str(what), now)
             elif kind == "lease":
                 self._leased.over(int(what), now)
+                self._has_news = True  # Others need not wait for it any longer.
             elif kind == "again":
                 self.settler.send_again(int(what), now)
             else:
@@ -277,6 +278,8 @@ class Worker(Intake):
         acquiring = self._acquiring
         if not (self.started.is_done or acquiring.has_introduced) and self.watches.know_ends:
             acquiring.introduce(now)
+        if self._leased.stuck(now) and not self.has_chunks:
+            acquiring.wanted = acquiring.wanted or 1  # What was leased has not satisfied anybody.
         if acquiring.wanted and not acquiring.is_waiting:
             acquiring.ask(now)
 

@@ -335,18 +335,18 @@ class Run:
                 is_behind = name == topic and (
                     found.get((group, topic, partition), 0) < self._end(topic, partition)
                 )
-                if is_behind and not self._is_stuck(group, topic):
+                if is_behind and not self._is_stuck(group, topic, partition):
                     return False
         return True
 
-    def _is_stuck(self, group: str, topic: str) -> bool:
-        """Whether a member waits for what nobody has any more; it takes nothing else meanwhile."""
+    def _is_stuck(self, group: str, topic: str, partition: str) -> bool:
+        """Whether a member waits for what nobody has any more, and so for nothing behind it."""
         return any(
-            self.watch.orphan(topic, partition, offset) is not None
+            at == partition and self.watch.orphan(topic, partition, offset) is not None
             for app in self.apps.values()
             for working in app.workers
             if (working.worker.config.group, working.topic) == (group, topic)
-            for partition, offset in probe.fetching(working.worker)
+            for at, offset in probe.fetching(working.worker)
         )
 
     def _is_converged(self) -> bool:

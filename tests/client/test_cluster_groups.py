@@ -22,6 +22,10 @@ def values(records: list[pymq.Record]) -> list[int]:
     return [int(record.value) for record in records]
 
 
+def places(records: list[pymq.Record]) -> list[tuple[str, int]]:
+    return [(record.partition, int(record.value)) for record in records]
+
+
 def coordinator(mq: pymq.Client) -> str:
     found = mq.describe_topic(OFFSETS).partitions[0].leader
     assert found is not None
@@ -232,6 +236,40 @@ def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
                 found += records
             assert sorted(values(found)) == list(range(600))
             assert {record.delivery_count for record in found} == {1}
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) -> None:
+    """The only holder of a partition is cut off: the records of the others are delivered, and its
+    own, in their order, when it is back.
+    """
+    with Cluster(brokers=3, seed=22) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", partitions=3, replicas=1)
+        with mq.consumer("t", group="g") as consumer, other.producer() as producer:
+            leaders = {p.name: p.leader for p in mq.describe_topic("t").partitions}
+            cut_off = next(n for n in leaders.values() if n and n != coordinator(mq))
+            for name in leaders:
+                producer.send_many("t", [b"0", b"1"], partition=name)
+            producer.flush()
+            found = consumer.poll(max_records=1, timeout=5.0)
+            cluster.network.link(cut_off, "client-0").faults = LinkFaults(loss=1.0)
+            since = cluster.now
+            away = {name for name, leader in leaders.items() if leader == cut_off}
+            for name in leaders.keys() - away:
+                producer.send("t", b"2", partition=name)
+            producer.flush()
+            expected = {(name, n) for name in leaders.keys() - away for n in range(3)}
+            while cluster.now < since + 20 and expected - set(places(found)):
+                found += consumer.poll(timeout=20.0 if is_patient else 0.3)
+            assert expected <= set(places(found))
+            cluster.network.calm()
+            while len(found) < len(expected) + 2 * len(away):
+                found += consumer.poll(timeout=20.0)
+            assert {record.delivery_count for record in found} == {1}
+            for name in leaders:
+                of_it = [place for place in places(found) if place[0] == name]
+                assert of_it == sorted(of_it)
 
 
 def test_an_answer_to_a_commit_is_lost() -> None:
