@@ -959,23 +959,24 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
     if topics == 100:  # it makes everything slower
         tracemalloc.start()
     with pymq.open(tmp_path) as mq:
+        mq.create_topic("first")  # loads what topics need, once
+        before = tracemalloc.get_traced_memory()[0]
         for number in range(topics):
             mq.create_topic(f"topic-{number}", partitions=5)
-        per_partition = tracemalloc.get_traced_memory()[0] / partitions
-        assert per_partition < 8_000
+        assert (tracemalloc.get_traced_memory()[0] - before) / partitions < 8_000
         with mq.producer(linger_ms=LONG_MS) as producer:
             for number in range(0, topics, 10):
                 producer.send(f"topic-{number}", b"%d" % number)
     tracemalloc.stop()
     with pymq.open(tmp_path) as mq:
-        assert len(mq.topics()) == topics
+        assert len(mq.topics()) == topics + 1
         for number in range(0, topics, 10):
             (records,) = contents(mq, f"topic-{number}").values()
             assert [record.value for record in records] == [b"%d" % number]
         turns = count_turns(mq)
-        before = time.process_time()
+        began = time.process_time()
         threading.Event().wait(0.3)  # the time that is measured
-        assert time.process_time() - before < 0.1
+        assert time.process_time() - began < 0.1
         assert turns() < 20
 
 
