@@ -169,6 +169,14 @@ class Watch:
         entry = self.cluster.ensemble.tree.get(paths.block(*name, block.number))
         return decode_node(BlockNode, entry.data) if entry is not None else None
 
+    def is_deleted(self, block: BlockId) -> bool:
+        """Whether a block's topic was deleted: its brokers hear of it one after the other."""
+        name = self.names.get((block.topic_id, block.partition))
+        if name is None:
+            return False
+        entry = self.cluster.ensemble.tree.get(paths.topic(name[0]))
+        return entry is None or decode_node(TopicNode, entry.data).id != block.topic_id
+
     def fail(self, name: str, message: str) -> None:
         """A rule was broken."""
         self.cluster.violate(Violation(name, message))
@@ -286,7 +294,9 @@ class Watermark(Checker):
         own = self.watch.ledger.log(host.name, found.block)
         wanted = own.chain_at(found.high_watermark) if own is not None else None
         holders = self.watch.ledger.holders(found.block, found.high_watermark, wanted)
-        if wanted is None or len(holders) < found.majority:
+        is_durable = wanted is not None and len(holders) >= found.majority
+        # A follower may have removed its copy of what is deleted since it answered.
+        if not is_durable and not self.watch.is_deleted(found.block):
             self.fail(
                 "durable-before-visible",
                 f"{host.name} shows {found.block} up to {found.high_watermark}, which is durable "

@@ -216,17 +216,20 @@ def led_epoch_falls_with_a_roll(s: Scene) -> None:
 
 
 def visible_before_durable(s: Scene) -> None:
+    tree(s)
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1)
 
 
 def visible_on_a_minority(s: Scene) -> None:
+    tree(s)
     s.append(0, batch(0, b"a"))
     s.look(0, 1, majority=2)
 
 
 def a_replaced_disk_counts_on(s: Scene) -> None:
     """What was on it counts, and not what came after."""
+    tree(s)
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
     s.watch.ledger.forget("broker-1")
