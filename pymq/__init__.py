@@ -31,7 +31,7 @@ from pymq.core.metadata import (
 )
 from pymq.core.record import Record, RecordMetadata
 from pymq.core.types import AckMode, TopicPartition
-from pymq.embedded import open_folder, open_memory
+from pymq.embedded import BROKERS_MAX, open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio
@@ -110,8 +110,8 @@ def open(
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
     if (curve_dir or principal) and not text.startswith("zmq+"):
         raise errors.ConfigError(f"{url!r} is in this process, where nobody asks for keys")
-    if brokers is not None and (type(brokers) is not int or brokers < 1):
-        raise errors.ConfigError(f"brokers={brokers!r} is no number of brokers")
+    if brokers is not None and (type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX):
+        raise errors.ConfigError(f"brokers={brokers!r} is no number from 1 to {BROKERS_MAX}")
     if text in ("memory:", ":memory:"):
         return open_memory(brokers or 1)
     if "://" in text:

@@ -37,6 +37,7 @@ BROKER = "broker-"  # and a number, from 0 on
 ZKSERVER = "zkserver-0"
 METADATA = "metadata.db"
 REPLICAS = 3  # of the offsets of groups, if there are as many brokers
+BROKERS_MAX = 100
 
 
 class Part(NamedTuple):
@@ -90,7 +91,10 @@ def broker_folders(folder: str) -> list[str]:
         names = os.listdir(folder)
     except OSError:
         return []  # What is wrong with it is told by who opens it.
-    numbers = [int(name[len(BROKER) :]) for name in names if re.fullmatch(BROKER + "[0-9]+", name)]
+    # Two digits: whatever else lies there must not be taken for thousands of brokers.
+    numbers = [
+        int(name[len(BROKER) :]) for name in names if re.fullmatch(f"{BROKER}[0-9]{{1,2}}", name)
+    ]
     paths = [os.path.join(folder, f"{BROKER}{n}") for n in range(max(numbers, default=-1) + 1)]
     return paths if any(os.path.exists(os.path.join(path, "FORMAT")) for path in paths) else []
 

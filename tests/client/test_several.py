@@ -112,10 +112,20 @@ def test_metadata_that_is_missing(tmp_path: Path) -> None:
         pymq.open(tmp_path)
 
 
-@pytest.mark.parametrize("brokers", [0, -1, True, "3", 1.0])
+def test_what_else_lies_there_is_no_broker(tmp_path: Path) -> None:
+    """However large the number in its name is, it is not taken for so many brokers."""
+    with pymq.open(tmp_path, brokers=3) as mq:
+        put(mq)
+    (tmp_path / f"broker-{10**12}").mkdir()
+    assert len(broker_folders(os.fspath(tmp_path))) == 3
+    with pymq.open(tmp_path) as mq:
+        assert got(mq) == list(range(100))
+
+
+@pytest.mark.parametrize("brokers", [0, -1, 101, True, "3", 1.0])
 def test_what_is_no_number(tmp_path: Path, brokers: int) -> None:
     """It is refused before anything is made."""
-    with pytest.raises(ConfigError, match="no number of brokers"):
+    with pytest.raises(ConfigError, match="no number from 1 to 100"):
         pymq.open(tmp_path / "new", brokers=brokers)
     assert not (tmp_path / "new").exists()
 
