@@ -177,7 +177,7 @@ class Upkeep:
         if not here or here == self._compacted:
             return
         self._compacted = here
-        before = self._host.wall_ms(now) - self._partition.state.config.tombstone_ms
+        before = self._host.wall_ms(now) - state.config.tombstone_ms
         if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
             before = 0  # What a deletion deletes may be in a block that only others have.
         self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))

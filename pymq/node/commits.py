@@ -141,7 +141,7 @@ class Commits:
         Of the other kind some may come first that were asked for later: a plan must look at the
         tree as it finds it.
         """
-        self._add(Task(plan, *answer, scope, done, failed, is_urgent))
+        self._add(Task(plan, *answer, scope, done, failed, is_urgent=is_urgent))
 
     def is_asked(self, source: str, request: int) -> bool:
         """Whether a request waits already: whoever sends it again has just not been answered yet.
@@ -154,7 +154,11 @@ class Commits:
         self, look: Callable[[Image], Result], *, answer: tuple[str, int], is_urgent: bool = False
     ) -> None:
         """Answer what *look* finds in the tree, as it is after all that was asked for before."""
-        self._add(Task(lambda draft: look(draft.image), *answer, None, None, None, is_urgent, True))
+
+        def plan(draft: Draft) -> Result:
+            return look(draft.image)
+
+        self._add(Task(plan, *answer, is_urgent=is_urgent, is_read=True))
 
     def _add(self, task: Task) -> None:
         if task.request:
