@@ -41,12 +41,14 @@ class Holdings:
         """Whether all of a sealed block is here."""
         return self._host.me in block.in_sync and block.number not in self.repairs
 
-    def _keeps(self, block: BlockNode) -> bool:
-        return self.holds(block) and self.has(block)
+    def _knows(self, block: BlockNode) -> bool:
+        """Whether what is here of a sealed block tells all that its producers have written."""
+        is_only = block.replicas == (self._host.me,)  # Nothing else can be missing of it.
+        return self.holds(block) and (is_only or self.has(block))
 
     def open(self, state: PartitionState, visible: int) -> OpenBlock:
         """Make the open block; *visible* is how far the partition was read before."""
-        return OpenBlock(state, self._near, self._make_replicator, self._keeps, visible)
+        return OpenBlock(state, self._near, self._make_replicator, self._knows, visible)
 
     def begin(self, state: PartitionState, unsealed: frozenset[int], now: int) -> None:
         """Have the sealed blocks completed; those *unsealed* on the disk may say otherwise."""

@@ -53,7 +53,7 @@ class OpenBlock:
         state: PartitionState,
         host: PartitionHost,
         make_replicator: ReplicatorFactory,
-        is_whole: Callable[[BlockNode], bool],
+        is_known: Callable[[BlockNode], bool],
         visible: int,
     ) -> None:
         self.state = state
@@ -64,7 +64,7 @@ class OpenBlock:
         self.sealing = self._new_sealing()
         self._host = host
         self._make_replicator = make_replicator
-        self._recovery = Recovery(host, is_whole)
+        self._recovery = Recovery(host, is_known)
         self._has_begun = False  # it has had a replicator in this process
         self._is_broken = False  # nothing can be read or written any more
         self._is_unsent = False  # the other replicas have not been sent what was appended

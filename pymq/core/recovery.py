@@ -21,11 +21,11 @@ from pymq.errors import StoreError
 class Recovery:
     """The parts that the store has found, newest block first."""
 
-    __slots__ = ("_found", "_host", "_is_whole")
+    __slots__ = ("_found", "_host", "_is_known")
 
-    def __init__(self, host: LogHost, is_whole: Callable[[BlockNode], bool]) -> None:
+    def __init__(self, host: LogHost, is_known: Callable[[BlockNode], bool]) -> None:
         self._host = host
-        self._is_whole = is_whole  # whether all of a sealed block is here
+        self._is_known = is_known  # whether all that a sealed block tells of producers is here
         self._found: list[Recovered] = []
 
     def begin(self) -> None:
@@ -60,7 +60,7 @@ class Recovery:
             # Without a snapshot the producers before this block are only in the block before.
             index = [block.number for block in blocks].index(found[-1].block.number) - 1
             earlier = blocks[index]
-            if self._is_whole(earlier):
+            if self._is_known(earlier):
                 mark("partition.recover_earlier")
                 ask = Recover(state.block_id(earlier), earlier.start, False)
                 self._host.out.ask.append(ask)

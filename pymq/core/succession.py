@@ -117,8 +117,12 @@ class Succession:
             if opened.node.past:
                 mark("partition.past_inherited")
                 past = ProducerTable.restore(opened.node.past)
-            opened.create(past or ProducerTable(), now)
-            self.begun(now)
+            if past is None and log is not None:
+                mark("partition.past_unread")
+                opened.recover()  # The block before knows it, and the store has not said so yet.
+            else:
+                opened.create(past or ProducerTable(), now)
+                self.begun(now)
         self._intake.drive_parked(now)
 
     def begun(self, now: int) -> None:

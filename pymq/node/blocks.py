@@ -201,9 +201,10 @@ def roll(
     epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
     acks = node.acks if wanted.acks is None else wanted.acks
     is_empty = sealed.end == block.start
-    # Who has sealed the block knows by it what the next one needs to know of producers. Nobody else
-    # may rely on that: an empty block goes, and a copy that was fetched may not be synced yet.
-    is_known = replicas == (sealed.broker,) and sealed.broker in holding and not is_empty
+    # The only replica of the block that is sealed knows by it what the next one needs to know of
+    # producers. Nobody else may rely on that: an empty block goes, a copy that was fetched may not
+    # be synced yet, and that of a Raft block may go on after its seal, with another leader's no-op.
+    is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
     past = b"" if is_known else sealed.past
     opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
     left = [other for other in image.blocks.values() if other.number != block.number]

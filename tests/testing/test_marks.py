@@ -19,7 +19,14 @@ from pymq.testing.marks import all_marks
 from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
-from tests.core import test_group, test_log, test_producers, test_repair, test_upkeep
+from tests.core import (
+    test_group,
+    test_log,
+    test_producers,
+    test_recovery,
+    test_repair,
+    test_upkeep,
+)
 from tests.node import (
     test_controller_brokers,
     test_controller_election,
@@ -53,6 +60,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
+    "partition.past_unread": partial(
+        test_recovery.test_a_roll_before_the_store_has_answered, is_asked=True
+    ),
     "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
     "repair.cut": test_repair.test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many,
     "repair.damaged": test_repair.test_a_damaged_copy_that_nobody_else_holds_stays,
