@@ -88,7 +88,9 @@ def _interrupted(
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
         in_sync = block.in_sync  # What it has left is still the best there is.
-    interrupted = tuple(entry for entry in block.interrupted if entry.broker != broker)
+    interrupted = block.interrupted
+    if is_wiped:  # Else it has what it had when it left the set: what it found then was synced.
+        interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
         # A leader goes on without a replica only after it has heard that it may.
         interrupted = tuple(entry for entry in interrupted if entry.at_ms > heard_ms)

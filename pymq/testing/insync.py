@@ -5,11 +5,13 @@ from __future__ import annotations
 from pymq.coord import paths
 from pymq.coord.tree import Plan
 from pymq.core.coordination import Commit
+from pymq.core.message import Message, RecoverPartition
 from pymq.core.metadata import BlockNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.testing import probe
-from pymq.testing.checkers import Checker, Watch
+from pymq.testing.checkers import Checker, Partition, Watch
 from pymq.testing.nodes import BrokerHost
+from pymq.testing.process import Process
 
 
 class InSync(Checker):
@@ -26,10 +28,18 @@ class InSync(Checker):
         "sealed-copies-are-equal",
         "sealed-is-durable",
     )
+    receives = (RecoverPartition,)
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._open: dict[BlockId, BlockNode] = {}  # those that are fetched, with several replicas
+        self._given_up: set[Partition] = set()  # an administrator wants them without who is away
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if isinstance(message, RecoverPartition):
+            key = self.watch.indexes.get((message.topic, message.partition))
+            if key is not None:
+                self._given_up.add(key)
 
     def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
         if not found.is_leader or found.high_watermark == found.start:
@@ -83,8 +93,10 @@ class InSync(Checker):
     def _changed(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
         if node.end is not None:
             self._open.pop(block, None)
-            if known is not None and known.end is None and self._is_orphan(block, node):
-                self.watch.orphans.add(block)
+            if known is not None and known.end is None:
+                if self._is_orphan(block, node):
+                    self.watch.orphans.add(block)
+                self._check_durable(block, node, known)
             self._check_copies(block, node, known)
         elif node.acks is not AckMode.RAFT and len(node.replicas) > 1:
             self._open[block] = node
@@ -133,11 +145,37 @@ class InSync(Checker):
                     "sealed-copies-are-equal",
                     f"{name} is said to hold all of {block} up to {node.end}, and does not",
                 )
-        synced = [log.node for log in holding if log.synced_end >= node.end]
+
+    def _check_durable(self, block: BlockId, node: BlockNode, known: BlockNode) -> None:
+        """A Raft block is on the disks of a majority up to where it is sealed.
+
+        A leader commits all that it has before it tells its end, and nobody else is asked while a
+        majority is on the disks that the block was made on, unless an administrator says so. What
+        is left then may have one copy only of the last records: nobody was answered for these in
+        that block, or shown them (``durable-before-acked``, ``durable-before-visible``).
+        """
+        if node.acks is not AckMode.RAFT or node.end is None:
+            return
+        seen = self.watch.history(block).blocks.get(block.number)
+        chain = seen.chain_at(node.end) if seen is not None else None
+        if chain is None:
+            return
         needed = len(node.replicas) // 2 + 1
-        if not was_sealed and node.acks is AckMode.RAFT and len(synced) < needed:
+        is_given_up = (block.topic_id, block.partition) in self._given_up
+        if is_given_up or _replicas_left(known, node) < needed:
+            needed = 1
+        synced = self.watch.ledger.holders(block, node.end, chain)
+        if len(synced) < needed:
             self.fail(
                 "sealed-is-durable",
                 f"{block} is sealed at {node.end}, which is durable on {synced} only; {needed} "
                 "are needed",
             )
+
+
+def _replicas_left(known: BlockNode, node: BlockNode) -> int:
+    """How many replicas are on the disks that they were made on, as far as the tree knows."""
+    if not known.storages:
+        return len(node.replicas)
+    both = zip(known.storages, node.storages, strict=True)
+    return sum(made_on in ("", now) for made_on, now in both)

@@ -344,6 +344,46 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
     assert set(part.open_block.replicas) == {leader, one, two}
 
 
+def test_who_starts_anew_twice_has_what_it_had() -> None:
+    """What the first start has found is on its disk, so the second one takes nothing more away.
+
+    Simulated: tests/data/plans/started-anew-twice.json.
+    """
+    cluster = Cluster()
+    cluster.topic(AckMode.LEADER, 2)
+    leader, (one,) = cluster.leader(), cluster.followers()
+    cluster.write(5)
+    cluster.brokers[one].is_up = False
+    cluster.restart(leader)
+    (known,) = cluster.open().interrupted
+    cluster.pass_ms(300)
+    cluster.restart(leader)
+    assert cluster.open().interrupted == (known,)
+    cluster.restart(one, "another disk")
+    cluster.pass_ms(1_000)
+    assert (cluster.part().blocks[0].end, cluster.part().blocks[0].is_unclean) == (5, False)
+    assert cluster.part().blocks[0].in_sync == (leader,)
+
+
+def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> None:
+    """It counts from the first time on when nobody waited for it any more."""
+    cluster = Cluster()
+    cluster.topic()
+    cluster.write(5)
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    for name in (one, two):
+        cluster.restart(name)
+    cluster.pass_ms(300)
+    cluster.write(9, leader)
+    cluster.brokers[leader].is_up = False
+    for name in (one, two):
+        cluster.restart(name)
+    cluster.restart(leader, "another disk")
+    cluster.pass_ms(10_000)
+    assert cluster.open().number == 0
+    assert cluster.open().interrupted == ()
+
+
 def test_the_leader_was_not_heard_of_any_more_when_the_others_started_anew() -> None:
     """Simulated: --profile wipe --zkservers 2 --seconds 6 --seeds 18."""
     cluster = Cluster()

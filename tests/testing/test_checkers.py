@@ -25,6 +25,7 @@ from pymq.core.message import (
     Produce,
     Produced,
     Range,
+    RecoverPartition,
     Settle,
     Settled,
 )
@@ -526,6 +527,28 @@ def sealed_on_a_minority(s: Scene) -> None:
     s.commit("s1", Put(paths.block("t", "0", 0), encode_node(two), 0))
 
 
+def sealed_on_one(s: Scene, made_on: str, sealed_on: str) -> None:
+    """A block of so many replicas, each on the disk of one letter, which only the first one has."""
+    tree(s)
+    path = paths.block("t", "0", 0)
+    replicas = tuple(f"broker-{index}" for index in range(len(made_on)))
+    opened = BlockNode(0, 0, None, 1, AckMode.RAFT, None, replicas, replicas, tuple(made_on))
+    s.commit("s1", Put(path, encode_node(opened), 0))
+    s.append(0, batch(0, b"a"))
+    last = BlockNode(0, 0, 1, 1, AckMode.RAFT, None, replicas, HOLDERS, tuple(sealed_on))
+    s.commit("s1", Put(path, encode_node(last), 1))
+
+
+def sealed_on_a_minority_though_a_majority_is_left(s: Scene) -> None:
+    sealed_on_one(s, "abc", "abx")
+
+
+def sealed_on_a_minority_though_somebody_lost_something_before(s: Scene) -> None:
+    s.append(1, batch(0, b"a"), sync=False)
+    s.restart(1, 0)
+    sealed_on_one(s, "ab", "ab")
+
+
 def told_of_a_topic_that_is_not_there(s: Scene) -> None:
     zkserver = next(iter(s.cluster.zkservers.values()))
     for checker in s.watch.checkers:
@@ -724,6 +747,8 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     in_sync_too_early: "in-sync-has-all",
     said_to_hold_all: "sealed-copies-are-equal",
     sealed_on_a_minority: "sealed-is-durable",
+    sealed_on_a_minority_though_a_majority_is_left: "sealed-is-durable",
+    sealed_on_a_minority_though_somebody_lost_something_before: "sealed-is-durable",
     told_of_a_topic_that_is_not_there: "answered-is-committed",
     a_torn_batch_is_kept: "recovered-is-whole",
     blocks_with_a_gap: "blocks-adjoin",
@@ -792,6 +817,26 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
     s.append(1, batch(0, b"a"))
     s.watch.ledger.forget("broker-1")
     s.look(0, 1, majority=2)
+    s.cluster.check()
+
+
+@pytest.mark.parametrize(("made_on", "sealed_on"), [("ab", "ax"), ("abc", "axy")])
+def test_what_is_left_of_a_block_may_be_on_one_disk(made_on: str, sealed_on: str) -> None:
+    """There is no majority any more that could elect a leader: the best copy is the end.
+
+    Simulated: --profile all --seconds 4 --seeds 6666.
+    """
+    s = Scene()
+    sealed_on_one(s, made_on, sealed_on)
+    s.cluster.check()
+
+
+def test_an_administrator_may_go_on_with_one_disk() -> None:
+    s = Scene()
+    zkserver = next(iter(s.cluster.zkservers.values()))
+    for checker in s.watch.checkers:
+        checker.on_receive(zkserver, "", "app.x", RecoverPartition(5, *NAME))
+    sealed_on_one(s, "ab", "ab")
     s.cluster.check()
 
 
