@@ -136,7 +136,7 @@ class Election:
                     self.check()
             case SessionExpired():
                 self.is_suspended = False
-                self._lose()
+                self._lose(self._claim if self.role is not Role.ACTIVE else "")
 
     def tick(self, now: int) -> None:
         """Do what is due."""
@@ -245,9 +245,10 @@ class Election:
         mark("election.stands_by")
         self._host.stand_by()
 
-    def _lose(self) -> None:
+    def _lose(self, claim: str = "") -> None:
+        """Begin anew; a *claim* under way may still hold, if it is made in the next session."""
         was_active = self.role is Role.ACTIVE
-        self._claim, self.active, self._is_rereading = "", None, False
+        self._claim, self.active, self._is_rereading = claim, None, False
         self._look()
         if was_active:
             mark("election.resigned")

@@ -310,6 +310,29 @@ def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:
     assert cluster.image.controller_epoch == 1
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
+    """The session ends, unknown to the zkserver, before its claim leaves: the new one's it is.
+
+    Nobody else would be elected as long as that session lasts. Simulated: seed 10969 of
+    --profile all --seconds 4.
+    """
+    cluster = Cluster(brokers=0, zks=0)
+    zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
+
+    def lose_session(request: CoordRequest) -> bool:
+        if isinstance(request, Commit):
+            zk.on_submit = lambda request: True
+            for _ in range(times):
+                cluster.tree.expire(zk.coordinator.session)
+        return True
+
+    zk.on_submit = lose_session
+    cluster.run()
+    assert zk.machine.is_active
+    assert cluster.image.controller_epoch == 1
+
+
 @pytest.mark.parametrize("refused", [Load, Commit])
 def test_a_zkserver_that_is_refused_says_why_and_tries_again(
     refused: type[Load] | type[Commit],
