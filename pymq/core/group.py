@@ -291,7 +291,9 @@ class GroupCoordinator:
         start, end = group.known[name]
         leases = group.leases.get(name)
         if leases is not None:
-            leases.begin_at(start)
+            if leases.begin_at(start):
+                # Ranges that had no room in the last record may have some by now.
+                self._offsets.changed(group.name, *name)
         elif group.from_start(name, reset):
             group.leases[name] = Leases(start)
         else:

@@ -104,10 +104,10 @@ class Leases:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def begin_at(self, log_start: int) -> None:
-        """Skip what retention has removed, whether or not it was acknowledged."""
+    def begin_at(self, log_start: int) -> bool:
+        """Skip what retention has removed, acknowledged or not; whether there was any of it."""
         if log_start <= self.committed:
-            return
+            return False
         mark("leases.overtaken")  # by retention
         self._spans = [span for span in self._spans if span.end > log_start]
         if self._spans:
@@ -115,6 +115,7 @@ class Leases:
         self.committed = log_start
         self.next = max(self.next, log_start)
         self._advance()
+        return True
 
     def acquire(
         self, member: str, end: int, limit: int, until: int, now: int, max_deliver: int

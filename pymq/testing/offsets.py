@@ -121,14 +121,14 @@ class Offsets(Checker):
             return
         for shared, found in known.items():
             before = self._confirmed.get(shared)
-            if before is None or found.offset > before.offset:
+            if before is None or (before.losses, before.offset) < (found.losses, found.offset):
                 self._confirmed[shared] = found
 
     def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
         if host.broker is None:
             return
-        for coordinator, group, topic, partition, offset in probe.committed(host.broker):
-            shared = (group, topic, partition)
+        for coordinator, group, topic, partition, leases in probe.all_leases(host.broker):
+            shared, offset = (group, topic, partition), leases.committed
             before = self._offsets.get((coordinator, shared))
             if offset == before:
                 continue

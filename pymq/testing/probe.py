@@ -159,17 +159,17 @@ def leases(
     return None
 
 
+def all_leases(broker: Broker) -> Iterator[tuple[GroupCoordinator, str, str, str, Leases]]:
+    """The same of all groups: (coordinator, group, topic, partition, leases)."""
+    for coordinator in broker._coordinators.values():
+        for group in coordinator.groups.values():
+            for (topic, partition), found in group.leases.items():
+                yield coordinator, group.name, topic, partition, found
+
+
 def is_loading(coordinator: GroupCoordinator) -> bool:
     """Whether it has not read all offsets yet."""
     return not coordinator._offsets.is_loaded
-
-
-def committed(broker: Broker) -> Iterator[tuple[GroupCoordinator, str, str, str, int]]:
-    """Each group's offset in each partition: (coordinator, group, topic, partition, offset)."""
-    for coordinator in broker._coordinators.values():
-        for group in coordinator.groups.values():
-            for (topic, partition), leases in group.leases.items():
-                yield coordinator, group.name, topic, partition, leases.committed
 
 
 def fetching(worker: Worker) -> Iterator[tuple[str, int]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pymq.core import offsets
 from pymq.core.group import GroupCoordinator
+from pymq.core.header import Header
 from pymq.core.message import (
     Acquire,
     Acquired,
@@ -21,6 +22,7 @@ from pymq.core.types import OFFSETS_TOPIC, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.testing import probe
 from pymq.testing.checkers import Checker, Watch
+from pymq.testing.ledger import ReplicaLog
 from pymq.testing.nodes import BrokerHost
 from pymq.testing.process import Process
 
@@ -44,7 +46,6 @@ class Done:
     ranges: list[Range] = Factory(list)
     coordinator: GroupCoordinator | None = None  # the latest
     epoch: int = -1  # in which it leads its partition of the offsets topic
-    is_cut: bool = False  # whether there was more above the group's offset than is kept
     committed: int = 0  # the group's offset that was written when the last one was confirmed
     losses: int = 0  # how often something visible of that partition was lost, as weak modes allow
 
@@ -54,12 +55,16 @@ class Done:
         if len(self.ranges) > 64:
             self.ranges = joined(self.ranges)
 
-    def pass_on(self, coordinator: GroupCoordinator, epoch: int) -> None:
+    def forget(self, losses: int) -> None:
+        """What was confirmed before something of it was lost is promised no more."""
+        self.ranges, self.committed, self.losses = [], 0, losses
+
+    def pass_on(self, coordinator: GroupCoordinator, epoch: int, *, is_cut: bool) -> None:
         """Another coordinator knows what was written, which need not be all that was done."""
-        if self.is_cut:
+        if is_cut:
             kept = [(a, min(b, self.committed)) for a, b in self.ranges if a < self.committed]
             self.ranges = kept
-        self.coordinator, self.epoch, self.is_cut = coordinator, epoch, False
+        self.coordinator, self.epoch = coordinator, epoch
 
 
 class Leases(Checker):
@@ -88,11 +93,27 @@ class Leases(Checker):
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._grants: dict[tuple[str, Shared], list[Grant]] = {}  # by broker
         self._done: dict[Shared, Done] = {}
+        # Coordinators that have written less than they knew: there was no room for all ranges.
+        self._cut: set[tuple[GroupCoordinator | None, Shared]] = set()
         self._not_theirs: dict[tuple[str, int], int] = {}  # acks of what others hold, by Settle
 
     def on_death(self, process: Process) -> None:
         for key in [key for key in self._grants if key[0] == process.name]:
             del self._grants[key]
+
+    def on_append(self, log: ReplicaLog, header: Header) -> None:
+        """A coordinator writes what it knows by now, but for the ranges that have no room.
+
+        By the time it answers, it may have fewer of them: those that retention has overtaken.
+        """
+        block, broker = log.block, self.watch.cluster.brokers[log.node].broker
+        name = self.watch.names.get((block.topic_id, block.partition))
+        if broker is None or name is None or name[0] != OFFSETS_TOPIC:
+            return
+        for coordinator, group, topic, partition, leases in probe.all_leases(broker):
+            is_its = coordinator.index == block.partition
+            if is_its and len(leases.done_ranges()) > offsets.RANGES_MAX:
+                self._cut.add((coordinator, (group, topic, partition)))
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, BrokerHost):
@@ -159,7 +180,7 @@ class Leases(Checker):
         found = probe.leases(host.broker, *shared) if host.broker is not None else None
         if found is None or probe.is_loading(found[0]):
             return None
-        coordinator, leases = found
+        coordinator, _ = found
         name = TopicPartition(OFFSETS_TOPIC, str(coordinator.index))
         look, key = host.looks.get(name), self.watch.indexes.get(name)
         epoch = look.epoch if look is not None else -1
@@ -167,13 +188,11 @@ class Leases(Checker):
         history = self.watch.histories.get(key) if key is not None else None
         losses = history.losses if history is not None else 0
         if losses != done.losses:
-            done.ranges, done.losses = [], losses
+            done.forget(losses)
         if coordinator is not done.coordinator:
             if epoch < done.epoch:
                 return None
-            done.is_cut = done.is_cut or _was_cut(done.coordinator, shared)
-            done.pass_on(coordinator, epoch)
-        done.is_cut = done.is_cut or _is_cut(leases.done_ranges())
+            done.pass_on(coordinator, epoch, is_cut=(done.coordinator, shared) in self._cut)
         return done
 
     def _offsets(self, host: BrokerHost, m: Settle) -> dict[str, int]:
@@ -277,20 +296,10 @@ class Leases(Checker):
             if done is not None:
                 done.committed = max(done.committed, committed.get(partition, 0))
                 done.add(span)
-            elif (known := self._done.get(shared)) is not None and not known.is_cut:
+                continue
+            known = self._done.get(shared)
+            if known is not None and (known.coordinator, shared) not in self._cut:
                 known.add(span)  # Its successor has read it.
-
-
-def _is_cut(done: Sequence[Range]) -> bool:
-    """Whether more ranges are done above the group's offset than will be written."""
-    return len(done) > offsets.RANGES_MAX
-
-
-def _was_cut(former: GroupCoordinator | None, shared: Shared) -> bool:
-    """The same, of what a coordinator has come to."""
-    group = former.groups.get(shared[0]) if former is not None else None
-    leases = group.leases.get((shared[1], shared[2])) if group is not None else None
-    return leases is not None and _is_cut(leases.done_ranges())
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:

@@ -325,10 +325,10 @@ class Run:
             for topic, group in app.get("groups", ())
         }
         found = {
-            (group, topic, partition): offset
+            (group, topic, partition): leases.committed
             for host in self.cluster.brokers.values()
             if host.broker is not None
-            for _, group, topic, partition, offset in probe.committed(host.broker)
+            for _, group, topic, partition, leases in probe.all_leases(host.broker)
         }
         for group, topic in sorted(wanted):
             for name, partition in self._partitions():

@@ -35,6 +35,7 @@ from pymq.core.message import (
     Settle,
     Settled,
 )
+from pymq.core.offsets import RANGES_MAX
 from pymq.core.record import RecordBatch
 from pymq.core.sensible import GroupRequest
 from pymq.core.types import AckMode
@@ -611,6 +612,33 @@ def test_what_retention_took_is_not_waited_for(host: Host) -> None:
     acquire = Acquire(host.id(), "g", "m1", (("0", 6, 10),), 10, 0)
     assert leases(host.send("m1", acquire)) == [("0", 6, 10, 1)]
     assert host.offsets()["0"] == (6, 10, 4, 0)
+
+
+def test_where_retention_has_left_a_group_is_written() -> None:
+    """Before a member tells it again, nobody else knows: not who describes the group."""
+    host = Host(_committed(("g", 4)))
+    host.join("m1")
+    host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 10),), 0, 0))
+    assert host.flush() == 1
+    host.written()
+    assert Host(host.log).offsets()["0"] == (6, 6, 0, 0)
+    host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 11),), 0, 0))
+    assert host.flush() == 0  # It was there already.
+
+
+def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:
+    """Retention takes the lowest of them."""
+    end = 2 * RANGES_MAX + 2
+    host.join("m1")
+    host.poll("m1", {"0": end}, end)
+    host.done("m1", *(("0", (at, at + 1)) for at in range(1, end, 2)))
+    assert Host(host.log).offsets()["0"][1] == end - 2
+    host.send("m1", Acquire(host.id(), "g", "m1", (("0", 4, end),), 0, 0))
+    host.settle_all()
+    again = Host(host.log)
+    again.join("m1")
+    held = again.poll("m1", {"0": end}, end)
+    assert held == [("0", at, at + 1, 1) for at in range(4, end, 2)]
 
 
 def test_a_member_that_knows_less_changes_nothing(host: Host) -> None:

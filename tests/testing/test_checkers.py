@@ -50,7 +50,7 @@ from pymq.core.ready import (
     WriteFailed,
 )
 from pymq.core.record import RecordBatch
-from pymq.core.types import AckMode, BlockId, TopicPartition
+from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers import Immutable, Watch
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 BLOCK = BlockId("ab" * 16, 0, 0)
 NAME = ("t", "0")
+OFFSETS_BLOCK = BlockId("cd" * 16, 0, 0)
 HOLDERS = ("broker-0",)
 
 
@@ -385,14 +386,28 @@ class Group:
         for checker in self.s.watch.checkers:
             checker.on_send(self.host, peer, "broker-0", message)
 
-    def settles(self, *offsets: int) -> None:
-        """*offsets* are leased, acknowledged and confirmed."""
+    def settles(self, *offsets: int, overtaken: int = 0) -> None:
+        """*offsets* are leased, acknowledged, written and confirmed.
+
+        Before that is confirmed retention takes what is before *overtaken*.
+        """
         end = offsets[-1] + 1
         for lease in self.leases.acquire("m1", end, end, 1_000, 0, 0):
             self.gives("m1", lease.start, lease.end, 1)
-        self.leases.acknowledge("m1", [(at, at + 1) for at in offsets])
         self.gets(Settle(2, "g", "m1", tuple(("0", (at, at + 1)) for at in offsets)), "m1")
+        self.leases.acknowledge("m1", [(at, at + 1) for at in offsets])
+        self.writes()
+        self.leases.begin_at(overtaken)
         self.says(Settled(2), "m1")
+
+    def writes(self) -> None:
+        """What has changed is written."""
+        self.s.watch._meet((OFFSETS_TOPIC, "0"), OFFSETS_BLOCK)
+        ledger, node = self.s.watch.ledger, self.host.name
+        log = ledger.log(node, OFFSETS_BLOCK)
+        writes = [Append(OFFSETS_BLOCK, [batch(log.end if log is not None else 0, b"")], True)]
+        ledger.begin(node, writes)
+        ledger.done(node, writes, [])
 
     def gives(self, member: str, start: int, end: int, request: int) -> None:
         self.gets(Acquire(request, "g", member, (), 10, 0), member)
@@ -486,6 +501,22 @@ def group_forgets_what_was_confirmed(s: Scene) -> None:
     group.gets(Settle(2, "g", "m1", (("0", (9, 10)),)), "m1")
     group.says(Settled(2), "m1")
     group.begin(4)
+    s.look(0, 0)
+
+
+def group_forgets_what_was_confirmed_after_a_loss(s: Scene) -> None:
+    """What was lost with the disks' caches is no excuse for what was confirmed since."""
+    group = Group(s)
+    group.writes()
+    s.look(0, 0)
+    group.gets(Settle(2, "g", "m1", (("0", (5, 10)),)), "m1")
+    group.says(Settled(2), "m1")
+    s.watch.history(OFFSETS_BLOCK).losses += 1
+    group.begin(5)
+    s.look(0, 0)
+    group.gets(Settle(3, "g", "m1", (("0", (5, 6)),)), "m1")
+    group.says(Settled(3), "m1")
+    group.begin(5)
     s.look(0, 0)
 
 
@@ -742,6 +773,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     group_goes_back: "group-offset-monotone",
     group_skips_records: "offset-covers-acks",
     group_forgets_what_was_confirmed: "confirmed-offset-survives",
+    group_forgets_what_was_confirmed_after_a_loss: "confirmed-offset-survives",
     visible_beyond_who_is_in_sync: "visible-on-all-in-sync",
     visible_beyond_what_is_synced_on_who_is_in_sync: "visible-on-all-in-sync",
     in_sync_too_early: "in-sync-has-all",
@@ -931,6 +963,33 @@ def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> 
         s.dies(1)
     here.begin(0)
     here.gives("m2", 9, 10, 3)
+    s.cluster.check()
+
+
+def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now() -> None:
+    """Retention takes the lowest of them when they are written, and not confirmed yet."""
+    s = Scene()
+    group = Group(s)
+    group.begin(0)
+    group.settles(*range(1, 2 * RANGES_MAX + 3, 2), overtaken=8)
+    group.begin(8)
+    group.gives("m2", 2 * RANGES_MAX + 1, 2 * RANGES_MAX + 2, 3)
+    s.cluster.check()
+
+
+def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
+    """It has to do it all again; of that, too, the next coordinator knows so many ranges."""
+    s = Scene()
+    group = Group(s)
+    far = 4 * RANGES_MAX
+    group.begin(far)
+    group.settles(far)
+    group.settles(far + 1)  # which says that the offset before it is written
+    s.watch.history(OFFSETS_BLOCK).losses += 1
+    group.begin(0)
+    group.settles(*range(1, 2 * RANGES_MAX + 3, 2))
+    group.begin(0)
+    group.gives("m2", 2 * RANGES_MAX + 1, 2 * RANGES_MAX + 2, 3)
     s.cluster.check()
 
 
