@@ -31,7 +31,7 @@ from pymq.core.ready import (
 from pymq.core.record import RecordBatch
 from pymq.core.runs import restamp
 from pymq.core.types import BlockId
-from pymq.errors import CorruptBatch, CorruptMetadata, InvalidRequest
+from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest
 
 CHECKPOINT_BYTES = 32 << 20  # a crash costs reading no more than this much of a block again
 RECENT_BYTES = 4 << 20  # kept in memory for followers that are nearly up to date
@@ -130,8 +130,17 @@ class BlockLog:
         knows the producers, and this is to be called again with it.
 
         Raises:
+            CorruptBlock: what was on the disk already, since this process began, is not any more.
             CorruptMetadata: the snapshot cannot be understood.
         """
+        if found.end < self._durable_end:
+            mark("log.durable_is_gone")
+            # It looks like a torn tail, but others were told that it is here.
+            raise CorruptBlock(
+                f"{self.name} ends at {found.end} on the disk, and was durable up to "
+                f"{self._durable_end}",
+                offset=found.end,
+            )
         if found.snapshot is not None:
             self._restore(found.snapshot)
         elif before is not None:
@@ -321,6 +330,7 @@ class BlockLog:
         if is_stable:
             mark("log.cut.stable")
             self._cut(end)
+            self._durable_end = min(self._durable_end, end)
             self._host.out.write.append(Truncate(self.name, end))
             self.recover()  # What was known of producers at that point, only the log knows.
 

@@ -19,7 +19,7 @@ from pymq.core.ready import Ready, Recovered
 from pymq.core.recovery import Recovery
 from pymq.core.replicator import Replica, Replicator, ReplicatorFactory
 from pymq.core.sealing import Sealing
-from pymq.core.types import NEVER, AckMode, TopicPartition
+from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 
 RESTART_MS = 200  # a replica whose write has failed starts over after it
@@ -191,10 +191,15 @@ class OpenBlock:
         is_raft = self.node.acks is AckMode.RAFT
         return Sealing(is_shared=self.is_shared, is_raft=is_raft)
 
+    def awaits(self, block: BlockId) -> bool:
+        """Whether the store is to say something about *block* before this one can go on."""
+        return self.log is not None and self._recovery.awaits(block, self.log)
+
     def restore(self, found: Recovered) -> Recovered | None:
         """Take in what the store has found; once that is enough, returns the block's own part.
 
         Raises:
+            CorruptBlock: what was on the disk is not there any more.
             CorruptMetadata: a checkpoint cannot be read.
             StoreError: what was voted on is missing.
         """
@@ -209,6 +214,7 @@ class OpenBlock:
         """Go on with what was restored."""
         log, state = self.log, self.state
         assert log is not None
+        self._restart_at = NEVER  # A write may have failed after the store was asked.
         if log.size == 0:
             # A crash has taken it, and what it knew of the past with it: once the blocks before
             # are gone, nobody else does.

@@ -220,7 +220,8 @@ class Partition:
         """The store has found a block's end."""
         opened = self.opened
         try:
-            if self._repairs.recovered(self.state, found, now) or not opened.is_recovering:
+            is_taken = self._repairs.recovered(self.state, found, now)
+            if is_taken or not opened.awaits(found.block):
                 self._rearm()
                 return
             first = opened.restore(found)
@@ -250,8 +251,9 @@ class Partition:
             self._serving.wake(now)
             self._rearm()
             return
-        self.opened.recover_failed()
-        self._fail(failed.error, now)
+        if self.opened.awaits(failed.block):
+            self.opened.recover_failed()
+            self._fail(failed.error, now)
 
     def _fail(self, error: Exception, now: int) -> None:
         self.problem = error if isinstance(error, PymqError) else StoreError(str(error))

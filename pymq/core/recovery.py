@@ -14,35 +14,45 @@ from pymq.core.marks import mark
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import Recover, Recovered
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, BlockId
 from pymq.errors import StoreError
 
 
 class Recovery:
     """The parts that the store has found, newest block first."""
 
-    __slots__ = ("_found", "_host", "_is_known")
+    __slots__ = ("_asked", "_found", "_host", "_is_known")
 
     def __init__(self, host: LogHost, is_known: Callable[[BlockNode], bool]) -> None:
         self._host = host
         self._is_known = is_known  # whether all that a sealed block tells of producers is here
         self._found: list[Recovered] = []
+        self._asked: BlockId | None = None  # the last of the blocks before it that was asked for
 
     def begin(self) -> None:
         """Forget what was found."""
-        self._found = []
+        self._found, self._asked = [], None
+
+    def awaits(self, block: BlockId, log: BlockLog) -> bool:
+        """Whether the store is to say something about *block*; it may have been asked for others.
+
+        What was asked for a sealed block may come when that is not kept any more.
+        """
+        return log.is_recovering and block == (self._asked or log.name)
 
     def add(self, found: Recovered, log: BlockLog, state: PartitionState) -> Recovered | None:
         """Take in a part; once there is enough, restore *log* and return the open block's part.
 
         Raises:
+            CorruptBlock: what was on the disk is not there any more.
             CorruptMetadata: a checkpoint cannot be read.
             StoreError: what was voted on is missing.
         """
         self._found.append(found)
         if not self._restore(log, state):
             return None
-        first, self._found = self._found[0], []
+        first = self._found[0]
+        self.begin()
         block = state.blocks[-1]
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
         if is_voted and first.state is None and log.end > log.start:
@@ -62,8 +72,8 @@ class Recovery:
             earlier = blocks[index]
             if self._is_known(earlier):
                 mark("partition.recover_earlier")
-                ask = Recover(state.block_id(earlier), earlier.start, False)
-                self._host.out.ask.append(ask)
+                self._asked = state.block_id(earlier)
+                self._host.out.ask.append(Recover(self._asked, earlier.start, False))
                 return False
         for part in reversed(found[1:]):
             older = BlockLog(self._host, part.block, part.start, is_shared=False)

@@ -1,4 +1,4 @@
-"""What a partition knows of its producers when a start and a roll come together."""
+"""What a partition makes of what its store finds, while other things happen to it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pymq.core.config import TopicConfig
 from pymq.core.header import Header
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.partition import Partition
-from pymq.core.ready import CreateBlock, Recover, Recovered
+from pymq.core.producers import ProducerTable
+from pymq.core.ready import CreateBlock, Recover, Recovered, RecoverFailed
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
+from pymq.errors import CorruptBlock
 from pymq.replication.factory import replicator
 from tests.core import test_upkeep
 
@@ -74,3 +76,45 @@ def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
     assert log.name.number == 1
     assert log.producers.next_sequence(PRODUCER) == COUNT
     assert [w.block.number for w in host.out.write if isinstance(w, CreateBlock)] == [1]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
+    """It says nothing about the open one. Simulated: seed 13434 of --profile all --seconds 4."""
+    host = Host()
+    _, state = states()
+    partition = Partition(state, host, replicator, frozenset({0}), 0)
+    sealed, opened = host.out.ask
+    assert isinstance(sealed, Recover)
+    assert isinstance(opened, Recover)
+    assert (sealed.block.number, opened.block.number) == (0, 1)
+    second = attrs.evolve(state.blocks[1], past=ProducerTable().snapshot())
+    partition.adopt(attrs.evolve(state, blocks=(second,)), 1, 0)
+    if is_damaged:
+        partition.recover_failed(RecoverFailed(sealed.block, CorruptBlock("bad")), 0)
+    else:
+        partition.recovered(Recovered(sealed.block, 0, 3, 100, None, [], 0), 0)
+    assert partition.opened.replicator is None
+    partition.recovered(Recovered(opened.block, COUNT, COUNT, 0, None, [], 0), 0)
+    assert partition.problem is None
+    log = partition.opened.log
+    assert log is not None
+    assert (log.is_recovering, log.end) == (False, COUNT)
+
+
+def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
+    """It is damage, though on the disk it looks like a tail that was torn while it was written.
+
+    Simulated: seed 13060 of --profile all --seconds 4.
+    """
+    host = Host()
+    before, _ = states()
+    partition = Partition(before, host, replicator, frozenset(), 0)
+    answer(partition, host)
+    log = partition.opened.log
+    assert log is not None
+    assert log.end == COUNT
+    log.recover()
+    partition.recovered(Recovered(log.name, 0, 0, 0, None, [], header().length), 0)
+    assert isinstance(partition.problem, CorruptBlock)
+    assert "durable up to 10" in str(partition.problem)

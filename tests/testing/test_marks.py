@@ -60,6 +60,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
+    "log.durable_is_gone": (test_recovery.test_what_was_durable_is_gone_when_the_log_is_read_again),
     "partition.past_unread": partial(
         test_recovery.test_a_roll_before_the_store_has_answered, is_asked=True
     ),
