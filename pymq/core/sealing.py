@@ -100,5 +100,6 @@ class Sealing:
             incarnation=incarnation,
             epochs=tuple(log.epochs) if self._is_shared else (),
             past=log.producers.snapshot(),
+            topic_id=log.name.topic_id,
         )
         return self.answer

@@ -68,21 +68,31 @@ class Tidings:
         state, epoch = partition.state, partition.elected
         if epoch is not None and (state.leader, state.epoch) != (me, epoch):
             number = state.blocks[-1].number
-            self._host.tell_controller(BecomeLeader(*partition.name, number, epoch, me))
+            elected = BecomeLeader(*partition.name, number, epoch, me, state.topic_id)
+            self._host.tell_controller(elected)
             self.deadline = now + ASK_RETRY_MS
 
     def tell_repairs(self, now: int) -> None:
         """Tell of the blocks that are whole now, until it is known."""
-        host, ends = self._host, self._repairs.ends(self._partition.state)
+        host, state = self._host, self._partition.state
+        ends = self._repairs.ends(state)
         if ends:
             mark("partition.progress")
-            host.tell_controller(Progress(host.me, tuple(ends), host.incarnation))
+            topic_ids = (state.topic_id,) * len(ends)
+            host.tell_controller(Progress(host.me, tuple(ends), host.incarnation, topic_ids))
             self.deadline = now + ASK_RETRY_MS
 
     def refuse_seal(self, m: Seal, error: PymqError) -> None:
         """Tell why the open block is not sealed; whoever wants it asks again."""
         host, name = self._host, self._partition.name
-        incarnation = host.incarnation
         host.tell_controller(
-            Sealed(*name, m.block, m.epoch, host.me, error=error, incarnation=incarnation)
+            Sealed(
+                *name,
+                m.block,
+                m.epoch,
+                host.me,
+                error=error,
+                incarnation=host.incarnation,
+                topic_id=self._partition.state.topic_id,
+            )
         )

@@ -161,7 +161,8 @@ class Upkeep:
             kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
             if kept > blocks[0].number and partition.leads:
                 mark("partition.retired")
-                self._host.tell_controller(RetireBlocks(*partition.name, state.epoch, kept))
+                retire = RetireBlocks(*partition.name, state.epoch, kept, state.topic_id)
+                self._host.tell_controller(retire)
         if config.cleanup_policy == "compact":
             self._compact(now)
 
@@ -186,4 +187,5 @@ class Upkeep:
         """Compaction is over; a failed one is tried again after the next roll."""
         if m.error is None and m.sizes and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
-            self._host.tell_controller(BlockSizes(*self._partition.name, sizes))
+            topic_id = self._partition.state.topic_id
+            self._host.tell_controller(BlockSizes(*self._partition.name, sizes, topic_id))

@@ -204,7 +204,8 @@ class Broker:
         state = self._partitions[OFFSETS_TOPIC, str(index)].state
         kept = max(block.number for block in state.blocks if block.start <= offset)
         if kept > state.blocks[0].number:
-            self.tell_controller(RetireBlocks(state.topic, state.partition, state.epoch, kept))
+            name = TopicPartition(state.topic, state.partition)
+            self.tell_controller(RetireBlocks(*name, state.epoch, kept, state.topic_id))
 
     # --- the four verbs -------------------------------------------------------------------------
 

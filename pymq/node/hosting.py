@@ -137,7 +137,9 @@ class Hosting:
     def seal(self, m: Seal, now: int) -> None:
         """Have the open block of a partition end."""
         partition = self.by_name.get((m.topic, m.partition))
-        if partition is not None and m.controller_epoch >= self._registration.epoch:
+        if partition is None or m.topic_id not in ("", partition.state.topic_id):
+            return  # It was meant for another topic of that name, or for what is gone.
+        if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)
 

@@ -13,9 +13,18 @@ from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, Reti
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node.blocks import change, leavers, note_replica, remove, without
-from pymq.node.image import Draft, PartitionImage
+from pymq.node.image import Draft, Image, PartitionImage
 from pymq.node.membership import Members
 from pymq.node.placement import has_storage
+
+
+def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
+    """Whether a report is about a topic of that name that was deleted, and made anew since.
+
+    Blocks and epochs of the two have the same numbers, so nothing else tells them apart.
+    """
+    found = image.topics.get(topic)
+    return found is not None and topic_id not in ("", found.node.id)
 
 
 def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
@@ -78,8 +87,10 @@ def become_leader(draft: Draft, m: BecomeLeader) -> None:
 def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
     """Sealed blocks that a broker holds whole, or does no more; returns what has changed."""
     found: dict[TopicPartition, dict[int, int]] = {}
-    for topic, partition, number, end in m.ends:
-        found.setdefault(TopicPartition(topic, partition), {})[number] = end
+    ids = m.topic_ids or ("",) * len(m.ends)
+    for (topic, partition, number, end), topic_id in zip(m.ends, ids, strict=False):
+        if not is_of_another(draft.image, topic, topic_id):
+            found.setdefault(TopicPartition(topic, partition), {})[number] = end
     changed = []
     for name, ends in found.items():
         image = draft.image.find(name)

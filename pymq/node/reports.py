@@ -76,7 +76,10 @@ class Reports:
 
         def plan_it(draft: Draft) -> Result:
             nonlocal is_changed
-            plan(draft)
+            if reported.is_of_another(draft.image, m.topic, m.topic_id):
+                mark("reports.made_anew")
+            else:
+                plan(draft)
             is_changed = bool(draft.ops)
             return None
 

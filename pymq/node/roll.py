@@ -30,6 +30,7 @@ class Roll:
     """A roll under way: the open block is being sealed."""
 
     name: TopicPartition
+    topic_id: str
     block: int
     epoch: int
     is_takeover: bool = False

@@ -31,7 +31,7 @@ from pymq.errors import (
     StoreFull,
     UnknownTopic,
 )
-from pymq.node import blocks, takeover
+from pymq.node import blocks, reported, takeover
 from pymq.node.commits import Commits, Send
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -101,9 +101,10 @@ class Rolls:
         """Roll a partition; *caller* is answered once it is done."""
         roll = self._rolls.get(name)
         if roll is None:
-            image = self._commits.image.partition(*name)
-            number, epoch = image.open_block.number, image.node.epoch + 1
-            roll = Roll(name, number, epoch, is_forced=is_forced)
+            image = self._commits.image
+            topic_id, found = image.topic(name.topic).node.id, image.partition(*name)
+            number, epoch = found.open_block.number, found.node.epoch + 1
+            roll = Roll(name, topic_id, number, epoch, is_forced=is_forced)
             roll.callers += [caller] if caller is not None else []
             self._rolls[name] = roll
             self._ask(roll, now)
@@ -208,7 +209,7 @@ class Rolls:
         targets = self._targets(roll, block)
         self._notices.flush(now)  # Whoever is asked must know what the block is.
         epoch = self._commits.image.controller_epoch
-        seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover)
+        seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover, roll.topic_id)
         for broker in targets:
             if broker not in roll.answers:
                 self._send(broker, seal)
@@ -243,6 +244,9 @@ class Rolls:
         if image is None or image.open_block.number != m.block:
             mark("rolls.rolled_since")
             return  # It has been rolled since.
+        if reported.is_of_another(self._commits.image, m.topic, m.topic_id):
+            mark("rolls.made_anew")
+            return
         block = image.open_block
         if m.broker not in block.replicas or (m.error is None and m.end < block.start):
             return
@@ -322,6 +326,8 @@ class Rolls:
         is_unclean, wall_ms = roll.is_unclean, self._wall_ms(now)
 
         def plan(draft: Draft) -> None:
+            if reported.is_of_another(draft.image, roll.name.topic, roll.topic_id):
+                raise StaleEpoch(f"{roll.name} was made anew")  # while this waited
             wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
             roll.loss = blocks.roll(
                 draft, m, holders, wanted, self._members, wall_ms, is_unclean=is_unclean

@@ -294,6 +294,7 @@ class Fetch:
                     wanted,
                     self._version,
                     self._host.incarnation,
+                    self._replica.block.topic_id,
                 )
             )
 

@@ -136,6 +136,7 @@ class Broker:
                 None,
                 self.incarnation,
                 epochs=((self.log_epochs.get(name, 0), start),),
+                topic_id=state.topic_id,
             )
         ]
 

@@ -323,6 +323,17 @@ def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alon
     assert {fetch.offset for fetch in bench.sent_to("b1", ReplicaFetch)} == {0}
 
 
+def test_a_seal_of_another_topic_of_the_name_is_not_heeded(bench: Bench) -> None:
+    """The topic was made anew, and the word about the one before comes late."""
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("zk", Seal(1, "t", "0", 0, 2, topic_id="id-0"))
+    bench.step("p", PRODUCE)
+    assert bench.last(Produced) == Produced(1, 0, 1)
+    bench.step("zk", Seal(1, "t", "0", 0, 2, topic_id="id-1"))
+    bench.step("p", attrs.evolve(PRODUCE, id=2))
+    assert bench.last(Produced).id == 1
+
+
 def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
     """The zkserver that had the block sealed may be away for hours, and producers go on."""
     bench.step("zk", tell(10, state("b0")))

@@ -107,6 +107,7 @@ class Seal:
     block: int
     epoch: int
     takeover: bool = False
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -131,6 +132,7 @@ class Sealed:
     incarnation: int = 0  # of the broker; 0: not told
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins) of the block's batches
     past: bytes = b""  # the producers as of *end*, for the next block
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -152,6 +154,7 @@ class RetireBlocks:
     partition: str
     epoch: int
     before: int
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -161,6 +164,7 @@ class BlockSizes:
     topic: str
     partition: str
     sizes: tuple[tuple[int, int], ...]  # (block number, bytes)
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -181,6 +185,7 @@ class AlterIsr:
     in_sync: tuple[str, ...]
     version: int = 0  # 0: not told
     incarnation: int = 0  # of *broker*; 0: not told
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -192,6 +197,7 @@ class BecomeLeader:
     block: int
     epoch: int
     broker: str
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
@@ -201,6 +207,7 @@ class Progress:
     broker: str
     ends: tuple[tuple[str, str, int, int], ...]  # (topic, partition, block number, end)
     incarnation: int = 0  # of the broker; 0: not told
+    topic_ids: tuple[str, ...] = ()  # of the topics in *ends*, one for each; (): not told
 
 
 @value
