@@ -366,7 +366,9 @@ class GroupCoordinator:
         for partition, ranges in _by_partition(m.acks).items():
             name = member.topic, partition
             leases = group.leases.get(name)
-            if leases is not None:
+            if leases is None:
+                refused += sum(end - start for start, end in ranges)
+            else:
                 before = leases.committed
                 refused += leases.acknowledge(member.id, ranges)
                 if leases.committed != before or leases.done_ranges():
@@ -384,6 +386,7 @@ class GroupCoordinator:
             self._host.reply(source, Settled(m.id, error=error), now)
             return
         group.leases[m.topic, m.partition] = Leases(m.offset)
+        group.known.pop((m.topic, m.partition), None)  # Else its start would be no news.
         self._offsets.changed(m.group, m.topic, m.partition)
         self._offsets.answer(source, Settled(m.id), durable=True)
 

@@ -80,7 +80,7 @@ class Offsets:
         self._written: dict[Name, None] = {}
         self._must_sync = False  # somebody waits until what was acknowledged is durable
         self._is_syncing = False
-        self._loose: Name | None = None  # what was written last, without a sync
+        self._loose: Name | None = None  # what was written last, without a sync or by others
         self._requests = first_request  # ids that no coordinator before has used
         self._asked = 0  # the id of what was asked last while loading ...
         self._at = BEGIN  # ... from which offset on ...
@@ -163,6 +163,7 @@ class Offsets:
             kind, name, topic, partition = codec.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
+            self._loose = name, topic, partition  # The leader before has synced it, if anybody.
             group = self._groups.setdefault(name, Group(name))
             if TOMBSTONE in headers:
                 group.leases.pop((topic, partition), None)

@@ -685,6 +685,24 @@ def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
     assert synced(6, True) == []
 
 
+def test_what_another_coordinator_has_written_is_synced_by_the_next_commit(host: Host) -> None:
+    """Its disk may have it, and this one not yet: it was a follower then."""
+    host.join("m1")
+    host.poll("m1", {"0": 9})
+    host.done("m1", ("0", (0, 9)))
+    again = Host(host.log)
+    again.join("m1")
+    again.send("m1", Settle(5, "g", "m1", durable=True))
+    assert again.flush() == 1
+    assert [produce.sync for produce in again.produces] == [True]
+    again.written()
+    assert again.take("m1") == [Settled(5)]
+    again.send("m1", Settle(6, "g", "m1", durable=True))
+    assert again.flush() == 0  # From now on there is nothing that is not durable.
+    assert again.take("m1") == [Settled(6)]
+    assert Host(again.log).offsets() == {"0": (9, 9, 0, 0)}
+
+
 def test_a_commit_that_comes_amid_a_write_is_synced_by_the_next(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 9})
@@ -887,6 +905,26 @@ def test_handing_over_tells_everybody_who_waits() -> None:
     (answer,) = loading.take("m1")
     assert isinstance(answer, GroupState)
     assert isinstance(answer.error, NotLeader)
+
+
+def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> None:
+    """Retention had taken what is before 6, and that was no news: it was leased, and waited for."""
+    host.join("m1")
+    known = (("0", 6, 10),)
+    held = leases(host.send("m1", Acquire(host.id(), "g", "m1", known, 10, 0)))
+    assert held == [("0", 6, 10, 1)]
+    host.send("m1", Leave(host.id(), "g", "m1"))
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
+    host.settle_all()
+    host.join("m2")
+    held = leases(host.send("m2", Acquire(host.id(), "g", "m2", known, 10, 0)))
+    assert held == [("0", 6, 10, 1)]
+
+
+def test_an_acknowledgement_of_what_was_never_leased_is_refused(host: Host) -> None:
+    """Also where the group has not begun: nothing is written, so nothing may be confirmed."""
+    host.join("m1")
+    assert host.done("m1", ("0", (0, 3)), ("7", (5, 6))) == 4
 
 
 def test_an_offset_is_set_while_nobody_consumes(host: Host) -> None:
