@@ -184,6 +184,8 @@ class Partition:
             self._upkeep.reconsider(now)
         self._adopt_open(before, now)
         self._repairs.adopt(state, now)
+        if self._repairs.are_overrated:
+            self._tidings.tell_repairs(now)
         if self.opened.replicator is not None:
             self.look(now)
             self._upkeep.begin(now)
@@ -222,6 +224,8 @@ class Partition:
         try:
             is_taken = self._repairs.recovered(self.state, found, now)
             if is_taken or not opened.awaits(found.block):
+                if self._repairs.are_overrated:
+                    self._tidings.tell_repairs(now)
                 self._rearm()
                 return
             first = opened.restore(found)

@@ -42,6 +42,7 @@ class Repair:
         "_block",
         "_host",
         "_is_sealing",
+        "_is_short",
         "_is_unread",
         "_replacement",
         "_rests",
@@ -62,6 +63,7 @@ class Repair:
         self._tries = 0
         self._is_sealing = False
         self._rests = False  # a write has failed: the next one is not before the deadline
+        self._is_short = False  # when it was read, the copy lacked something
         self._is_unread = False  # the store could not say where the copy ends: it is asked again
         self._replacement: CreateBlock | None = None  # of a damaged copy, once there is another
         self.problem: PymqError | None = None  # why the copy here cannot be read, if so
@@ -85,6 +87,7 @@ class Repair:
             mark("repair.cut")
             log.truncate(agreed)
         if not log.is_recovering:
+            self._is_short = log.end < block.end
             if log.size == 0:
                 create = CreateBlock(log.name, block.start, topic, partition)
                 mark("repair.from_nothing")
@@ -119,6 +122,16 @@ class Repair:
         self.log = BlockLog(self._host, name, self._block.start, is_shared=True)
         self._replacement = CreateBlock(name, self._block.start, topic, partition)
         self._go_on(now)
+
+    @property
+    def is_overrated(self) -> bool:
+        """Whether the zkserver takes the copy for whole, and it is not.
+
+        Where nobody waits for a disk, a copy counts that was not synced, and a power cut may take
+        the end of it.
+        """
+        block, end = self._block, self._block.end or 0
+        return self._is_short and self._host.me in block.in_sync and self.log.stable_end < end
 
     def _go_on(self, now: int) -> None:
         if self._rests or self.log.is_recovering:

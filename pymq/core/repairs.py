@@ -58,12 +58,11 @@ class Repairs:
         self._rearm()
 
     def ends(self, state: PartitionState) -> list[tuple[str, str, int, int]]:
-        """What is whole here by now: (topic, partition, block number, end)."""
-        ends = {block.number: block.end for block in state.blocks}
+        """How far copies go that the zkserver knows otherwise: (topic, partition, number, end)."""
         return [
-            (state.topic, state.partition, number, ends[number] or 0)
+            (state.topic, state.partition, number, repair.log.stable_end)
             for number, repair in self._repairs.items()
-            if repair.is_done
+            if repair.is_done or repair.is_overrated
         ]
 
     def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
@@ -86,6 +85,11 @@ class Repairs:
         repair.unreadable(error, state.topic, state.partition, now)
         self._rearm()
         return True
+
+    @property
+    def are_overrated(self) -> bool:
+        """Whether the zkserver takes any of them for whole that is not."""
+        return any(repair.is_overrated for repair in self._repairs.values())
 
     def problem(self, number: int) -> PymqError | None:
         """Why the copy of a block that is here cannot be read, if so."""

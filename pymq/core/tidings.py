@@ -73,7 +73,7 @@ class Tidings:
             self.deadline = now + ASK_RETRY_MS
 
     def tell_repairs(self, now: int) -> None:
-        """Tell of the blocks that are whole now, until it is known."""
+        """Tell of the blocks that are whole now, or not as was thought, until it is known."""
         host, state = self._host, self._partition.state
         ends = self._repairs.ends(state)
         if ends:

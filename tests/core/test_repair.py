@@ -249,3 +249,28 @@ def test_of_the_only_copy_nothing_is_cut() -> None:
 def removals(bench: Bench) -> list[object]:
     """What is to be written in the place of the copy."""
     return [w for w in bench.host.out.write if isinstance(w, RemoveBlock | CreateBlock)]
+
+
+def test_a_copy_that_counts_as_whole_and_is_not_is_told() -> None:
+    """Until the zkserver knows, or until it is whole."""
+    bench = Bench(end=5)
+    repair, block = bench.repair, bench.block
+    overrated = attrs.evolve(block, in_sync=("a", "b", "me"))
+    found = [repair.is_overrated]  # Nobody takes it for whole.
+    repair.adopt(overrated, 0)
+    found.append(repair.is_overrated)
+    bench.answer(*bench.batches[5:8])
+    found.append(repair.is_overrated)
+    repair.adopt(block, 0)
+    found.append(repair.is_overrated)
+    bench.answer(*bench.batches[8:])
+    repair.adopt(overrated, 0)
+    found.append(repair.is_overrated)
+    assert found == [False, True, True, False, False]
+    assert repair.is_done
+
+
+def test_a_copy_that_is_whole_when_it_is_read_needs_no_word() -> None:
+    bench = Bench(end=10)
+    bench.repair.adopt(attrs.evolve(bench.block, in_sync=("a", "b", "me")), 0)
+    assert not bench.repair.is_overrated
