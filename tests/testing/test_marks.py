@@ -32,6 +32,7 @@ from tests.node import (
     test_controller_election,
     test_controller_rolls,
     test_departures,
+    test_made_anew,
     test_subscribers,
     test_takeover,
 )
@@ -99,6 +100,12 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "rolls.commit_failed": (test_controller_rolls.test_a_full_coordinator_leaves_the_roll_going_on),
     "rolls.disk_gone_since": (
         test_takeover.test_who_told_the_end_has_another_disk_before_that_is_committed
+    ),
+    "rolls.made_anew": partial(
+        test_made_anew.test_where_the_old_block_ends_is_not_where_the_new_one_does, is_asked=True
+    ),
+    "reports.made_anew": partial(
+        test_made_anew.test_a_report_on_the_old_topic_changes_nothing, test_made_anew.join
     ),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
