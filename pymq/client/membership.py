@@ -13,6 +13,7 @@ from pymq.core.deadlines import Deadlines
 from pymq.core.message import Assigned, Heartbeat, Join
 from pymq.core.types import NEVER
 from pymq.core.values import define
+from pymq.errors import StaleEpoch
 
 SESSION_MS = 30_000
 BEAT_MS = 5_000
@@ -54,6 +55,7 @@ class Membership:
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
         self.is_joined = False
         self.told: tuple[str, ...] = ()  # the partitions that the coordinator has heard of
+        self._topic_id = ""  # that it has heard of
         self.retry_at = 0  # join, at first at once
         self.beat_at = NEVER
         self._new_name = new_name
@@ -78,6 +80,11 @@ class Membership:
         known = self._router.topics.get(self.topic)
         return tuple(p.partition for p in known.partitions) if known else self.told
 
+    def is_made_again(self) -> bool:
+        """Whether the topic is another one by now than the one that we wanted to join for."""
+        known = self._router.topics.get(self.topic)
+        return known is not None and self._topic_id not in ("", known.topic_id)
+
     def join(self, now: int) -> None:
         """Ask to be a member, unless that is under way."""
         if self._joining or self.retry_at > now:
@@ -89,6 +96,8 @@ class Membership:
         if coordinator is None or not self.told:
             return
         c = self.config
+        known = self._router.topics.get(self.topic)
+        self._topic_id = known.topic_id if known is not None else ""
         self._joining = self._outbox.number()
         join = Join(
             self._joining,
@@ -101,6 +110,7 @@ class Membership:
             c.ack_wait_ms,
             c.max_deliver,
             c.reset,
+            self._topic_id,
         )
         self._outbox.post(coordinator, join)
         self._timers.set(("join", self._joining), now + self.coordinator.patience_ms)
@@ -137,6 +147,8 @@ class Membership:
         self._timers.drop(("join" if is_join else "beat", m.id))
         if is_join:
             self._joining = 0
+            if isinstance(m.error, StaleEpoch):
+                self._router.refresh(self.topic)
         else:
             self._beat = 0
             if m.error is not None and self.is_joined:

@@ -263,7 +263,12 @@ class Worker(Intake):
             return
         if self._is_lapsed:
             return
+        if membership.is_joined and membership.is_made_again():
+            why = f"topic {self.topic!r} was deleted and made again"
+            self._lost_group(FencedMember(why, deleted=self.topic))
         if not membership.is_joined:
+            if membership.is_made_again():
+                self.watches.forget()
             membership.join(now)
             return
         if membership.retry_at > now:

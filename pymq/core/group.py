@@ -17,7 +17,7 @@ after a gap, what members have said meanwhile comes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pymq.core.attention import Attention
 from pymq.core.deadlines import Deadlines
@@ -51,6 +51,7 @@ from pymq.errors import (
     InvalidRequest,
     PymqError,
     ReplicaNotAvailable,
+    StaleEpoch,
     UnknownGroup,
 )
 
@@ -71,7 +72,7 @@ class GroupCoordinator:
         self._host = host
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
-        self._deleted: list[str] = []  # topics that were deleted before that
+        self._deleted: list[tuple[str, str]] = []  # topics that were deleted before that
         self._exiles: dict[str, str] = {}  # members that were given up for it, with their topic
         self._attention = Attention(LOOK_MS)  # its time is that of groups, members and leases ...
         self._due: Deadlines[str] = Deadlines()  # ... of which, by group, something is due then
@@ -95,8 +96,8 @@ class GroupCoordinator:
     def _loaded(self, m: Fetched, now: int) -> None:
         if self._offsets.loaded(m, now):
             deleted, self._deleted = self._deleted, []
-            for topic in deleted:
-                self.forget_topic(topic, now)
+            for topic, topic_id in deleted:
+                self.forget_topic(topic, now, topic_id)
             parked, self._parked = self._parked, []
             for source, request in parked:
                 self.step(source, request, now)
@@ -174,10 +175,12 @@ class GroupCoordinator:
     def _join(self, source: str, m: Join, now: int) -> None:
         try:
             self._assignors(m.assignor)
+            self._meet(m, now)
         except PymqError as error:
             self._host.reply(source, Assigned(m.id, error=error), now)
             return
         group = self.groups.setdefault(m.group, Group(m.group))
+        group.adopt(m.topic, m.topic_id)
         group.grow(m.topic, m.partitions)
         before = group.members.get(m.member)
         if before is not None:
@@ -196,10 +199,26 @@ class GroupCoordinator:
             m.reset,
             self._attention.ms + m.session_ms,
             before.partitions if before is not None else (),
+            topic_id=m.topic_id,
         )
         self._due.sooner(m.group, self._attention.ms + m.session_ms)
         self._rebalance(group, now)
         self._tell(group.members[m.member], group, m.id, now)
+
+    def _meet(self, m: Join, now: int) -> None:
+        """Somebody tells which topic it means: there may have been another one of that name.
+
+        A coordinator that was not there when that was deleted has not heard of it.
+
+        Raises:
+            StaleEpoch: there has been a later one since.
+        """
+        group = self.groups.get(m.group)
+        if group is None or not m.topic_id:
+            return
+        if group.newest(m.topic) > m.topic_id:
+            raise StaleEpoch(f"topic {m.topic!r} was deleted and made again; ask for it anew")
+        self._forget(group, m.topic, lambda topic_id: "" < topic_id < m.topic_id, now)
 
     def _heartbeat(self, source: str, m: Heartbeat, now: int) -> None:
         found = self._member(source, m, now)
@@ -274,7 +293,7 @@ class GroupCoordinator:
         for partition, start, end in m.known:
             # Others are of a topic that was deleted since, or of none.
             if partition in names and group.learn(member, partition, start, end):
-                self._begin(group, (member.topic, partition), member.reset)
+                self._begin(group, (member.topic, partition), member.reset, member.topic_id)
                 news = True
         if member.waiting is not None:
             self._answer_acquire(group, member, (), now)
@@ -287,7 +306,7 @@ class GroupCoordinator:
             self._answer_acquire(group, member, (), now)
         self._due.sooner(m.group, member.waits_until)
 
-    def _begin(self, group: Group, name: tuple[str, str], reset: int) -> None:
+    def _begin(self, group: Group, name: tuple[str, str], reset: int, topic_id: str) -> None:
         start, end = group.known[name]
         leases = group.leases.get(name)
         if leases is not None:
@@ -299,6 +318,7 @@ class GroupCoordinator:
         else:
             group.leases[name] = Leases(end)
             self._offsets.changed(group.name, *name)  # "The end" is this one for ever.
+        group.adopt(name[0], topic_id)
 
     def _serve_all(self, group: Group, now: int) -> None:
         for member in list(group.members.values()):
@@ -386,6 +406,7 @@ class GroupCoordinator:
             self._host.reply(source, Settled(m.id, error=error), now)
             return
         group.leases[m.topic, m.partition] = Leases(m.offset)
+        group.ids.pop((m.topic, m.partition), None)  # Who joins next tells what it is about.
         group.known.pop((m.topic, m.partition), None)  # Else its start would be no news.
         self._offsets.changed(m.group, m.topic, m.partition)
         self._offsets.answer(source, Settled(m.id), durable=True)
@@ -401,22 +422,28 @@ class GroupCoordinator:
             answer = group.describe_leases(m, self._attention.ms)
         self._host.reply(source, answer, now)
 
-    def forget_topic(self, topic: str, now: int) -> None:
+    def forget_topic(self, topic: str, now: int, topic_id: str = "") -> None:
         """The topic was deleted: its offsets mean nothing any more, nor does what its members say.
 
         Should it be made again, what they know and have is of the one before, so they have to come
-        again, as other members: their late words would be taken for words about the new one.
+        again, as other members: their late words would be taken for words about the new one. It may
+        have been by now: nothing is forgotten of a topic whose id is greater than *topic_id*.
         """
         if not self.is_loaded:
-            self._deleted.append(topic)  # Nobody says it again, and they may not be read yet.
+            # Nobody says it again, and they may not be read yet.
+            self._deleted.append((topic, topic_id))
             return
         for group in list(self.groups.values()):
-            for name in group.forget(topic):
-                self._offsets.changed(group.name, *name)
-            for member in [x for x in group.members.values() if x.topic == topic]:
-                mark("group.member_without_topic")
-                self._fence(group, member, now)
+            self._forget(group, topic, lambda found: not topic_id or found <= topic_id, now)
             self._forget_if_empty(group)
+
+    def _forget(self, group: Group, topic: str, is_gone: Callable[[str], bool], now: int) -> None:
+        for name in group.forget(topic, is_gone):
+            self._offsets.changed(group.name, *name)
+        members = [x for x in group.members.values() if x.topic == topic and is_gone(x.topic_id)]
+        for member in members:
+            mark("group.member_without_topic")
+            self._fence(group, member, now)
 
     # --- the offsets partition ------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class Member:
     told: int = 0  # the last generation that it was told of
     waiting: Acquire | None = None
     waits_until: int = NEVER
+    topic_id: str = ""  # those of later topics are greater; "": not told
 
     def describe(self, now: int) -> GroupMember:
         """All about it, for people."""
@@ -70,6 +71,8 @@ class Group:
     members: dict[str, Member] = Factory(dict)
     leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
     known: dict[tuple[str, str], tuple[int, int]] = Factory(dict)  # log start, high watermark
+    # Which topics the leases are about, by their ids: a name may have had several.
+    ids: dict[tuple[str, str], str] = Factory(dict)
     topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
     added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came while it consumed
     turn: int = 0  # so that no partition is always asked first
@@ -125,11 +128,24 @@ class Group:
             for member in members:
                 member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
 
-    def forget(self, topic: str) -> list[tuple[str, str]]:
-        """The topic was deleted; returns the partitions of which there were offsets."""
-        forgotten = [name for name in self.leases if name[0] == topic]
+    def newest(self, topic: str) -> str:
+        """The id of the latest topic of that name that it knows of, or ""."""
+        ids = [id for name, id in self.ids.items() if name[0] == topic]
+        return max([*ids, *(m.topic_id for m in self.members.values() if m.topic == topic), ""])
+
+    def adopt(self, topic: str, topic_id: str) -> None:
+        """Offsets of which nobody has told what topic they are about are about this one."""
+        for name in self.leases:
+            if name[0] == topic and topic_id:
+                self.ids.setdefault(name, topic_id)
+
+    def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[tuple[str, str]]:
+        """The topics of that name with such ids were deleted; returns partitions with offsets."""
+        names = [name for name in self.leases if name[0] == topic]
+        forgotten = [name for name in names if is_gone(self.ids.get(name, ""))]
         for name in forgotten:
             del self.leases[name]
+            self.ids.pop(name, None)
         for name in [name for name in self.known if name[0] == topic]:
             del self.known[name]
         for name in [name for name in self.added if name[0] == topic]:

@@ -10,7 +10,7 @@ must not depend for ever on a broker that has nothing to do with them any more.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from pymq.core import codec
 from pymq.core.leases import Leases
@@ -165,13 +165,16 @@ class Offsets:
                 continue
             self._loose = name, topic, partition  # The leader before has synced it, if anybody.
             group = self._groups.setdefault(name, Group(name))
+            group.ids.pop((topic, partition), None)
             if TOMBSTONE in headers:
                 group.leases.pop((topic, partition), None)
                 if group.is_empty:
                     del self._groups[name]
             else:
-                committed, done = codec.loads(item)
+                committed, done, *topic_id = codec.loads(item)
                 group.leases[topic, partition] = Leases(committed, [(a, b) for a, b in done])
+                if topic_id:
+                    (group.ids[topic, partition],) = topic_id
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -229,7 +232,10 @@ class Offsets:
             leases = group.leases.get((topic, partition)) if group is not None else None
             keys.append(codec.dumps([OFFSET_KEY, name, topic, partition]))
             done = leases.done_ranges()[:RANGES_MAX] if leases else ()
-            values.append(codec.dumps([leases.committed if leases else 0, [list(r) for r in done]]))
+            item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
+            if group is not None and (topic_id := group.ids.get((topic, partition))):
+                item.append(topic_id)
+            values.append(codec.dumps(item))
             headers.append((TOMBSTONE,) if leases is None else ())
         return RecordBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers

@@ -35,6 +35,8 @@ from pymq.errors import InvalidRequest, PymqError
 TIME_MAX = 1 << 52  # milliseconds: no sum of some of them is more than 64 bits
 OFFSET_MAX = 1 << 61
 RECORDS_MAX = 1 << 31  # that may be asked for at a time
+ID_MAX = 32  # hex digits of a topic's id
+HEX = frozenset("0123456789abcdef")
 
 GroupRequest = (
     Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | GetLeases | ListGroups
@@ -58,6 +60,8 @@ def check(m: R) -> R:
             _number("session_ms", m.session_ms, 1, TIME_MAX)
             _number("ack_wait_ms", m.ack_wait_ms, 1, TIME_MAX)
             _number("max_deliver", m.max_deliver, 0, TIME_MAX)
+            if len(m.topic_id) > ID_MAX or not set(m.topic_id) <= HEX:
+                raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is no id of a topic")
             if m.reset not in (BEGIN, END):
                 raise InvalidRequest(f"a group begins at {BEGIN} or {END}, not at {m.reset}")
         case Heartbeat():

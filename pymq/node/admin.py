@@ -49,6 +49,7 @@ class Admin:
         self._notices = notices
         self._rolls = rolls
         self._new_id = new_id
+        self._created = 0
         self._wall_ms = wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
@@ -79,7 +80,9 @@ class Admin:
 
     def create_topic(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
         """Make a topic; *fewer* replicas than it wants will do if there are not enough brokers."""
-        topic_id, wall_ms = self._new_id(), self._wall_ms(now)
+        wall_ms = self._wall_ms(now)
+        self._created += 1
+        number, chance = self._created, self._new_id()[16:]
         made: list[bool] = []
 
         def plan(draft: Draft) -> Result:
@@ -87,6 +90,8 @@ class Admin:
             if m.exist_ok and m.name in draft.image.topics:
                 return False
             live = self._members.live
+            # Those of later topics are greater, so that groups see which one was made again.
+            topic_id = f"{draft.image.controller_epoch:08x}{number:08x}{chance}"
             plans.create_topic(draft, m, live, topic_id, wall_ms, fewer=fewer)
             made.append(True)
             return True

@@ -92,10 +92,10 @@ class Coordinators:
         if coordinator is not None and isinstance(message, (Fetched, Produced)):
             coordinator.step("", message, now)
 
-    def forget_topic(self, topic: str, now: int) -> None:
-        """The topic was deleted."""
+    def forget_topic(self, topic: str, topic_id: str, now: int) -> None:
+        """The topic, the one with that id, was deleted."""
         for coordinator in self.by_index.values():
-            coordinator.forget_topic(topic, now)
+            coordinator.forget_topic(topic, now, topic_id)
 
     def tick(self, now: int) -> None:
         """Do what is due."""

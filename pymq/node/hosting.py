@@ -158,7 +158,7 @@ class Hosting:
         else:
             if self._orders.heed(m.id, m.topic_id):
                 # When it is said again, there may be another topic of that name.
-                self._coordinators.forget_topic(m.topic, now)
+                self._coordinators.forget_topic(m.topic, m.topic_id, now)
             stopped = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
         for partition in stopped:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)

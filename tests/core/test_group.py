@@ -48,6 +48,7 @@ from pymq.errors import (
     OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
+    StaleEpoch,
     StoreFull,
     UnknownGroup,
 )
@@ -167,6 +168,7 @@ class Host:
         max_deliver: int = 0,
         reset: int = BEGIN,
         rule: str = "sticky",
+        topic_id: str = "",
     ) -> tuple[str, ...]:
         request = self.id()
         join = Join(
@@ -180,6 +182,7 @@ class Host:
             ACK_WAIT,
             max_deliver,
             reset,
+            topic_id,
         )
         answer = self.send(member, join)[-1]
         assert isinstance(answer, Assigned)
@@ -339,6 +342,7 @@ def test_who_joins_may_know_of_no_partition_yet(host: Host) -> None:
         *(("group", "a/b"), ("topic", ".."), ("member", ""), ("partitions", ("0", "0"))),
         *(("partitions", ("x" * 300,)), ("session_ms", 0), ("session_ms", 1 << 62)),
         *(("ack_wait_ms", -1), ("max_deliver", -1), ("reset", 5)),
+        *(("topic_id", "x" * 32), ("topic_id", "0" * 33)),
     ],
 )
 def test_a_join_that_makes_no_sense_is_refused(host: Host, field: str, value: Any) -> None:
@@ -1031,6 +1035,43 @@ def test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(host: Host) ->
     with pytest.raises(FencedMember):
         leases(host.take("m1"))
     assert host.poll("m2", {"0": 1}) == [("0", 0, 1, 1)]
+
+
+def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
+    """No coordinator was there to hear that the one before was deleted."""
+    host.join("m1", ("0", "1"), topic_id="a1")
+    host.poll("m1", {"0": 9, "1": 9})
+    host.done("m1", ("0", (0, 9)), ("1", (0, 4)))
+    for log in (Host(host.log), host):  # A new coordinator, and one that has that member.
+        assert log.join("m2", topic_id="b2") == ("0",)
+        assert log.poll("m2", {"0": 3}) == [("0", 0, 3, 1)]
+        assert log.done("m2", ("0", (0, 1))) == 0
+        with pytest.raises(FencedMember):
+            log.beat("m1")
+        with pytest.raises(StaleEpoch):
+            log.join("m3", topic_id="a1")  # It is late.
+        log.coordinator.forget_topic("t", log.now, "a1")  # So is this.
+        log.settle_all()
+        for offsets in (log.offsets(), Host(log.log).offsets()):
+            assert {name: found[0] for name, found in offsets.items()} == {"0": 1}
+        log.coordinator.forget_topic("t", log.now, "b2")
+        log.settle_all()
+        assert Host(log.log).send("admin", ListGroups(1)) == [GroupNames(1, ())]
+
+
+def test_an_offset_that_is_set_is_about_the_topic_that_there_is(host: Host) -> None:
+    """Whoever sets it does not tell which one that is; the first that joins does."""
+    host.join("m1", topic_id="a1")
+    host.poll("m1", {"0": 9})
+    host.done("m1", ("0", (0, 9)))
+    host.send("m1", Leave(host.id(), "g", "m1"))
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
+    host.settle_all()
+    again = Host(host.log)
+    again.join("m2", topic_id="b2")
+    assert again.poll("m2", {"0": 3}) == [("0", 2, 3, 1)]
+    with pytest.raises(StaleEpoch):
+        again.join("m3", topic_id="a1")
 
 
 def test_an_empty_group_that_lost_its_topic_is_gone(host: Host) -> None:

@@ -79,3 +79,54 @@ def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
                 cluster.run(seconds=0.05)
         assert cluster.world.now - sent_at < 500_000
         member.close()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stays: bool) -> None:
+    """The next one does not hear of it: the group went on where it had got to in the one before."""
+    with Cluster(brokers=3, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer() as producer:
+            for number in range(5):
+                producer.send("t", b"old %d" % number).result()
+        client, got = cluster.client(), list[bytes]()
+        member = client.consumer("t", group="g")
+
+        def poll(wanted: int) -> None:
+            for _ in range(60):
+                try:
+                    for record in member.poll(10, timeout=0.5):
+                        got.append(record.value)
+                        member.ack(record)
+                except PymqError:
+                    cluster.run(seconds=0.3)  # The topic is gone, or was.
+                if len(got) >= wanted:
+                    return
+
+        poll(5)
+        member.commit()
+        if not stays:
+            member.close()
+        coordinator = mq.describe_topic("__consumer_offsets").partitions[0].leader
+        assert coordinator is not None
+        cluster.crash(coordinator)
+        mq.delete_topic("t")
+        mq.create_topic("t", replicas=2, acks="raft")
+        got.clear()
+        sent = [b"new %d" % number for number in range(8)]
+        with mq.producer() as producer:
+            for value in sent:
+                producer.send("t", value).result()
+        if not stays:
+            cluster.run(seconds=5)
+            member = client.consumer("t", group="g")
+        poll(len(sent))
+        assert got == sent
+        member.close()
+        cluster.restart(coordinator)
+        cluster.run(seconds=10)
+        member = client.consumer("t", group="g")
+        poll(len(sent) + 1)
+        assert got == sent, "who hears of the deletion late goes by the id"
+        member.close()

@@ -22,6 +22,7 @@ class Join:
     ack_wait_ms: int
     max_deliver: int  # 0: no limit
     reset: int  # BEGIN or END: where the group starts when it has no offset
+    topic_id: str = ""  # of the topic that is meant; "": not told
 
 
 @value
