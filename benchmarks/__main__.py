@@ -17,7 +17,7 @@ from benchmarks.parts import all_parts, chosen
 from benchmarks.runner import PartResult, run_part
 
 OUT = machine.ROOT / "build"
-RUNS = {"tiny": 1, "quick": 2, "default": 5, "full": 5}
+RUNS = {"tiny": 1, "default": 2, "long": 5}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     parts: Sequence[Part], folder: Path, scale: str, runs: int
 ) -> tuple[list[PartResult], bool]:
-    """Run the parts; an interrupt ends it with those that are done, for all take an hour."""
+    """Run the parts; an interrupt ends it with those that are done, for all take half an hour."""
     results = []
     try:
         for part in parts:
@@ -75,8 +75,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     scale = parser.add_mutually_exclusive_group()
     for name, help_ in (
-        ("quick", "a quarter of the records, two runs"),
-        ("full", "reopen 10 GiB instead of one"),
+        ("long", "four times the records, five runs, 10 GiB to open again; takes hours"),
         ("tiny", "only try whether everything works; the figures mean nothing"),
     ):
         scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=help_)

@@ -29,7 +29,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def about(found: Found) -> str:
     """On what, when and how: a figure without these says nothing."""
     machine = found["machine"]
-    scale = {"quick": "a quarter of the records, ", "tiny": "hardly any records, "}
+    scale = {"long": "four times the records, ", "tiny": "hardly any records, "}
     # What is measured is up to five processes: afterwards, a load of their own is no other work.
     is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
     busy = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-SHARE = {"tiny": 1 / 200, "quick": 1 / 4, "default": 1.0, "full": 1.0}  # of the usual work
+SHARE = {"tiny": 1 / 200, "default": 1 / 4, "long": 1.0}  # of the work of a long run
 CHUNK = 1 << 20
 
 Measures = dict[str, float]
@@ -29,17 +29,16 @@ class Job:
     round: int = 0
 
     def count(self, usual: int) -> int:
-        """How many records to use where *usual* are in a full run; a multiple of 1,000."""
+        """How many records to use where *usual* are in a long run; a multiple of 1,000."""
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 
     def few(self, usual: int) -> int:
         """As :meth:`count`, for work so slow that a thousand records are many."""
         return max(16, round(usual * SHARE[self.scale]))
 
-    def pick(self, *, tiny: int, quick: int, default: int, full: int | None = None) -> int:
-        """Choose by scale."""
-        sizes = {"tiny": tiny, "quick": quick, "default": default, "full": full or default}
-        return sizes[self.scale]
+    def pick(self, *, tiny: int, default: int, long: int | None = None) -> int:
+        """Choose by scale; *long* is as *default* unless it is given."""
+        return {"tiny": tiny, "default": default, "long": long or default}[self.scale]
 
     def warm(self, size: int) -> None:
         """Touch *size* bytes of page cache and let go of them again.

@@ -18,7 +18,7 @@ from benchmarks.model import At, Goal, Measures, Part, Side
 from benchmarks.network.servers import find_program
 
 STOP_S = 30  # a worker ends its servers one after the other
-TIMEOUT_S = {"tiny": 300, "quick": 120, "default": 300, "full": 1800}
+TIMEOUT_S = {"tiny": 300, "default": 300, "long": 1800}
 
 
 class RunFailed(Exception):

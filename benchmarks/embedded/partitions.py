@@ -29,7 +29,7 @@ COUNTS = {"one": 1, "some": 100, "many": MANY}
 
 
 def _partitions(job: Job, usual: int) -> int:
-    return min(usual, job.pick(tiny=50, quick=1000, default=MANY))
+    return min(usual, job.pick(tiny=50, default=MANY))
 
 
 def _idle(job: Job, usual: int) -> Measures:
@@ -46,7 +46,7 @@ def _idle(job: Job, usual: int) -> Measures:
         used = resident_bytes() - before
         with mq.producer() as producer:  # starts what there is in the background
             producer.send(ours.TOPIC, b"x").result()
-        time.sleep(0.5 if job.scale == "tiny" else 1.5)  # it calms down
+        time.sleep(0.5 if job.scale == "tiny" else 2.5)  # the thread in the background calms down
         seconds = IDLE_S / (20 if job.scale == "tiny" else 1)
         start = time.process_time()
         time.sleep(seconds)
@@ -132,7 +132,7 @@ ONE, ALL = "pymq put one", "pymq put many"
 PARTS = (
     Part(
         "E8-partitions",
-        "one, some (100) and many (10,000; --quick: 1,000) partitions",
+        "one, some (100) and many (10,000) partitions",
         (
             *(_idle_side(name, count) for name, count in COUNTS.items()),
             *(_put_side(name, count) for name, count in COUNTS.items()),

@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def _bytes(job: Job) -> int:
-    return job.pick(tiny=4 << 20, quick=GIB // 4, default=GIB, full=10 * GIB)
+    return job.pick(tiny=4 << 20, default=GIB, long=10 * GIB)
 
 
 def _fill(job: Job, *, is_killed: bool) -> None:
@@ -77,7 +77,7 @@ FIRST = "first record"
 PARTS = (
     Part(
         "E7-reopen",
-        "open a log of 1 GiB again (--full: 10 GiB, --quick: 256 MiB), 1-KiB records",
+        "open a log of 1 GiB again (--long: 10 GiB), 1-KiB records",
         (
             Side("pymq clean", "closed; page cache warm", _reopen, prepare=_fill_clean),
             Side(

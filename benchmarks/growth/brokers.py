@@ -26,7 +26,7 @@ def _pymq(job: Job) -> Measures:
     import pymq
 
     found: Measures = {}
-    most = job.pick(tiny=3, quick=5, default=9)
+    most = job.pick(tiny=3, default=9)
     groups = batches(random_values(job.count(COUNT), SIZE))
     for count in [count for count in COUNTS if count <= most]:
         folder = job.folder / str(count)

@@ -22,7 +22,7 @@ def _pymq(job: Job) -> Measures:
     import pymq
 
     found: Measures = {}
-    most = job.pick(tiny=10, quick=100, default=500)
+    most = job.pick(tiny=10, default=500)
     values = random_values(job.count(COUNT), SIZE)
     job.warm(3 * SIZE * len(values))
     with pymq.open(job.folder / "pymq") as mq:

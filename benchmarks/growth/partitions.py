@@ -18,7 +18,7 @@ def _pymq(job: Job) -> Measures:
     values = random_values(job.count(COUNT), SIZE)
     groups = [values[i : i + STEP] for i in range(0, len(values), STEP)]
     job.warm(3 * SIZE * len(values))
-    most = job.pick(tiny=100, quick=1000, default=10_000)
+    most = job.pick(tiny=100, default=10_000)
     with pymq.open(job.folder / "pymq") as mq:
         for count in [count for count in COUNTS if count <= most]:
             topic, used = f"over-{count}", min(count, FILES)

@@ -28,7 +28,7 @@ SAMPLE = 10**5  # records that are put, and got from the middle, where the log i
 
 
 def _counts(job: Job) -> list[int]:
-    most = job.pick(tiny=10**5, quick=10**6, default=10**7, full=10**8)
+    most = job.pick(tiny=10**5, default=10**7, long=10**8)
     return [count for count in COUNTS if count <= most]
 
 

@@ -106,7 +106,7 @@ def _idle(job: Job, usual: int, mode: int) -> Measures:
     from pymq.core.record import RecordBatch
     from pymq.core.types import AckMode
 
-    count = min(usual, job.pick(tiny=50, quick=MANY, default=MANY))
+    count = min(usual, job.pick(tiny=50, default=MANY))
     acks = AckMode(mode)
     states = tuple(_state(index, acks) for index in range(count))
     cluster = Cluster()

@@ -67,7 +67,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
 def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
     """How many of *count* rows a second, in the median; *work* may say itself how long it took."""
     found = []
-    for number in range(1 + job.pick(tiny=1, quick=3, default=TIMES)):
+    for number in range(1 + job.pick(tiny=1, default=3, long=TIMES)):
         with Stopwatch() as watch:
             said = work()
         if number:  # The first only warms up.
