@@ -13,6 +13,7 @@ from pymq.core.log import BlockLog
 from pymq.core.open_block import OpenBlock
 from pymq.core.partition import Partition
 from pymq.core.repair import Repair
+from pymq.core.repairs import Repairs
 from pymq.core.types import NEVER, TopicPartition
 from pymq.node import blocks, reported, restarts
 from pymq.replication.fetch import Fetch
@@ -290,6 +291,12 @@ def dirty_as_before(is_dirty: Any, self: Repair) -> Any:
     found = is_dirty(self)
     self.is_done = done
     return found
+
+
+@plant("whole-too-early", Repairs, "ends")
+def ends_of_the_blocks(ends: Any, self: Repairs, state: Any) -> Any:
+    wanted = {block.number: block.end for block in state.blocks}
+    return [(*name, number, wanted[number]) for *name, number, _ in ends(self, state)]
 
 
 bug(
