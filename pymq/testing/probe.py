@@ -39,6 +39,16 @@ def partitions(broker: Broker) -> Iterable[Partition]:
     return broker._partitions.values()
 
 
+def incomplete(broker: Broker) -> Iterator[BlockId]:
+    """The sealed blocks that a broker is still to complete, from others that hold all of them."""
+    for partition in partitions(broker):
+        repairs, me = partition._repairs._repairs, partition.me
+        for block in partition.state.blocks:
+            found = repairs.get(block.number)
+            if found is not None and not found.is_done and set(block.in_sync) - {me}:
+                yield partition.state.block_id(block)
+
+
 def sign(partition: Partition) -> tuple[object, ...]:
     """What a :func:`look` follows from; as long as it is equal, so is the look, at less cost."""
     opened = partition.opened

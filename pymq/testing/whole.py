@@ -8,6 +8,7 @@ from pymq.client.client import Client
 from pymq.coord.known import known_blocks
 from pymq.core.types import AckMode, BlockId
 from pymq.store.verify import verify
+from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster
 from pymq.testing.world import Violation
@@ -20,8 +21,9 @@ def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
     """End all faults; then demand that everything works again, and look at every disk.
 
     A zkserver is active and knows all brokers; each partition takes a record (:data:`PROBE`) and
-    gives it back; the replicas of each open block become the same; ``pymq verify`` finds nothing
-    wrong on any disk, nor on what would be left of it if the power failed now.
+    gives it back; the replicas of each open block become the same, and the copies of each sealed
+    one whole; ``pymq verify`` finds nothing wrong on any disk, nor on what would be left of it if
+    the power failed now.
 
     Raises:
         Violation, NotReached, PymqError: it is not so, within *seconds* of virtual time for each.
@@ -32,6 +34,7 @@ def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
     if cluster.watch is not None:
         watch = cluster.watch
         cluster.run_until(lambda: not next(_behind(cluster, watch), None), seconds)
+    cluster.run_until(lambda: not next(_incomplete(cluster), None), seconds)
     for name in cluster.brokers:
         _verify(cluster, name)
 
@@ -57,6 +60,13 @@ def _behind(cluster: Cluster, watch: Watch) -> Iterator[str]:
         for log in watch.ledger.replicas(BlockId(*key, number)):
             if log.chain_at(history.end()) is None and cluster.brokers[log.node].hosts(key):
                 yield f"{log.node} has {key} up to {log.end} of {history.end()}"
+
+
+def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
+    """Sealed blocks of which a copy is being completed."""
+    for host in cluster.brokers.values():
+        if host.broker is not None:
+            yield from probe.incomplete(host.broker)
 
 
 def _verify(cluster: Cluster, name: str) -> None:

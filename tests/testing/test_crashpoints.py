@@ -58,6 +58,18 @@ def test_the_samples_of_all_shifts_are_everything() -> None:
     assert found == {*points(boundaries)}
 
 
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        # Copies of a sealed block that nobody reads were still being completed at the end.
+        ("none_to_raft", "broker-0:28:state-0:50"),
+        ("three_replicas_none", "broker-0:48:state-0:50:16"),
+    ],
+)
+def test_what_failed_once(name: str, point: str) -> None:
+    assert crash(SCENARIOS[name], Point.parse(point)).problem == ""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("again", [2, 9, 25])
