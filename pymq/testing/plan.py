@@ -218,6 +218,12 @@ class Planner:
                 name: round(log_uniform(rng, 0.33, 3.0), 3)
                 for name in (*self.brokers, *self.zkservers)
             }
+            # The slowest broker must be heard before the fastest zkserver takes it for dead.
+            rates = plan.knobs["rates"]
+            slowest = min(rates[name] for name in self.brokers)
+            fastest = max(rates[name] for name in self.zkservers)
+            bearable = int(plan.knobs["session_ms"] * slowest / fastest / 1.5)
+            plan.knobs["heartbeat_ms"] = min(plan.knobs["heartbeat_ms"], bearable)
         plan.limits = draw_limits(rng)
 
     def _topic(self, index: int) -> dict[str, Any]:

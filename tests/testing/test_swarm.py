@@ -63,6 +63,19 @@ def test_what_is_waived_is_told() -> None:
         run._until(lambda: False, "auditor-reads", 0.1)
 
 
+def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
+    """However far apart the clocks are; once it was registered and dead in turn, for ever."""
+    plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
+    plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]
+    for plan in plans:
+        rates = plan.knobs.get("rates", {})
+        brokers = [rates.get(f"broker-{i}", 1.0) for i in range(plan.brokers)]
+        zkservers = [rates.get(f"zkserver-{i}", 1.0) for i in range(plan.zkservers)]
+        beat = plan.knobs["heartbeat_ms"] / min(brokers)
+        patience = plan.knobs["session_ms"] / max(zkservers)
+        assert 1.5 * beat <= patience
+
+
 def test_a_plan_is_data() -> None:
     """The same seed gives the same plan; a plan that was kept is the same run."""
     plan = generate(3, brokers=3, zkservers=2)
