@@ -105,6 +105,9 @@ class Intake:
         epoch = replicator.epoch
         if verdict is not None:
             mark("partition.repeat")
+            if m.acks is AckMode.RAFT and (missing := self._missing(verdict)) is not None:
+                self._answer(source, Produced(m.id, error=missing), m.acks, now)
+                return
             # The repeat may still be on its way to the disk: it is answered when that is done.
             repeat = Produced(m.id, verdict, epoch, True)
             self._await(verdict + m.batch.header.span, source, m, repeat)
@@ -171,6 +174,23 @@ class Intake:
         if needed == 1 or replicator is None:
             return 0  # as mostly: whoever leads has it
         return needed if len(replicator.in_sync) < needed else 0
+
+    def _missing(self, offset: int) -> PymqError | None:
+        """Why what is written at *offset* is not safe, if a Raft block ended on too few disks.
+
+        It did not become visible there, or nobody was told; once it was copied, somebody may be.
+        """
+        state = self._partition.state
+        for block in state.blocks[:-1]:
+            if block.end is not None and block.start <= offset < block.end:
+                is_raft = block.acks is AckMode.RAFT and not block.is_unclean
+                if is_raft and len(block.in_sync) <= len(block.replicas) // 2:
+                    mark("partition.repeat_of_too_few")
+                    return ReplicaNotAvailable(
+                        f"what {self._partition.name} has at offset {offset} is on "
+                        f"{len(block.in_sync)} of {len(block.replicas)} disks so far; try again"
+                    )
+        return None
 
     def _await(self, end: int, source: str, m: Produce, answer: Produced) -> None:
         if m.acks is not AckMode.NONE:

@@ -40,7 +40,7 @@ from tests.node import test_parts as test_states
 from tests.replication import chaos, test_parts
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import SCRIPTS
-from tests.testing import test_damaged_copies
+from tests.testing import test_damaged_copies, test_repeats
 from tests.testing.test_swarm import PLANS
 
 # Runs that come by much; and how many others there may be to come by the rest, which change with
@@ -65,6 +65,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "partition.recover_earlier": partial(
         test_recovery.test_a_roll_before_the_store_has_answered, is_asked=False
     ),
+    "partition.repeat_of_too_few": test_repeats.test_it_is_answered_once_a_majority_has_it,
     "partition.past_unread": partial(
         test_recovery.test_a_roll_before_the_store_has_answered, is_asked=True
     ),

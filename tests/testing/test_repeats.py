@@ -1,0 +1,32 @@
+"""A record that is sent again after its block was ended by what was left of it."""
+
+from __future__ import annotations
+
+from pymq.testing import Cluster
+
+
+def test_it_is_answered_once_a_majority_has_it() -> None:
+    """Of two disks one was replaced: what the other has alone is copied before it is answered."""
+    with Cluster(brokers=2, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=2, acks="raft")
+        with mq.producer(delivery_timeout_s=300) as producer:
+            producer.send("t", b"first").result()
+            found = mq.describe_topic("t").partitions[0]
+            leader = found.leader
+            assert leader is not None
+            (follower,) = (name for name in found.replicas if name != leader)
+            cluster.crash(follower)
+            sent = producer.send("t", b"alone")
+            cluster.run(seconds=1)
+            cluster.wipe(follower)
+            cluster.cut(leader, follower)
+            cluster.restart(follower)
+            cluster.run(seconds=30)
+            first, *_ = mq.describe_topic("t").partitions[0].blocks
+            assert first.in_sync == (leader,)
+            assert not sent.done()
+            cluster.heal()
+            assert sent.result().offset < (first.end_offset or 0)
+            first, *_ = mq.describe_topic("t").partitions[0].blocks
+            assert set(first.in_sync) == {leader, follower}
