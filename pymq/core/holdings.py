@@ -62,8 +62,8 @@ class Holdings:
     ) -> ProducerTable | None:
         """Let go of the *last* block that was open, or bring it to the end that *state* gives it.
 
-        *is_resting*: nobody has asked the store yet where its *log* ends. Returns what it knew of
-        producers, if that is all there is to know.
+        *is_resting*: its *log* is to be read, and the store owes no answer about it. Returns what
+        it knew of producers, if that is all there is to know.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:

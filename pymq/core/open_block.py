@@ -101,8 +101,14 @@ class OpenBlock:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the store will be asked where the log ends, and has not been yet."""
-        return self._restart_at != NEVER
+        """Whether the log is to be read, and the store does not owe an answer about it.
+
+        It will be asked, or it has told that already, and now owes one about the blocks before.
+        """
+        if self._restart_at != NEVER:
+            return True
+        log = self.log
+        return log is not None and log.is_recovering and not self.awaits(log.name)
 
     @property
     def leads(self) -> int | None:

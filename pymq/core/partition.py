@@ -476,6 +476,7 @@ class Partition:
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
         """Give the partition up: everybody who waits is told *error*."""
+        self._repairs.stop()
         self._fail(error, now)
         if delete:
             self._holdings.remove(self.state)

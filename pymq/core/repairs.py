@@ -57,6 +57,11 @@ class Repairs:
                 self.start(state, block, None, now)
         self._rearm()
 
+    def stop(self) -> None:
+        """Nothing of the partition is to be here any more."""
+        self._repairs.clear()
+        self._rearm()
+
     def ends(self, state: PartitionState) -> list[tuple[str, str, int, int]]:
         """How far copies go that the zkserver knows otherwise: (topic, partition, number, end)."""
         return [

@@ -102,6 +102,32 @@ def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
     assert (log.is_recovering, log.end) == (False, COUNT)
 
 
+def test_a_roll_while_the_blocks_before_are_read() -> None:
+    """The store has told where the log ends: it does not tell it again by itself."""
+    host = Host()
+    _, before = states()
+    partition = Partition(before, host, replicator, frozenset(), 0)
+    ask = host.out.ask.pop()
+    assert isinstance(ask, Recover)
+    found = Recovered(ask.block, COUNT, COUNT + 1, 100, None, [], 0)
+    partition.recovered(found, 0)
+    earlier = host.out.ask.pop()
+    assert isinstance(earlier, Recover)
+    assert (ask.block.number, earlier.block.number) == (1, 0)
+    sealed = attrs.evolve(before.blocks[1], end=COUNT + 1)
+    third = attrs.evolve(sealed, number=2, start=COUNT + 1, end=None, epoch=3)
+    third = attrs.evolve(third, past=ProducerTable().snapshot())
+    blocks = (before.blocks[0], sealed, third)
+    partition.adopt(attrs.evolve(before, epoch=3, blocks=blocks), 1, 0)
+    partition.recovered(Recovered(earlier.block, 0, COUNT, 100, None, [header()], 0), 0)
+    asked = [ask for ask in host.out.ask if isinstance(ask, Recover)]
+    assert [ask.block.number for ask in asked] == [1]
+    partition.recovered(found, 0)
+    partition.flush(host.out, 0)
+    partition.advance(0)
+    assert partition.has(sealed)
+
+
 def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
     """It is damage, though on the disk it looks like a tail that was torn while it was written.
 

@@ -26,6 +26,7 @@ from pymq.core.message import (
     RaftAppended,
     RaftVote,
     ReplicaFetch,
+    ReplicaFetched,
     Seal,
     Sequence,
     Stopped,
@@ -403,3 +404,30 @@ def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
     bench.step("p", PRODUCE)
     bench.tick(100)
     assert len(bench.syncs) == 2
+
+
+@pytest.mark.parametrize("end", [1, 5], ids=["whole", "in part"])
+def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
+    bench: Bench, end: int
+) -> None:
+    """It asked others for the rest of its blocks, or told that they are whole, for ever."""
+    one = state("b0", "b1")
+    sealed = attrs.evolve(one.blocks[0], end=end, in_sync=("b1",))
+    opened = attrs.evolve(one.blocks[0], number=1, start=end, epoch=2, leader="b1")
+    bench.step("zk", tell(1, attrs.evolve(one, epoch=2, leader="b1", blocks=(sealed, opened))))
+    ask = next(m for m in bench.sent_to("b1", ReplicaFetch) if m.block.number == 0)
+    batch = RecordBatch.encode([b"x"], timestamp_ms=0).stamp(0, 1, 0)
+    data = bytes(batch.head) + bytes(batch.body)
+    broker = bench.broker
+    broker.step("b1", ReplicaFetched(ask.id, ask.block, 0, 0, 0, data), 0)
+    ready = broker.ready(0)
+    assert ready is not None
+    bench.store.write(ready.write)
+    broker.step("zk", stop(2, epoch=2), 0)
+    broker.advance(ready, 0)
+    bench.pump()
+    assert bench.last(Stopped).id == 2
+    bench.sent.clear()
+    for _ in range(10):
+        bench.tick(1_000)
+    assert not bench.sent
