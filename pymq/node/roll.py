@@ -45,6 +45,7 @@ class Roll:
     wait_ms: int = SEAL_RETRY_MS
     callers: list[Caller] = Factory(list)  # are answered once it is done
     is_withdrawn: bool = False  # what was wanted of it, because somebody was told that it failed
+    is_withdrawing: bool = False  # it is being taken out of the tree, before anybody is told so
     behind: list[Caller] = Factory(list)  # who wants something else once this is over
     loss: Loss | None = None  # what came of it
 
@@ -52,6 +53,11 @@ class Roll:
     def due(self) -> int:
         """When there is something to do."""
         return min(self.retry_at, self.decide_at)
+
+    @property
+    def has_wish(self) -> bool:
+        """Whether somebody wants the roll for what is noted in the tree, or has given that up."""
+        return self.is_withdrawn or not all(caller.wants_loss for caller in self.callers)
 
     def has(self, caller: Caller) -> bool:
         """Whether somebody waits already, and has but asked again because nobody answered."""

@@ -113,7 +113,7 @@ class Rolls:
 
     def _join(self, roll: Roll, caller: Caller, now: int, *, is_forced: bool) -> None:
         """Somebody wants a roll that is under way."""
-        if roll.callers and (roll.is_committing or not is_forced):
+        if roll.is_withdrawing or (roll.callers and (roll.is_committing or not is_forced)):
             self.wait(roll.name, caller)
             return
         if not roll.callers:
@@ -349,27 +349,62 @@ class Rolls:
         if isinstance(error, (StaleEpoch, LookupError)):
             self._end(roll, error, now)
             return
-        roll.is_committing = False
         if isinstance(error, ReplicaNotAvailable):
             mark("rolls.disk_gone_since")
+            roll.is_committing = False
             block = self._commits.image.partition(*roll.name).open_block
             roll.void([b for b in block.replicas if not self._is_same_disk(block, b)], now)
-        else:
-            mark("rolls.commit_failed")
+            self._agenda.arm(roll)
+            return
+        mark("rolls.commit_failed")
+
+        def go_on(now: int) -> None:
             self._tell(roll.answer(None, error))
+            roll.is_committing = False
             roll.retry_at = now + roll.wait_ms
-        self._agenda.arm(roll)
+            self._agenda.arm(roll)
+
+        self._withdraw(roll, go_on, now)
 
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
-        if self._rolls.get(roll.name) is roll:
-            del self._rolls[roll.name]
-        self._tell(roll.answer(True if error is None else None, error))
-        if error is not None and roll.is_withdrawn:
-            self._commits.do(
-                lambda draft: blocks.want(draft, roll.name, None), scope=roll.name, is_urgent=True
-            )
-        for caller in roll.behind:
-            caller.again(now)
+        def over(now: int) -> None:
+            if self._rolls.get(roll.name) is roll:
+                del self._rolls[roll.name]
+            self._tell(roll.answer(True if error is None else None, error))
+            behind, roll.behind = roll.behind, []
+            for caller in behind:
+                caller.again(now)
+
+        if error is None:
+            over(now)
+        else:
+            self._withdraw(roll, over, now)
+
+    def _withdraw(self, roll: Roll, then: Callable[[int], None], now: int) -> None:
+        """Nobody is told that what he wants has failed before no zkserver will do it any more.
+
+        Who wants something else meanwhile waits, or that would be taken out with it.
+        """
+        if roll.is_withdrawing:
+            return
+        if not roll.has_wish:
+            then(now)
+            return
+        roll.is_withdrawing = roll.is_committing = True
+        roll.retry_at = roll.decide_at = NEVER
+
+        def plan(draft: Draft) -> None:
+            if not reported.is_of_another(draft.image, roll.name.topic, roll.topic_id):
+                blocks.want(draft, roll.name, None)
+
+        def done(now: int) -> None:
+            roll.is_withdrawing = False
+            then(now)
+
+        def failed(error: PymqError, now: int) -> None:
+            done(now)  # It may be done yet, but there is nobody to ask.
+
+        self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     # --- what happens to brokers and blocks -----------------------------------------------------
 

@@ -15,12 +15,14 @@ from pymq.core.message import (
     LeaderAndIsr,
     ListTopics,
     Message,
+    Seal,
+    Sealed,
     SetPartitionState,
 )
 from pymq.core.metadata import TopicMetadata
 from pymq.core.types import AckMode
-from pymq.errors import UnknownTopic
-from tests.node.cluster import Cluster
+from pymq.errors import StoreFull, UnknownTopic
+from tests.node.cluster import T0, Cluster
 
 
 class Held:
@@ -192,3 +194,48 @@ def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
     assert marks["departures.asked_again"] == 4
     held.do_all()
     assert [answer.id for peer, answer in cluster.refusals[before:] if peer == "b1"] == [5]
+
+
+# --- what is told to have failed -----------------------------------------------------------------
+
+
+def refused() -> tuple[Cluster, Held, int]:
+    """A change of the ack mode that the leader refuses, before that is known in the tree."""
+    cluster = Cluster(brokers=4, zks=2)
+    cluster.topic()
+    leader = cluster.brokers[cluster.leader()]
+    leader.seals = False
+    request = cluster.send(lambda i: SetPartitionState(i, *T0, AckMode.RAFT))
+    seal = leader.last(Seal)
+    held = Held(cluster)
+    cluster.restart(next(b for b in cluster.brokers if b not in cluster.open().replicas))
+    cluster.to_active("client", SetPartitionState(2001, *T0, AckMode.RAFT))
+    full = Sealed(*T0, 0, seal.epoch, leader.name, error=StoreFull("full"))
+    cluster.to_active(leader.name, full)
+    leader.seals = True
+    return cluster, held, request
+
+
+def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None:
+    """Nobody is told before it is out of the tree."""
+    cluster, held, request = refused()
+    while request not in cluster.answers:
+        assert cluster.part().node.wanted is not None
+        held.do()
+    assert isinstance(cluster.answers[request].error, StoreFull)
+    assert cluster.part().node.wanted is None
+    cluster.crash_zk("zk-0")
+    cluster.pass_ms(10_000)
+    assert cluster.part().node.acks is AckMode.LEADER
+
+
+def test_what_somebody_else_wants_is_not_taken_out_with_what_has_failed() -> None:
+    """It was told to be done, and a roll had been, but for nothing."""
+    cluster, held, request = refused()
+    held.do_all()
+    cluster.pass_ms(1_000)
+    held.do_all()
+    assert isinstance(cluster.answers[request].error, StoreFull)
+    assert cluster.answers[2001].result is True
+    assert cluster.part().node.acks is AckMode.RAFT
+    assert cluster.part().node.wanted is None
