@@ -120,7 +120,7 @@ class Admin(Handle):
         """
         check_topic(topic)
         self.questions.ask(lambda r: msg.DeleteTopic(r, topic), done=UnknownTopic)
-        self._router.topics.pop(topic, None)
+        self.questions.forget(topic)
 
     def alter_topic(self, topic: str, **config: Any) -> None:
         """Change options of a topic.
@@ -152,7 +152,7 @@ class Admin(Handle):
         changed = self.questions.ask(
             lambda r: msg.SetPartitionState(r, topic, name, mode, replicas)
         )
-        self._router.topics.pop(topic, None)
+        self.questions.forget(topic)
         return bool(changed)
 
     def topics(self) -> list[str]:

@@ -50,6 +50,11 @@ class Questions:
         """Whether there was a topic of this name when we last heard of it."""
         return bool(self._router.topics.get(topic))
 
+    def forget(self, topic: str) -> None:
+        """What is known of a topic holds no longer, nor does it for another one of its name."""
+        with self._driver:
+            self._router.forget(topic)
+
     def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
         """Where a topic's partitions are led, asked anew.
 

@@ -361,10 +361,7 @@ class Router(Outbox):
                 return
             is_lost = any(found.leader in self._lost for found in result.partitions)
         elif error is not None and not isinstance(error, QuotaExceeded):
-            gone = self.topics.pop(topic, None)
-            for partition in gone.partitions if gone is not None else ():
-                self._leaders.pop((topic, partition.partition), None)
-                self._hinted.pop((topic, partition.partition), None)
+            self.forget(topic)
             if not error.retriable:
                 self.gone[topic] = error
                 self._tries.pop(topic, None)
@@ -379,15 +376,20 @@ class Router(Outbox):
             pause = max(pause, error.retry_ms)
         self._timers.set(topic, now + pause)
 
+    def forget(self, topic: str) -> None:
+        """There is no such topic; of another one of its name the epochs begin anew."""
+        known = self.topics.pop(topic, None)
+        for partition in known.partitions if known is not None else ():
+            self._leaders.pop((topic, partition.partition), None)
+            self._hinted.pop((topic, partition.partition), None)
+
     def _learn(self, found: TopicMetadata) -> None:
         self.gone.pop(found.topic, None)
         before = self.topics.get(found.topic)
         if before == found:
             return
-        is_same = before is not None and before.topic_id == found.topic_id
-        for old in before.partitions if before is not None and not is_same else ():
-            self._leaders.pop((found.topic, old.partition), None)
-            self._hinted.pop((found.topic, old.partition), None)
+        if before is not None and before.topic_id != found.topic_id:
+            self.forget(found.topic)
         self.topics[found.topic] = found
         for partition in found.partitions:
             key = (found.topic, partition.partition)

@@ -125,3 +125,18 @@ def test_what_a_lost_zkserver_was_asked_another_one_is_asked() -> None:
     assert ready is not None
     assert [peer for peer, _ in ready.send] == ["other"]
     assert call.is_repeated
+
+
+def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name() -> None:
+    """Its epochs begin anew, so the leader of a later epoch of the old one was taken to lead it."""
+    bench = Bench()
+    for topic_id, epoch, leader in (("id-1", 5, "broker-1"), ("id-2", 1, "broker-0")):
+        bench.router.refresh("t")
+        ((_, asked),) = bench.sent(0)
+        assert isinstance(asked, GetMetadata)
+        led = PartitionLeader("0", 0, AckMode.LEADER, epoch, leader, "")
+        found = TopicMetadata("t", topic_id, TopicConfig(), (led,))
+        bench.router.step("zk", Answer(asked.id, found), 0)
+        assert bench.router.find("t", "0") == leader
+        bench.router.forget("t")  # as who deletes it does
+        assert bench.router.find("t", "0") is None

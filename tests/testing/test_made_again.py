@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again while a group consumes it."""
+"""A topic that is deleted and made again while it is sent to and read."""
 
 from __future__ import annotations
 
@@ -130,3 +130,21 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
         poll(len(sent) + 1)
         assert got == sent, "who hears of the deletion late goes by the id"
         member.close()
+
+
+def test_who_makes_a_topic_again_finds_its_leader() -> None:
+    """The new one's epochs are lower: the old one's leader was taken to lead it, for ever."""
+    with Cluster(brokers=2, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            before = mq.describe_topic("t").partitions[0]
+            (other,) = {"broker-0", "broker-1"} - {before.leader}
+            mq.reassign("t", "0", [other])
+            cluster.run(seconds=2)
+            assert producer.send("t", b"old").result().offset == 0
+            assert mq.describe_topic("t").partitions[0].epoch > before.epoch
+            mq.delete_topic("t")
+            mq.create_topic("t")
+            assert mq.describe_topic("t").partitions[0].leader == before.leader
+            assert producer.send("t", b"new").result(timeout=5).offset == 0
