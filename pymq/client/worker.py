@@ -356,6 +356,8 @@ class Worker(Intake):
     def _drop_leases(self, error: PymqError) -> None:
         self.settler.fenced(error)
         self._acquiring.forget()
+        if self._leased and not self.has_chunks:
+            self._acquiring.wanted = self._acquiring.wanted or 1  # Somebody may wait for them.
         # Without the leases these would be worked on here and by others.
         self._leased.forget()
         self._is_unsure = False
