@@ -176,6 +176,27 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
                 assert slow.poll(timeout=10.0) == []
 
 
+def test_who_waits_for_what_was_leased_gets_it_from_the_next_coordinator() -> None:
+    """When it came it was leased no more, and as it had been, nothing was asked for again.
+
+    Simulated: seed 71688 of --profile all --seconds 4.
+    """
+    with Cluster(brokers=4, seed=17) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=1, acks="raft")
+        with mq.consumer("t", group="g") as consumer:
+            cluster.run(seconds=3)
+            data = next(name for name in cluster.brokers if name != coordinator(mq))
+            mq.reassign("t", 0, [data])
+            put(other, *range(5))
+            cluster.run(seconds=3)
+            leaves = cluster.brokers[coordinator(other)]
+            cluster.pause(data)
+            cluster.world.after(100_000, lambda a, b: leaves.leave(2_000))
+            cluster.world.after(500_000, lambda a, b: cluster.resume(data))
+            assert values(consumer.poll(timeout=60.0))[:1] == [0]
+
+
 @pytest.mark.parametrize("takes", ["poll", "until_end"])
 def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(takes: str) -> None:
     """The consumer had it, cut off and with a coordinator that is none any more."""
