@@ -354,8 +354,6 @@ class Worker(Intake):
         self._has_news = True
 
     def _drop_leases(self, error: PymqError) -> None:
-        if self.is_bringing:
-            self._acquiring.wanted = self._acquiring.wanted or 1  # It was for somebody who waits.
         self.settler.fenced(error)
         self._acquiring.forget()
         if self._leased and not self.has_chunks:
