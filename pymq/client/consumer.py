@@ -77,7 +77,8 @@ class Consumer(Handle):
         """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
 
         Raises:
-            OffsetOutOfRange: retention has overtaken this reader; seek to a valid offset.
+            OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
+                again since; seek to a valid offset.
             CorruptBlock, CorruptBatch: a record on the way is damaged.
             UnknownTopic: the topic was deleted.
             Closed: the consumer was closed.

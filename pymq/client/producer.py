@@ -364,10 +364,12 @@ class Producer(Handle):
         """
         found = self._topics.get(topic) or self._open_topic(topic)
         queue = self._chosen(found, partition)
-        if queue.next_sequence < 0:
-            self._sender.ask_sequence(queue)
-            if not self._driver.wait(queue.known, self._config.delivery_timeout_ms / 1000):
-                raise DeliveryTimeout(f"the leader of {topic}/{partition} did not answer")
+        if not self._client.questions.has_seen(topic):
+            self._client.questions.topic_metadata(topic)  # It was deleted, and is there again.
+        self._sender.ask_sequence(queue)
+        timeout = self._config.delivery_timeout_ms / 1000
+        if queue.next_sequence < 0 and not self._driver.wait(queue.known, timeout):
+            raise DeliveryTimeout(f"the leader of {topic}/{partition} did not answer")
         return queue.next_sequence
 
     # --- leaving --------------------------------------------------------------------------------

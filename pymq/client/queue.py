@@ -243,14 +243,32 @@ class Queue:
 
     # --- numbering ------------------------------------------------------------------------------
 
+    def is_for_another(self, topic_id: str) -> bool:
+        """Whether the numbers here are for another topic of that name."""
+        return self.topic_id not in ("", topic_id)
+
     def meet(self, topic_id: str) -> None:
-        """A topic that was deleted and made anew knows nothing of the numbers of the old one."""
-        if self.topic_id and self.topic_id != topic_id:
-            self.next_sequence = -1 if self.config.is_named else 0
+        """A topic that was deleted and made anew knows nothing of the numbers of the old one.
+
+        Under the same epoch, what was sent to the old one could be taken for what comes now.
+        """
+        if self.is_for_another(topic_id):
+            self.epoch += 1
             self.is_sure = False
+            if self.config.is_named:
+                self.forget_sequence()
+            else:
+                self.next_sequence = 0
             for batch in self.sealed:
                 batch.sequence, batch.past, batch.maybe = -1, [], []
+                batch.is_asked_for = False
         self.topic_id = topic_id
+
+    def forget_sequence(self) -> None:
+        """Only the broker knows where the partition stands; whoever wants to know it waits."""
+        self.next_sequence = -1
+        if self.known.is_done:
+            self.known = Waitable()
 
     def number(self, batch: Batch, acks: AckMode) -> RecordBatch:
         """Encode a batch with the numbers that it has in its partition.
@@ -392,7 +410,7 @@ class Queue:
         self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
-            self.next_sequence = -1  # only the broker knows what became of what was given up
+            self.forget_sequence()  # Who knows what became of what was given up?
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True

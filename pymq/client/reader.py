@@ -55,6 +55,7 @@ class Cursor:
     bytes: int = 0  # fetched and not handed out
     retry_at: int = 0
     is_reached: bool = False  # the position follows a record that was read
+    topic_id: str = ""  # of the topic that the position is in; "": whichever there is
 
 
 @define
@@ -109,6 +110,7 @@ class Reader(Intake):
     def seek(self, partition: str, offset: int) -> None:
         """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
         self._rewind(self.cursors[partition], offset)
+        self.cursors[partition].topic_id = ""  # the one that there is now
         self.problem = None  # It was met where the application does not want to read any more.
 
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
@@ -238,6 +240,10 @@ class Reader(Intake):
     def _refused(
         self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
     ) -> None:
+        if self._is_made_again(cursor, error):
+            why = f"{self.topic}/{cursor.partition}: the topic was deleted and made again"
+            self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
+            return
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
@@ -249,6 +255,15 @@ class Reader(Intake):
         else:
             self._try_later(cursor, pause, now)
             self._fetch(cursor, now)
+
+    def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
+        """Whether leader and zkserver know of the same topic, and the position is in another."""
+        known = self._router.topics.get(self.topic)
+        if known is None or error.details.get("topic_id") != known.topic_id:
+            return False
+        if cursor.handed < 0:
+            cursor.topic_id = known.topic_id  # It has no position yet.
+        return cursor.topic_id != known.topic_id
 
     def _try_later(self, cursor: Cursor, pause: int, now: int) -> None:
         if pause:
@@ -273,8 +288,12 @@ class Reader(Intake):
             wait, size, position = 0, 0, END  # Only the leader answers that.
         elif route.is_elsewhere:
             wait = 0
+        if not cursor.topic_id and (known := self._router.topics.get(self.topic)) is not None:
+            cursor.topic_id = known.topic_id
         request = cursor.request = self.number()
-        fetch = Fetch(request, self.topic, cursor.partition, position, size, wait)
+        fetch = Fetch(
+            request, self.topic, cursor.partition, position, size, wait, topic_id=cursor.topic_id
+        )
         self.out.send.append((peer, fetch))
         self._timers.set(cursor.partition, now + wait + route.patience_ms)
 

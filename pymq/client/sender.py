@@ -129,8 +129,9 @@ class Sender(Outbox):
             ]
 
     def ask_sequence(self, queue: Queue) -> None:
-        """Find out how far this producer has got in a partition."""
+        """Find out how far this producer has got in a partition, unless that is known."""
         with self._driver as loop:
+            self._meet(queue, loop.clock())
             self._live[queue] = self._dirty[queue] = None
             loop.touch(self.name)
 
@@ -270,13 +271,12 @@ class Sender(Outbox):
             return
         queue.retry_at = 0  # Whatever it waits for from here on is not time.
         leader = self._router.leader(queue.topic, queue.partition)
-        known = self._router.topics.get(queue.topic)
-        if leader is None or leader.leader is None or known is None:
+        if leader is None or leader.leader is None or queue.topic not in self._router.topics:
             self._give_up_if_gone(queue)
             self._router.refresh(queue.topic)  # It tells when it has found one.
             return
         self._router.renew(queue.topic, now)
-        queue.meet(known.topic_id)
+        self._meet(queue, now)
         if queue.next_sequence < 0:
             self._ask(queue, now)
             return
@@ -291,7 +291,11 @@ class Sender(Outbox):
         while (batch := queue.next_batch(unanswered)) is not None:
             self._requests += 1
             request, encoded = self._requests, queue.number(batch, acks)
-            produce = Produce(request, queue.topic, queue.partition, acks, encoded)
+            # Who is not answered is not told that it is another topic by now: any will do.
+            topic_id = queue.topic_id if acks is not AckMode.NONE else ""
+            produce = Produce(
+                request, queue.topic, queue.partition, acks, encoded, topic_id=topic_id
+            )
             self.out.send.append((leader.leader, produce))
             if acks is AckMode.NONE:
                 self._finish(batch)
@@ -306,6 +310,18 @@ class Sender(Outbox):
             # Nobody answers, so the rest waits for the next turn: else the broker has no say.
             self._dirty[queue] = None
             self._driver.loop.touch(self.name)
+
+    def _meet(self, queue: Queue, now: int) -> None:
+        """Number anew for a topic that was made again: what is in flight is for the one before."""
+        known = self._router.topics.get(queue.topic)
+        if known is None:
+            return
+        if queue.is_for_another(known.topic_id):
+            if queue.in_flight and queue.in_flight[0].sequence >= 0:
+                self._send_again(queue, now)
+            self._asked.pop(queue.is_asking, None)
+            queue.is_asking = queue.retry_at = 0
+        queue.meet(known.topic_id)
 
     def _give_up_if_gone(self, queue: Queue) -> None:
         error = self._router.gone.get(queue.topic)
@@ -322,10 +338,12 @@ class Sender(Outbox):
         leader = self._router.leader(queue.topic, queue.partition)
         if leader is None or leader.leader is None:
             return
+        self._meet(queue, now)
         self._requests += 1
         queue.is_asking = self._requests
         self._asked[self._requests] = queue
-        ask = GetSequence(self._requests, queue.topic, queue.partition, self.config.producer_id)
+        producer_id, topic_id = self.config.producer_id, queue.topic_id
+        ask = GetSequence(self._requests, queue.topic, queue.partition, producer_id, topic_id)
         self.out.send.append((leader.leader, ask))
         queue.retry_at = now + PROBE_MS
         self._timers.set(queue, queue.retry_at)

@@ -355,12 +355,17 @@ class Broker:
     ) -> None:
         partition = self._partitions.get((m.topic, m.partition))
         if partition is None:
-            self._unknown(source, m, now)
+            error = NotLeader(f"{self.me} does not host {m.topic}/{m.partition}", leader=None)
+            self._refuse(source, m, error, now)
+            return
+        if m.topic_id not in ("", topic_id := partition.state.topic_id):
+            why = f"{partition.name} is not of the topic {m.topic_id}, but of another of its name"
+            self._refuse(source, m, NotLeader(why, leader=None, topic_id=topic_id), now)
             return
         if isinstance(m, Produce):
             if m.topic == OFFSETS_TOPIC:
-                error = InvalidRequest("only coordinators write the offsets of groups")
-                self.reply(source, Produced(m.id, error=error), now)
+                refusal = InvalidRequest("only coordinators write the offsets of groups")
+                self.reply(source, Produced(m.id, error=refusal), now)
             else:
                 partition.produce(source, m, now)
         elif isinstance(m, Fetch):
@@ -373,10 +378,13 @@ class Broker:
                 self._searches[self._tokens] = partition
         self._schedule.touch(partition)
 
-    def _unknown(
-        self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
+    def _refuse(
+        self,
+        source: str,
+        m: Produce | Fetch | GetSequence | FindOffset,
+        error: NotLeader,
+        now: int,
     ) -> None:
-        error = NotLeader(f"{self.me} does not host {m.topic}/{m.partition}", leader=None)
         if isinstance(m, Produce):
             self.reply(source, Produced(m.id, error=error), now)
         elif isinstance(m, Fetch):

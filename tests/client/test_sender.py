@@ -14,6 +14,7 @@ from pymq.core.config import TopicConfig
 from pymq.core.message import Answer, GetMetadata, Produce, Produced
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.types import AckMode
+from pymq.errors import NotLeader
 
 
 class Driver:
@@ -36,20 +37,24 @@ class Bench:
     """A sender that may have two batches in flight, and the queue of one partition."""
 
     def __init__(self) -> None:
-        router = Router("client", ["zk"], lambda: None)
-        router.refresh("t")
-        ready = router.ready(0)
-        assert ready is not None
-        ((_, asked),) = ready.send
-        assert isinstance(asked, GetMetadata)
-        leader = PartitionLeader("0", 0, AckMode.LEADER, 1, "broker", None)
-        found = TopicMetadata("t", "id", TopicConfig(), (leader,))
-        router.step("zk", Answer(asked.id, found), 0)
+        self.router = router = Router("client", ["zk"], lambda: None)
+        self.learn("id")
         config = SenderConfig(None, 0, 1 << 20, 1 << 20, 0, 7, 0, 120_000, 2)
         driver: Any = Driver()
         self.sender = Sender("client.p", router, driver, config, lambda: 0)
         self.queue = Queue(self.sender, "t", "0")
         self.queue.is_sure = True  # It need not wait for its first answer.
+
+    def learn(self, topic_id: str) -> None:
+        """The zkserver tells of the topic."""
+        self.router.refresh("t")
+        ready = self.router.ready(0)
+        assert ready is not None
+        ((_, asked),) = ready.send
+        assert isinstance(asked, GetMetadata)
+        leader = PartitionLeader("0", 0, AckMode.LEADER, 1, "broker", None)
+        found = TopicMetadata("t", topic_id, TopicConfig(), (leader,))
+        self.router.step("zk", Answer(asked.id, found), 0)
 
     def send(self, value: bytes, now: int) -> list[Produce]:
         """Send a record, as a producer's thread does that does not linger; what leaves at once."""
@@ -153,3 +158,49 @@ def test_bulk_sends_with_and_without_keys_stay_apart() -> None:
         bench.queue.add(part)
     bench.queue.seal(0, 0)
     assert [batch.count for batch in bench.queue.sealed] == [1, 1, 1, 1, 1, 1]
+
+
+def test_what_comes_into_a_topic_that_was_made_again_is_no_repeat() -> None:
+    """The first batch had the numbers of the old one's: a late repeat of that passed for it."""
+    bench = Bench()
+    (old,) = bench.send(b"1", 0)
+    assert bench.answer(old, 1) == []
+    bench.learn("later")
+    (new,) = bench.send(b"2", 2)
+    assert (old.topic_id, new.topic_id) == ("id", "later")
+    assert old.batch.header.base_sequence == new.batch.header.base_sequence == 0
+    assert old.batch.header.producer_epoch < new.batch.header.producer_epoch
+
+
+def test_what_is_in_flight_is_numbered_anew_for_a_topic_that_was_made_again() -> None:
+    """It went there with the numbers of the old one, and was refused several times."""
+    bench = Bench()
+    (first,) = bench.send(b"1", 0)
+    bench.answer(first, 1)
+    sent = bench.send(b"2", 2) + bench.send(b"3", 2)
+    assert [produce.batch.header.base_sequence for produce in sent] == [1, 2]
+    bench.learn("later")
+    assert bench.send(b"4", 3) == []
+    refusal = NotLeader("it was made anew", leader=None, topic_id="later")
+    bench.sender.step("broker", Produced(sent[0].id, error=refusal), 4)
+    again: list[Produce] = []
+    for now in (4, 1_000, 1_001, 1_002):
+        left = bench.left(now)
+        again += left
+        for produce in left:
+            again += bench.answer(produce, now)
+    headers = [produce.batch.header for produce in again]
+    assert [header.base_sequence for header in headers] == [0, 1, 2]
+    assert len({header.producer_epoch for header in headers}) == 1
+    assert {produce.topic_id for produce in again} == {"later"}
+    assert values(again) == [[b"2"], [b"3"], [b"4"]]
+
+
+def test_who_wants_to_know_the_next_number_waits_when_it_is_asked_for_again() -> None:
+    """It had been known once, and he was told -1."""
+    bench = Bench()
+    bench.queue.known.finish()
+    bench.send(b"1", 0)
+    bench.sender.tick(120_000)
+    assert bench.queue.next_sequence == -1
+    assert not bench.queue.known.is_done

@@ -431,3 +431,27 @@ def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
     for _ in range(10):
         bench.tick(1_000)
     assert not bench.sent
+
+
+def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> None:
+    """A late repeat for a topic that was deleted began the one that was made again."""
+    bench.step("zk", tell(10, state("b0", topic_id="id-2")))
+    numbered = RecordBatch.encode([b"x"], timestamp_ms=0, producer_id=7, base_sequence=0)
+    for topic_id in ("id-1", "id-3"):
+        for request in (
+            Produce(1, "t", "0", AckMode.LEADER, numbered, topic_id=topic_id),
+            GetSequence(2, "t", "0", 7, topic_id),
+            Fetch(3, "t", "0", 0, 1, 0, topic_id=topic_id),
+            FindOffset(4, "t", "0", 0, topic_id),
+        ):
+            bench.sent.clear()
+            bench.step("p", request)
+            ((_, answer),) = bench.sent
+            assert isinstance(answer, (Produced, Sequence, Fetched, OffsetFound))
+            assert answer.id == request.id
+            assert isinstance(answer.error, NotLeader)
+            assert answer.error.details == {"leader": None, "topic_id": "id-2"}
+    for number, topic_id in enumerate(("id-2", "")):  # or does not say which
+        batch = RecordBatch.encode([b"x"], timestamp_ms=0)
+        bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
+        assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.errors import PymqError
+from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.testing import Cluster
 
 
@@ -148,3 +148,47 @@ def test_who_makes_a_topic_again_finds_its_leader() -> None:
             mq.create_topic("t")
             assert mq.describe_topic("t").partitions[0].leader == before.leader
             assert producer.send("t", b"new").result(timeout=5).offset == 0
+
+
+@pytest.mark.parametrize("count", [3, 5, 9])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_own: bool) -> None:
+    """If the new one had as many records as it had read, it never got these."""
+    with Cluster(brokers=3, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        reader = (mq if is_own else cluster.client()).consumer("t", mode="psb")
+        with mq.producer(linger_ms=0) as producer:
+            for _ in range(5):
+                producer.send("t", b"old").result()
+            got: list[bytes] = []
+            while len(got) < 5:
+                got += [record.value for record in reader.poll(10, timeout=0.3)]
+            mq.delete_topic("t")
+            mq.create_topic("t", replicas=3, acks="raft")
+            sent = [b"new %d" % number for number in range(count)]
+            for value in sent:
+                producer.send("t", value).result()
+        for _ in range(2):  # until it seeks
+            with pytest.raises(OffsetOutOfRange, match="deleted and made again"):
+                reader.poll(10, timeout=2)
+        reader.seek("0", "begin")
+        got.clear()
+        while len(got) < count:
+            got += [record.value for record in reader.poll(10, timeout=0.3)]
+        assert got == sent
+        reader.close()
+
+
+def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -> None:
+    """It was told how much it had written to the one before, so it left that out."""
+    with Cluster(brokers=1, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        with mq.producer(linger_ms=0, producer_id="me") as producer:
+            for _ in range(2):
+                mq.create_topic("t")
+                assert producer.next_sequence("t", 0) == 0
+                for number in range(3):
+                    assert producer.send("t", b"x").result().offset == number
+                assert producer.next_sequence("t", 0) == 3
+                mq.delete_topic("t")

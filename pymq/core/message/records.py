@@ -21,6 +21,7 @@ class Produce:
     acks: AckMode
     batch: RecordBatch
     sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
 
 
 @value
@@ -42,6 +43,7 @@ class GetSequence:
     topic: str
     partition: str
     producer_id: int
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
 
 
 @value
@@ -64,6 +66,7 @@ class Fetch:
     max_bytes: int  # 0: only tell where the log starts and ends, once it ends beyond *offset*
     max_wait_ms: int
     end: int | None = None  # read nothing at or beyond it
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
 
 
 @value
@@ -88,6 +91,7 @@ class FindOffset:
     topic: str
     partition: str
     timestamp_ms: int
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
 
 
 @value
