@@ -230,31 +230,38 @@ class Producer(Handle):
         raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
 
     def _grow(self, name: str, fresh: TopicMetadata) -> Topic:
-        """Take in the partitions that a topic got; the queues that there are stay in use."""
+        """Take in the partitions that a topic has now; queues of those that it had stay in use."""
         with self._growing:  # Two threads must not make two queues for a new partition.
             topic = self._topics[name]
-            if len(fresh.partitions) > len(topic.queues) and not self._is_closed:
+            is_another = fresh.topic_id != topic.metadata.topic_id  # made again since
+            has_more = len(fresh.partitions) > len(topic.queues)
+            if (is_another or has_more) and not self._is_closed:
                 grown = Topic(fresh, self._sender, topic.turn)
-                grown.queues[: len(topic.queues)] = topic.queues
-                grown.by_name.update(topic.by_name)
+                grown.queues = [topic.by_name.get(q.partition, q) for q in grown.queues]
+                grown.by_name = {queue.partition: queue for queue in grown.queues}
                 grown.sticky = grown.queues[grown.turn]
                 self._topics[name] = topic = grown
         return topic
 
     def _look_at_topics(self, known: Mapping[str, TopicMetadata]) -> None:
-        """What is known of topics has changed: some may have more partitions; by the loop.
+        """What is known of topics has changed, some may have other partitions; by the loop.
 
         One without an ack mode takes no records, and nobody has chosen it; so until all of them
         have one, it is as if they were not there.
         """
         for name, topic in list(self._topics.items()):
             fresh = known.get(name)
-            if fresh is None or len(fresh.partitions) <= len(topic.queues):
+            if fresh is None:
                 continue
-            names = [part.partition for part in fresh.partitions[: len(topic.queues)]]
-            is_same = names == [queue.partition for queue in topic.queues]
-            if is_same and all(part.acks is not AckMode.UNSET for part in fresh.partitions):
+            topic.limit = fresh.config.max_record_bytes
+            if any(part.acks is AckMode.UNSET for part in fresh.partitions):
+                continue
+            if fresh.topic_id != topic.metadata.topic_id:
                 self._grow(name, fresh)
+            elif len(fresh.partitions) > len(topic.queues):
+                names = [part.partition for part in fresh.partitions[: len(topic.queues)]]
+                if names == [queue.partition for queue in topic.queues]:
+                    self._grow(name, fresh)
 
     def _open_topic(self, name: str) -> Topic:
         if self._is_closed:

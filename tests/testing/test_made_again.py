@@ -192,3 +192,21 @@ def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -
                     assert producer.send("t", b"x").result().offset == number
                 assert producer.next_sequence("t", 0) == 3
                 mq.delete_topic("t")
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
+def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, after: int) -> None:
+    """Keys that went to a partition which the new topic has not failed, for ever."""
+    with Cluster(brokers=1, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=before)
+        with mq.producer(linger_ms=0) as producer:
+            producer.send("t", b"old").result()
+            mq.delete_topic("t")
+            mq.create_topic("t", partitions=after, max_record_bytes=10_000_000)
+            producer.send("t", b"new", partition=0).result()
+            sent = [producer.send("t", b"new", key=b"%d" % number) for number in range(40)]
+            assert {delivery.result().partition for delivery in sent} == {
+                str(number) for number in range(after)
+            }
+            producer.send("t", bytes(5_000_000)).result()
