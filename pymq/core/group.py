@@ -318,7 +318,8 @@ class GroupCoordinator:
         else:
             group.leases[name] = Leases(end)
             self._offsets.changed(group.name, *name)  # "The end" is this one for ever.
-        group.adopt(name[0], topic_id)
+        if topic_id:
+            group.ids.setdefault(name, topic_id)
 
     def _serve_all(self, group: Group, now: int) -> None:
         for member in list(group.members.values()):
