@@ -221,7 +221,8 @@ class Producer(Handle):
             return topic.queues[partition]
         name = topic.metadata.topic
         fresh = self._client.questions.topic_metadata(name)
-        if len(fresh.partitions) > len(topic.queues):
+        is_another = fresh.topic_id != topic.metadata.topic_id
+        if is_another or len(fresh.partitions) > len(topic.queues):
             grown = self._grow(name, fresh)
             if self._is_closed:
                 raise Closed("the producer was closed")

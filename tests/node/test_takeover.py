@@ -365,16 +365,22 @@ def test_who_starts_anew_twice_has_what_it_had() -> None:
     assert cluster.part().blocks[0].in_sync == (leader,)
 
 
-def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> None:
-    """It counts from the first time on when nobody waited for it any more."""
+def gone_on_alone() -> tuple[Cluster, str, list[str]]:
+    """A leader that goes on without its two followers, which have both started anew."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(5)
-    leader, (one, two) = cluster.leader(), cluster.followers()
-    for name in (one, two):
+    leader, followers = cluster.leader(), cluster.followers()
+    for name in followers:
         cluster.restart(name)
     cluster.pass_ms(300)
     cluster.write(9, leader)
+    return cluster, leader, followers
+
+
+def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> None:
+    """It counts from the first time on when nobody waited for it any more."""
+    cluster, leader, (one, two) = gone_on_alone()
     cluster.brokers[leader].is_up = False
     for name in (one, two):
         cluster.restart(name)
@@ -403,14 +409,7 @@ def test_the_leader_was_not_heard_of_any_more_when_the_others_started_anew() -> 
 
 
 def test_a_leader_may_have_gone_on_without_those_that_started_anew() -> None:
-    cluster = Cluster()
-    cluster.topic()
-    cluster.write(5)
-    leader, (one, two) = cluster.leader(), cluster.followers()
-    for name in (one, two):
-        cluster.restart(name)
-    cluster.pass_ms(300)
-    cluster.write(9, leader)
+    cluster, leader, _ = gone_on_alone()
     cluster.restart(leader, "another disk")
     cluster.pass_ms(10_000)
     assert cluster.open().number == 0

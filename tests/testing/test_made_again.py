@@ -210,3 +210,14 @@ def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, afte
                 str(number) for number in range(after)
             }
             producer.send("t", bytes(5_000_000)).result()
+
+
+def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
+    with Cluster(brokers=1, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=["old"])
+        with mq.producer(linger_ms=0) as producer:
+            producer.send("t", b"x", partition="old").result()
+            mq.delete_topic("t")
+            mq.create_topic("t", partitions=["new"])
+            assert producer.send("t", b"x", partition="new").result().partition == "new"
