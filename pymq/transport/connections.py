@@ -65,8 +65,13 @@ class Connections:
 def address_of(descriptor: int) -> str:
     """Who is at the other end; empty when nobody is, or not over the network."""
     try:
-        found = socket.socket(fileno=os.dup(descriptor))
+        copy = os.dup(descriptor)
     except OSError:
+        return ""
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError:  # The connection has gone, and the number is that of a file by now.
+        os.close(copy)
         return ""
     with found:
         try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import zmq
 
-from pymq.transport.connections import Connections
+from pymq.transport.connections import Connections, address_of
 from pymq.transport.sockets import Tuning, make_context, make_router
 from tests.transport.zmtp import frame, shake_hands
 
@@ -82,3 +84,13 @@ def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.until(1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> None:
+    """Each such connection, which had gone before it was looked up, cost a descriptor for ever."""
+    with (tmp_path / "block").open("wb") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            assert address_of(file.fileno()) == ""
+        assert len(os.listdir("/proc/self/fd")) == before
