@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from pymq.transport.sockets import Socket
 
 SHARE_PACKETS = 512  # that one poll takes in, or ...
-SHARE_BYTES = 16 << 20
+SHARE_BYTES = 16 << 20  # of payload, which nobody looks into, or ...
+# ... of headers: to decode so much takes some tenths of a second, whatever is in them.
+SHARE_HEADER_BYTES = 2 << 20
+_HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
 GREET_S = 1.0  # who was greeted so lately is not greeted because it greets
 
@@ -334,6 +337,7 @@ class ZmqTransport:
             header = part.buffer
             frames: list[memoryview] = []
             left[0] -= 1
+            left[1] -= len(header) * _HEADER_WEIGHT
             while part.more:
                 part = socket.recv(copy=False)
                 left[1] -= len(part.buffer)

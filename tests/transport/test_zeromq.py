@@ -18,7 +18,7 @@ import zmq
 from pymq.core.message import Fetched, Message, Produced
 from pymq.errors import AuthorizationFailed, ConfigError
 from pymq.testing import check_transport
-from pymq.transport import peers, wire
+from pymq.transport import peers, wire, zeromq
 from pymq.transport.base import Arrival
 from pymq.transport.sockets import Tuning
 from pymq.transport.zeromq import ZmqTransport
@@ -372,6 +372,23 @@ def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> Non
             header = b"\x5a" + (size - 5).to_bytes(4, "big") + bytes(size - 5)  # one byte string
             refused = raw.ask(transport, header)
             assert why in str(refused[-1][3][1])
+
+
+def test_one_poll_takes_no_more_of_headers_than_it_soon_has_decoded() -> None:
+    """Headers did not count as bytes: a client kept a node busy for as long as 512 of them take."""
+    names = cbor.write([""] * 200_000)
+    heartbeat = cbor.write([1, [31, "", "", 1, "g", "m", []]])
+    assert heartbeat.endswith(b"\x80")
+    packet = heartbeat[:-1] + names
+    with server() as transport, Raw(transport, GOOD) as raw:
+        for _ in range(40):
+            raw.socket.send(packet)
+        taken: list[int] = []
+        until = time.monotonic() + WAIT_S + 40
+        while sum(taken) < 40:
+            assert time.monotonic() < until, taken
+            taken.append(len(transport.poll()))
+        assert (max(taken) - 1) * len(packet) <= zeromq.SHARE_HEADER_BYTES
 
 
 def test_what_is_remembered_of_others_is_bounded() -> None:
