@@ -76,6 +76,11 @@ class KeyRing:
         """Whose key that is; None when it is nobody's, or was revoked."""
         return self._principals.get(key)
 
+    def is_node(self, principal: str) -> bool:
+        """Whether that is a broker or a zkserver, by what its key file says."""
+        found = self._publics.get(principal)
+        return found is not None and found.is_node
+
     def at(self, node: str, endpoint: str) -> Public | None:
         """Whose key is to be shown by *node*, at *endpoint*; None when nobody knows.
 

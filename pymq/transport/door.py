@@ -9,7 +9,7 @@ import zmq
 
 from pymq.errors import ConfigError, InvalidRequest
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS
+from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX
 from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import Authenticator, OnRefused, secure_server, self_test
@@ -90,6 +90,12 @@ class Door:
             peer = peers.get(node)
             peers.admit(peer, identity)
             peer.key, peer.principal = key, principal
+            # A client may go by its principal's name as well, and is a client all the same.
+            is_node = not node.startswith(CLIENT_PREFIX)
+            if is_node and (keys is None or keys.is_node(principal)):
+                peer.header_max = wire.HEADER_BYTES_MAX
+            else:
+                peer.header_max = wire.CLIENT_HEADER_BYTES_MAX
             return peer
         refused = InvalidRequest(problem)
         self._refuse(identity, principal, refused)

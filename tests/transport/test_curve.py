@@ -17,7 +17,7 @@ from zmq.utils import z85
 from pymq.core.message import Message, Produced
 from pymq.errors import ConfigError
 from pymq.testing import check_transport
-from pymq.transport import curvezap
+from pymq.transport import curvezap, wire
 from pymq.transport.base import Arrival
 from pymq.transport.connections import address_of
 from pymq.transport.curve import KeyRing
@@ -263,6 +263,28 @@ def test_nobody_goes_by_the_name_of_another(tmp_path: Path) -> None:
         seen = Seen()
         with server(tmp_path, seen) as there, client(tmp_path, principal, there, node) as good:
             until_heard(good, there, seen)
+
+
+@pytest.mark.parametrize(
+    ("principal", "most"),
+    [("alice", wire.CLIENT_HEADER_BYTES_MAX), ("broker-0", wire.HEADER_BYTES_MAX)],
+)
+def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
+    principal: str, most: int, tmp_path: Path
+) -> None:
+    """Who has a client's key had a node take headers of 16 MiB, which are 1 GiB in memory."""
+    make_keys(tmp_path, "server", "alice", nodes=("broker-0",))
+    seen = Seen()
+    with (
+        server(tmp_path, seen) as there,
+        client(tmp_path, principal, there, principal) as made,
+    ):
+        until_heard(made, there, seen)
+        link = made._peers.by_name["server"].link
+        assert link is not None
+        link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))  # too long by 1
+        turn(made, there, until=lambda: "header" in there.problem)
+        assert f"the most is {most}" in there.problem
 
 
 def test_nobody_takes_over_the_connection_of_another_principal(tmp_path: Path) -> None:
