@@ -14,6 +14,7 @@ from pymq.core.record import RecordBatch
 from pymq.core.types import OFFSETS_TOPIC, AckMode
 from pymq.errors import AuthorizationFailed, QuotaExceeded
 from pymq.node.access import Audit, Guard, Policy, Requirement, Rule, parse_policy, requirements
+from pymq.node.access.audit import LINES_MAX, TEXT_MAX
 from pymq.node.access.requirements import CLUSTER_ACTION, is_declared
 from pymq.node.access.rules import Pattern
 from tests.transport.samples import sample
@@ -225,3 +226,26 @@ def test_the_audit_log_is_bounded() -> None:
         "source": "client-1.producer",
         "time_ms": 1_700_000,
     }
+
+
+def test_the_audit_log_is_bounded_whatever_names_are_asked_for() -> None:
+    """A new name each time was a new kind of line: one client filled disk and memory with them."""
+    door = Door(Policy())
+    for number in range(20_000):
+        door.ask(msg.DescribeTopic(1, f"{number}-{'x' * 1_000}"))
+    door.now += 1000
+    door.ask(produce())
+    assert door.audit.refused == 20_001
+    assert len(door.lines) == LINES_MAX + 1
+    assert max(len(json.dumps(line)) for line in door.lines) < 2 * TEXT_MAX
+    # Nobody else's are left out for that, and in the end it is said how many of these were.
+    assert door.lines[-1]["left_out"] == 20_000 - LINES_MAX
+    door.ask(produce(), "q")
+    assert door.lines[-1]["principal"] == "q"
+
+
+def test_what_is_allowed_is_written_down_however_much_it_is() -> None:
+    door = Door(allowing("Create", resources=("topic:*",), audit=["Create"]))
+    for number in range(2 * LINES_MAX):
+        door.ask(msg.CreateTopic(1, f"t{number}", ("0",), 1, AckMode.LEADER, {}, False))
+    assert len(door.lines) == 2 * LINES_MAX
