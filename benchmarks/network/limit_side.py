@@ -203,6 +203,22 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
     return found
 
 
+def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
+    """Finds how old each record was when it came."""
+    socket = _socket("DEALER", port)
+    found: list[int] = []
+    socket.send_multipart([GET, bytes(8)])  # waits at the broker, as each of these does
+    yield
+    while len(found) < count:
+        body = socket.recv()
+        now = time.monotonic_ns()
+        found += [
+            now - int.from_bytes(body[at : at + 8], "big") for at in range(0, len(body), 100)
+        ]
+        socket.send_multipart([GET, len(found).to_bytes(8, "big")])
+    return found
+
+
 def ports(count: int) -> list[int]:
     """Free ports for brokers and followers."""
     return free_ports(count)

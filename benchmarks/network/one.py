@@ -282,6 +282,11 @@ PARTS = (
                 _latency(rabbit_side.consume_paced, rabbit_side.produce_paced),
             ),
             _side(
+                "limit",
+                "ZeroMQ, crc32 and a file, nothing else",
+                _latency(limit_side.consume_paced, limit_side.produce_paced),
+            ),
+            _side(
                 "pymq",
                 'ack 1, fsync="os"; send().result(), poll',
                 _latency(pymq_side.consume_paced, pymq_side.produce_paced),

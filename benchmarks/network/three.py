@@ -203,6 +203,11 @@ PARTS = (
                 _latency(rabbit_side.produce_quorum_paced),
             ),
             _side(
+                "limit",
+                "a leader and two followers, fdatasync on a majority, nothing else",
+                _latency(limit_side.produce_paced),
+            ),
+            _side(
                 "pymq",
                 "3 brokers, acks=raft, fdatasync on a majority",
                 _latency(pymq_side.produce_paced),
