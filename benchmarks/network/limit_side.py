@@ -212,9 +212,7 @@ def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
     while len(found) < count:
         body = socket.recv()
         now = time.monotonic_ns()
-        found += [
-            now - int.from_bytes(body[at : at + 8], "big") for at in range(0, len(body), 100)
-        ]
+        found += [now - int.from_bytes(body[at : at + 8], "big") for at in range(0, len(body), 100)]
         socket.send_multipart([GET, len(found).to_bytes(8, "big")])
     return found
 
