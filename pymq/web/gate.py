@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 import threading
@@ -25,7 +26,6 @@ SESSIONS_MAX = 1_000
 TOKEN_BYTES_MAX = 1_024
 TOKEN_CHARS_MIN = 16  # of one in a file; a shorter one could be guessed
 LOOK_S = 1.0  # between two looks at a folder
-LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
 
 
 class Tokens(Protocol):
@@ -155,7 +155,15 @@ def is_local_name(host: str) -> bool:
     """Whether the header ``Host`` names this machine by a name that no other site can have.
 
     A page elsewhere may let its own name point to 127.0.0.1, and then read what is served there; it
-    cannot have it called ``localhost``.
+    cannot have it called ``localhost``, nor by a number.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return name.lower() in LOCAL
+    return is_loopback(name.lower().removeprefix("[").removesuffix("]"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that is this machine, as only itself can reach it, by its name or by a number."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
+import errno
+import http.client
 import logging
 import math
 import os
@@ -12,6 +13,7 @@ import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import attrgetter
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,13 +21,16 @@ from pymq.client.base import Handle
 from pymq.core.values import define
 from pymq.errors import ConfigError
 from pymq.web.app import App, Request, Response, refuse
-from pymq.web.gate import LOCAL
+from pymq.web.gate import is_loopback
 
 CONNECTIONS_MAX = 64
 IDLE_S = 15.0  # a connection that says nothing for so long is ended, ...
 REQUEST_S = 30.0  # ... and one whose request is not whole after so long, however busy it is
+HEAD_MAX = 128 << 10  # bytes of a request line and all headers; one line has at most 64 KiB
 BODY_MAX = 64 << 10
 CLOSE_S = 5.0  # how long requests that are being answered are waited for
+ACCEPT_S = 0.1  # until it is tried again to accept who could not be for want of descriptors
+_WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("pymq.http")
 
 
@@ -48,13 +53,13 @@ class Server(Handle):
         insecure: bool = False,
     ) -> None:
         host, port = parse_listen(listen)
-        if not is_local(host) and not insecure and (cert is None or app.is_open):
+        if not is_loopback(host) and not insecure and (cert is None or app.is_open):
             raise ConfigError(
                 f"{listen} is open to the network: that takes a certificate, and tokens to let "
                 "people in with. Listen at 127.0.0.1, or say insecure to do without"
             )
         self.app = app
-        app.checks_host = is_local(host)
+        app.checks_host = is_loopback(host)
         app.is_secure = cert is not None
         self._token = token
         tls = None if cert is None else _load(cert)
@@ -117,20 +122,13 @@ def _load(cert: str | os.PathLike[str]) -> ssl.SSLContext:
     return tls
 
 
-def is_local(host: str) -> bool:
-    """Whether only this machine can connect to *host*."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in LOCAL
-
-
 @define
 class _Live:
-    """A connection, and until when its next request must be whole."""
+    """A connection, and until when it has to have said its request or taken its answer."""
 
     connection: socket.socket
     until: float
+    is_given_up: bool = False
 
 
 class _Http(ThreadingHTTPServer):
@@ -154,13 +152,22 @@ class _Http(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "pymq", self.server_address[1]
 
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _WANTING:
+                # It stays readable, and would be tried again at once, with all the time there is.
+                time.sleep(ACCEPT_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         thread = threading.Thread(
             target=self._serve, args=(request, client_address), name="pymq-http-request"
         )
         thread.daemon = True
         with self._guard:
-            is_full = len(self._live) >= CONNECTIONS_MAX
+            is_full = not self._make_room()
             if not is_full:
                 self._live[thread] = _Live(request, time.monotonic() + REQUEST_S)
         if is_full:
@@ -173,15 +180,32 @@ class _Http(ThreadingHTTPServer):
                 del self._live[thread]
             self.shutdown_request(request)
 
+    def _make_room(self) -> bool:
+        """Have room for one more; for that, who is waited for, and was for longest, is let go."""
+        live = [found for found in self._live.values() if not found.is_given_up]
+        if len(live) < CONNECTIONS_MAX:
+            return True
+        waited_for = [found for found in live if found.until < math.inf]
+        # Threads of those who are let go need a moment to end, and there is an end to that as well.
+        if not waited_for or len(self._live) >= 2 * CONNECTIONS_MAX:
+            return False
+        oldest = min(waited_for, key=attrgetter("until"))
+        oldest.is_given_up = True
+        _hang_up(oldest.connection)
+        return True
+
     def _serve(self, connection: Any, client_address: Any) -> None:
         me = threading.current_thread()
         try:
             if self._tls is not None:
                 # Here, where nobody else waits for who says nothing.
                 connection.settimeout(IDLE_S)
-                connection = self._tls.wrap_socket(connection, server_side=True)
+                connection = self._tls.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
                 with self._guard:
                     self._live[me].connection = connection
+                connection.do_handshake()
             self.process_request_thread(connection, client_address)
         except OSError as error:
             log.debug("no TLS with %s: %s", client_address, error)
@@ -191,7 +215,7 @@ class _Http(ThreadingHTTPServer):
                 self._live.pop(me, None)
 
     def expect(self, seconds: float) -> None:
-        """Let the connection of this thread have so long until its request is whole."""
+        """Let the connection of this thread have so long for its request, or to take an answer."""
         with self._guard:
             self._live[threading.current_thread()].until = time.monotonic() + seconds
 
@@ -213,15 +237,37 @@ class _Http(ThreadingHTTPServer):
             live = dict(self._live)
         for found in live.values():
             _hang_up(found.connection)
+        until = time.monotonic() + CLOSE_S
         for thread in live:
-            thread.join(CLOSE_S)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _hang_up(connection: socket.socket) -> None:
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        # Whoever has it, be it in the middle of a handshake, finds out by himself: what TLS would
+        # do at its end is for that thread alone.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
         pass  # It is gone already.
+
+
+class _Bounded:
+    """What a connection sends, of which the head of a request may have so much."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.read = file.read  # bodies are bounded by their length
+        self.close = file.close
+        self.closed = False
+        self.left = HEAD_MAX
+
+    def readline(self, size: int) -> bytes:
+        """A line of the head."""
+        line: bytes = self._file.readline(size)
+        self.left -= len(line)
+        if self.left < 0:
+            raise http.client.LineTooLong("head")
+        return line
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -231,9 +277,16 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
     server: _Http
 
+    def setup(self) -> None:
+        """Prepare for a connection's requests."""
+        super().setup()
+        self._head = _Bounded(self.rfile)
+        self.rfile = self._head  # type: ignore[assignment]  # it has what is used of a file
+
     def handle_one_request(self) -> None:
-        """Take a request and answer it; there is so much time for it to be whole."""
+        """Take a request, for which there is so much time and room, and answer it."""
         self.server.expect(REQUEST_S)
+        self._head.left = HEAD_MAX
         super().handle_one_request()
 
     def do_GET(self) -> None:
@@ -276,6 +329,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.server.app.answer(request))
 
     def _answer(self, response: Response) -> None:
+        self.server.expect(REQUEST_S)  # From here on it is the other side that is waited for.
         self.send_response(response.status)
         for name, text in response.headers:
             self.send_header(name, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -18,6 +19,7 @@ import pymq
 from pymq.core.metrics import METRICS
 from pymq.errors import Closed, ConfigError
 from pymq.transport.curvefiles import read_public
+from pymq.web.server import CONNECTIONS_MAX
 from tests.transport.keys import make_keys
 from tests.web.helpers import ask
 
@@ -246,3 +248,12 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
             assert b"pymq_active_controller 1" in answer.read()
         with pytest.raises(ConnectionError):
             ask(zkserver.http, "/metrics")  # in the clear
+        # Nor do those keep others out who connect and say nothing.
+        port = int(zkserver.http.rstrip("/").rpartition(":")[2])
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * CONNECTIONS_MAX)]
+        try:
+            with urllib.request.urlopen(url, context=trust, timeout=60) as answer:
+                assert answer.status == 200
+        finally:
+            for connection in silent:
+                connection.close()

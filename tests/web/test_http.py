@@ -7,8 +7,12 @@ import re
 import select
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pymq
 from pymq import web
+from pymq.core.metrics import Metrics
 from pymq.core.view import BatchView
 from pymq.errors import ConfigError
 from pymq.testing import Cluster
-from pymq.web.app import FILES
+from pymq.web.app import FILES, App
 from pymq.web.desk import Desk
+from pymq.web.gate import Gate
 from pymq.web.server import BODY_MAX, CONNECTIONS_MAX
 from tests.web.helpers import TOKEN, ask
 
@@ -397,3 +403,120 @@ def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
         assert alive == {"broker-0": True, "broker-1": False, "broker-2": False}
         assert [group["name"] for group in state["groups"]] == ["billing"]
         assert "does not answer" in state["notes"][0]
+
+
+def test_silent_connections_keep_nobody_out(server: web.Server) -> None:
+    """As many as there may be kept everybody out for 15 s, and then as many others did."""
+    silent = [socket.create_connection((server.host, server.port)) for _ in range(CONNECTIONS_MAX)]
+    try:
+        for _ in range(10):
+            assert ask(server, "/health").status == 200
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_who_does_not_read_his_answers_keeps_nobody_out(server: web.Server) -> None:
+    """He was thought to be waited for by us, and not we for him."""
+    requests = b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000
+    slow = [socket.create_connection((server.host, server.port)) for _ in range(CONNECTIONS_MAX)]
+    try:
+        for connection in slow:
+            connection.setblocking(False)
+            with suppress(BlockingIOError):
+                connection.sendall(requests)
+        assert select.select(slow, [], [], 30)[0]
+        assert ask(server, "/health").status == 200
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_headers_are_bounded_together(server: web.Server) -> None:
+    """A hundred of 64 KiB were taken from whoever could connect: 6 MiB, several times over."""
+    field = b"X: " + b"y" * 60_000 + b"\r\n"
+    found = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + 3 * field + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 431 ")
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    assert raw(server, head + field + b"\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:0", "localhost:0"])
+def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, listen: str) -> None:
+    """127.0.0.2 was local enough to be served, and was then refused as a name of the network."""
+    with web.serve(mq, listen, token=TOKEN) as server:
+        assert ask(server, "/health").status == 200
+        for name in ("127.0.0.2.example", "127.1", "0.0.0.0", "192.0.2.1", "[::]", ""):
+            assert ask(server, "/health", headers={"Host": name}).status == 421
+
+
+def test_the_end_waits_for_all_requests_together(
+    mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for one after the other, for as long each time."""
+    monkeypatch.setattr("pymq.web.server.CLOSE_S", 2.0)
+    release, arrived = threading.Event(), threading.Semaphore(0)
+
+    def metrics() -> Metrics:
+        arrived.release()
+        release.wait(60)
+        return Metrics()
+
+    server = web.Server("127.0.0.1:0", App(Gate(None), metrics))
+    asking = [socket.create_connection((server.host, server.port)) for _ in range(6)]
+    try:
+        for connection in asking:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert arrived.acquire(timeout=30)
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 8
+    finally:
+        release.set()
+        for connection in asking:
+            connection.close()
+
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, socket, time
+import pymq
+from pymq import web
+
+turns = 0
+
+def count():
+    global turns
+    turns += 1
+
+with pymq.open("memory:") as mq, web.serve(mq) as server:
+    server._http.service_actions = count  # is called in each turn
+    client = socket.socket()
+    client.settimeout(60)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+    spare = []
+    try:
+        while True:
+            spare.append(os.dup(0))
+    except OSError:
+        pass
+    client.connect((server.host, server.port))
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        time.sleep(0.05)  # How often it tries is what is measured.
+    print(turns)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    client.sendall(b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+    print(client.recv(100).split()[1].decode())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_who_cannot_be_accepted_does_not_take_all_the_time() -> None:
+    """Without a descriptor for it, a connection that waited had the server's thread spin."""
+    command = [sys.executable, "-c", OUT_OF_DESCRIPTORS]
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    turns, status = found.stdout.split()
+    assert int(turns) < 100
+    assert status == "200"
