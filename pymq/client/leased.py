@@ -151,7 +151,8 @@ class Leased:
         self._fetching[request] = fetching
         at, end = fetching.position, fetching.end
         wait = 0 if route.is_elsewhere else LEASE_WAIT_MS
-        fetch = Fetch(request, self._topic, lease.partition, at, FETCH_BYTES, wait, end)
+        topic, id = self._topic, self._membership.topic_id
+        fetch = Fetch(request, topic, lease.partition, at, FETCH_BYTES, wait, end, id)
         self._outbox.post(peer, fetch)
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 

@@ -55,7 +55,7 @@ class Membership:
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
         self.is_joined = False
         self.told: tuple[str, ...] = ()  # the partitions that the coordinator has heard of
-        self._topic_id = ""  # that it has heard of
+        self.topic_id = ""  # of the topic that we join for
         self.retry_at = 0  # join, at first at once
         self.beat_at = NEVER
         self._new_name = new_name
@@ -83,21 +83,20 @@ class Membership:
     def is_made_again(self) -> bool:
         """Whether the topic is another one by now than the one that we wanted to join for."""
         known = self._router.topics.get(self.topic)
-        return known is not None and self._topic_id not in ("", known.topic_id)
+        return known is not None and self.topic_id not in ("", known.topic_id)
 
     def join(self, now: int) -> None:
         """Ask to be a member, unless that is under way."""
         if self._joining or self.retry_at > now:
             return
         coordinator = self.coordinator.find()
-        self.told = self.partitions()
-        if not self.told:
+        known = self._router.topics.get(self.topic)
+        if known is None:
             self._router.refresh(self.topic)
-        if coordinator is None or not self.told:
+        if coordinator is None or known is None:
             return
         c = self.config
-        known = self._router.topics.get(self.topic)
-        self._topic_id = known.topic_id if known is not None else ""
+        self.told, self.topic_id = self.partitions(), known.topic_id
         self._joining = self._outbox.number()
         join = Join(
             self._joining,
@@ -110,7 +109,7 @@ class Membership:
             c.ack_wait_ms,
             c.max_deliver,
             c.reset,
-            self._topic_id,
+            self.topic_id,
         )
         self._outbox.post(coordinator, join)
         self._timers.set(("join", self._joining), now + self.coordinator.patience_ms)

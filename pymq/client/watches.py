@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 
 from pymq.client.base import Outbox
 from pymq.client.intake import wait_ms
-from pymq.client.membership import Key
+from pymq.client.membership import Key, Membership
 from pymq.client.route import RETRY_MAX_MS, Route
 from pymq.client.router import Router
 from pymq.core.deadlines import Deadlines
@@ -32,8 +32,11 @@ class Watch:
 class Watches:
     """All assigned partitions of one member."""
 
-    def __init__(self, topic: str, router: Router, outbox: Outbox, timers: Deadlines[Key]) -> None:
-        self._topic = topic
+    def __init__(
+        self, membership: Membership, router: Router, outbox: Outbox, timers: Deadlines[Key]
+    ) -> None:
+        self._membership = membership
+        self._topic = membership.topic
         self._router = router
         self._outbox = outbox
         self._timers = timers
@@ -100,7 +103,9 @@ class Watches:
         is_new = watch.end < 0
         watch.request = self._outbox.number()
         offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
-        fetch = Fetch(watch.request, self._topic, watch.partition, offset, 0, wait)
+        # Another topic of that name begins and ends elsewhere, and the group would go by that.
+        id = self._membership.topic_id
+        fetch = Fetch(watch.request, self._topic, watch.partition, offset, 0, wait, topic_id=id)
         self._outbox.post(peer, fetch)
         due = now + wait + watch.route.patience_ms
         self._timers.set(("watch", watch.partition), due)

@@ -54,7 +54,7 @@ class Worker(Intake):
         timers = self._timers
         self.membership = Membership(topic, config, router, self, timers, new_member)
         self.settler = Settler(name, self.membership, self, timers, driver, self._buffered)
-        self.watches = Watches(topic, router, self, timers)
+        self.watches = Watches(self.membership, router, self, timers)
         self._leased = Leased(
             self.membership, self.watches, self.settler, router, self, timers, self.paused
         )

@@ -221,3 +221,41 @@ def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
             mq.delete_topic("t")
             mq.create_topic("t", partitions=["new"])
             assert producer.send("t", b"x", partition="new").result().partition == "new"
+
+
+@pytest.mark.parametrize("reset", ["begin", "end"])
+def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: str) -> None:
+    """Its leader had not heard yet: as many records of the new one as the old one had were lost."""
+    with Cluster(brokers=1, seed=0, check=False) as cluster:
+        mq, client = cluster.client(), cluster.client()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            for _ in range(5):
+                producer.send("t", b"old").result()
+        member, got = client.consumer("t", group="g", auto_offset_reset=reset), list[bytes]()
+
+        def poll(seconds: float) -> None:
+            until = cluster.now + seconds
+            while cluster.now < until:
+                for record in member.poll(10, timeout=0.2):
+                    got.append(record.value)
+                    member.ack(record)
+
+        poll(1)
+        member.commit()
+        cut = cluster.cut("zkserver-0", "broker-0", one_way=True)
+        mq.delete_topic("t")
+        mq.create_topic("t")
+        client.questions.topic_metadata("t")  # The member hears of it, the broker does not.
+        got.clear()
+        poll(1)
+        cluster.heal(cut)
+        while not mq.describe_group("g").committed:
+            poll(0.5)
+        sent = [b"new %d" % number for number in range(7)]
+        with mq.producer() as producer:
+            for value in sent:
+                producer.send("t", value).result()
+        poll(2)
+        assert got == sent
+        member.close()
