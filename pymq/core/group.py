@@ -180,8 +180,8 @@ class GroupCoordinator:
             self._host.reply(source, Assigned(m.id, error=error), now)
             return
         group = self.groups.setdefault(m.group, Group(m.group))
-        group.adopt(m.topic, m.topic_id)
         group.grow(m.topic, m.partitions)
+        group.adopt(m.topic, m.topic_id)
         before = group.members.get(m.member)
         if before is not None:
             self._answer_acquire(group, before, (), now)

@@ -74,7 +74,8 @@ class Group:
     # Which topics the leases are about, by their ids: a name may have had several.
     ids: dict[tuple[str, str], str] = Factory(dict)
     topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
-    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came while it consumed
+    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came after it had begun
+    meant: dict[str, str] = Factory(dict)  # of which topics that is told, by their ids
     turn: int = 0  # so that no partition is always asked first
 
     @property
@@ -94,8 +95,11 @@ class Group:
         if len(partitions) <= len(known):
             return False
         self.topics[topic] = partitions
-        if known and self.members:
-            self.added.update(((topic, p), None) for p in partitions if p not in known)
+        begun = {name[1] for name in self.ids if name[0] == topic}
+        if begun or (known and self.members):
+            # Who takes over knows no partitions but those that the group has begun.
+            old = begun.union(known)
+            self.added.update(((topic, p), None) for p in partitions if p not in old)
         return True
 
     def learn(self, member: Member, partition: str, start: int, end: int) -> bool:
@@ -131,12 +135,16 @@ class Group:
     def newest(self, topic: str) -> str:
         """The id of the latest topic of that name that it knows of, or ""."""
         ids = [id for name, id in self.ids.items() if name[0] == topic]
-        return max([*ids, *(m.topic_id for m in self.members.values() if m.topic == topic), ""])
+        ids.append(self.meant.get(topic, ""))
+        return max([*ids, *(m.topic_id for m in self.members.values() if m.topic == topic)])
 
     def adopt(self, topic: str, topic_id: str) -> None:
         """Offsets of which nobody has told what topic they are about are about this one."""
+        if not topic_id:
+            return
+        self.meant[topic] = topic_id
         for name in self.leases:
-            if name[0] == topic and topic_id:
+            if name[0] == topic:
                 self.ids.setdefault(name, topic_id)
 
     def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[tuple[str, str]]:
@@ -147,15 +155,17 @@ class Group:
             del self.leases[name]
             self.ids.pop(name, None)
         for name in [name for name in self.known if name[0] == topic]:
-            del self.known[name]
-        for name in [name for name in self.added if name[0] == topic]:
-            del self.added[name]
-        self.topics.pop(topic, None)  # until a member tells of what was made anew
+            del self.known[name]  # Members tell it again.
+        if is_gone(self.meant.get(topic, "")):
+            for name in [name for name in self.added if name[0] == topic]:
+                del self.added[name]
+            self.topics.pop(topic, None)  # until a member tells of what was made anew
+            self.meant.pop(topic, None)
         return forgotten
 
     def from_start(self, name: tuple[str, str], reset: int) -> bool:
         """Whether a partition without an offset is consumed from its first record."""
-        # What is added to a topic while the group consumes it is new from its first record.
+        # What is added to a topic that the group consumes is new from its first record.
         return reset == BEGIN or name in self.added
 
     def describe(self, request: int, now: int) -> GroupState:

@@ -610,6 +610,48 @@ def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: 
     assert host.poll("m1", {"0": 7, "1": 3}) == [("1", 0, 3, 1)]
 
 
+@pytest.mark.parametrize("how", ["another joins", "coordinator", "nobody there", "late deletion"])
+def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -> None:
+    """The group began at its end, so what had come into it until then was never delivered."""
+    host.join("m1", ("0",), reset=END, topic_id="b2")
+    assert host.poll("m1", {"0": 7}, 0) == []
+    host.settle_all()
+    if how in ("another joins", "late deletion"):
+        assert host.beat("m1", ("0", "1")) == ("0", "1")
+    if how == "late deletion":
+        host.coordinator.forget_topic("t", host.now, "a1")
+    elif how == "another joins":
+        host.join("m2", ("0",), reset=END, topic_id="b2")
+        host.send("m2", Leave(host.id(), "g", "m2"))
+    elif how == "coordinator":
+        host = Host(host.log)
+        host.join("m1", ("0", "1"), reset=END, topic_id="b2")
+    else:
+        host.send("m1", Leave(host.id(), "g", "m1"))
+        host.join("m1", ("0", "1"), reset=END, topic_id="b2")
+    assert host.poll("m1", {"0": 8, "1": 3}) in (
+        [("0", 7, 8, 1), ("1", 0, 3, 1)],
+        [("1", 0, 3, 1), ("0", 7, 8, 1)],
+    )
+
+
+def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> None:
+    """The group has not begun there, and begins where its members want it to."""
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
+    host.join("m1", ("0", "1"), reset=END, topic_id="a1")
+    assert host.poll("m1", {"0": 3, "1": 3}) == [("0", 2, 3, 1)]
+
+
+def test_fewer_partitions_of_a_topic_that_was_made_again_are_all_there_are(host: Host) -> None:
+    """Nobody had begun the one before: what members had told of it was taken for the new one."""
+    host.join("m1", ("0", "1", "2"), topic_id="a1")
+    host.join("m2", topic="u", topic_id="a2")  # It keeps the group.
+    host.send("m1", Leave(host.id(), "g", "m1"))
+    assert host.join("m3", ("0",), topic_id="b1") == ("0",)
+    with pytest.raises(StaleEpoch):
+        host.join("m4", ("0", "1", "2"), topic_id="a1")
+
+
 def test_what_retention_took_is_not_waited_for(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 10}, 4)
