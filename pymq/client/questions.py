@@ -24,6 +24,7 @@ from pymq.errors import (
     PymqError,
     RequestTimeout,
     UnknownPartition,
+    UnknownTopic,
 )
 
 RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
@@ -99,12 +100,18 @@ class Questions:
         return self.all_bounds(topic, [partition])[partition]
 
     def all_bounds(
-        self, topic: str, partitions: Iterable[str], timeout: float = REQUEST_S
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        timeout: float = REQUEST_S,
+        topic_id: str = "",
     ) -> dict[str, tuple[int, int]]:
         """Where the logs of some partitions start and end now."""
-        found = self.ask_leaders(
-            topic, partitions, lambda r, partition: Fetch(r, topic, partition, END, 0, 0), timeout
-        )
+
+        def fetch(request: int, partition: str) -> Fetch:
+            return Fetch(request, topic, partition, END, 0, 0, topic_id=topic_id)
+
+        found = self.ask_leaders(topic, partitions, fetch, timeout)
         return {
             partition: (answer.log_start, answer.high_watermark)
             for partition, answer in found.items()
@@ -127,7 +134,7 @@ class Questions:
         What lies on other brokers than the leader is asked for there.
 
         Raises:
-            UnknownTopic, UnknownPartition: as they say.
+            UnknownTopic, UnknownPartition: as they say; it may be another topic of that name.
             RequestTimeout: somebody did not answer; the message names him.
         """
         until = self._driver.monotonic() + timeout
@@ -198,6 +205,11 @@ class Questions:
             with self._driver:
                 route.silent(self._router)
             return False
+        known = self._router.topics.get(route.topic)
+        if known is not None and error.details.get("topic_id") == known.topic_id:
+            # The leader and the zkserver agree; either alone may be behind.
+            why = "was deleted and made again: it is not the one that was asked about"
+            raise UnknownTopic(f"topic {route.topic!r} {why}")
         with self._driver:
             pause = route.refused(self._router, error)
         if pause is None:

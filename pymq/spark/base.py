@@ -33,12 +33,18 @@ class Log(Protocol):
         """
         ...
 
-    def bounds(self, topic: str, partitions: Sequence[str]) -> Mapping[str, tuple[int, int]]:
-        """Where the partitions start and end now."""
+    def bounds(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, tuple[int, int]]:
+        """Where the partitions start and end now.
+
+        Raises:
+            UnknownTopic: there is none of that name, or not the one with that id any more.
+        """
         ...
 
     def at_time(
-        self, topic: str, partitions: Sequence[str], timestamp_ms: int
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
         """The first offset that is not older than a time; the end when all are."""
         ...
@@ -48,5 +54,6 @@ class Log(Protocol):
 
         Raises:
             OffsetOutOfRange: what the range begins with is not there any more.
+            UnknownTopic: nor is its topic; it may have been made again.
         """
         ...

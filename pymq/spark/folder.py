@@ -25,6 +25,7 @@ from pymq.errors import (
     OffsetOutOfRange,
     StoreError,
     UnknownPartition,
+    UnknownTopic,
 )
 from pymq.node.image import Image
 from pymq.spark.base import Topic
@@ -95,25 +96,27 @@ class FolderLog:
         found = self._tree().topic(name)
         return Topic(found.node.id, tuple(found.partitions))
 
-    def bounds(self, topic: str, partitions: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+    def bounds(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, tuple[int, int]]:
         """Where the partitions start and end."""
         found = {}
         for partition in partitions:
-            blocks = self._blocks(topic, partition)
+            blocks = self._blocks(topic, partition, topic_id)
             last_id, last = blocks[-1]
             end = last.end if last.end is not None else self._end(last_id, last)
             found[partition] = (blocks[0][1].start, end)
         return found
 
     def at_time(
-        self, topic: str, partitions: Sequence[str], timestamp_ms: int
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
         """The first offset that is not older than a time; the end when all are."""
-        return {each: self._at_time(topic, each, timestamp_ms) for each in partitions}
+        return {each: self._at_time(topic, each, timestamp_ms, topic_id) for each in partitions}
 
-    def _at_time(self, topic: str, partition: str, timestamp_ms: int) -> int:
+    def _at_time(self, topic: str, partition: str, timestamp_ms: int, topic_id: str) -> int:
         end = 0
-        for id, block in self._blocks(topic, partition):
+        for id, block in self._blocks(topic, partition, topic_id):
             if block.end is not None and block.max_timestamp < timestamp_ms:
                 end = block.end
                 continue
@@ -147,8 +150,11 @@ class FolderLog:
         assert self._image is not None
         return self._image
 
-    def _blocks(self, topic: str, partition: str) -> list[tuple[BlockId, BlockNode]]:
+    def _blocks(self, topic: str, partition: str, topic_id: str) -> list[tuple[BlockId, BlockNode]]:
         found = self._tree().topic(topic)
+        if topic_id not in ("", found.node.id):
+            why = "was deleted and made again: it is not the one that was asked about"
+            raise UnknownTopic(f"topic {topic!r} {why}")
         image = found.partitions.get(partition)
         if image is None:
             raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}")
@@ -162,6 +168,7 @@ class FolderLog:
 
         Raises:
             OffsetOutOfRange: what the range begins with is not there any more.
+            UnknownTopic: nor is its topic; it may have been made again.
             CorruptBlock: a file is damaged.
         """
         position = wanted.start
@@ -179,7 +186,7 @@ class FolderLog:
                 raise corrupt(path, 0, position, f"it ends before offset {end}")
 
     def _blocks_from(self, wanted: Range, position: int) -> list[tuple[BlockId, BlockNode]]:
-        blocks = self._blocks(wanted.topic, wanted.partition)
+        blocks = self._blocks(wanted.topic, wanted.partition, wanted.topic_id)
         start = blocks[0][1].start
         if start > position:
             raise OffsetOutOfRange(

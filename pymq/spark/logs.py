@@ -40,18 +40,22 @@ class ClusterLog:
         found = self._questions.topic_metadata(name, self._timeout_s)
         return Topic(found.topic_id, tuple(each.partition for each in found.partitions))
 
-    def bounds(self, topic: str, partitions: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+    def bounds(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, tuple[int, int]]:
         """As :class:`Log`."""
-        return self._questions.all_bounds(topic, partitions, self._timeout_s)
+        return self._questions.all_bounds(topic, partitions, self._timeout_s, topic_id)
 
     def at_time(
-        self, topic: str, partitions: Sequence[str], timestamp_ms: int
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
         """As :class:`Log`."""
         found = self._questions.ask_leaders(
             topic,
             partitions,
-            lambda request, partition: msg.FindOffset(request, topic, partition, timestamp_ms),
+            lambda request, partition: msg.FindOffset(
+                request, topic, partition, timestamp_ms, topic_id
+            ),
             self._timeout_s,
         )
         return {
@@ -62,13 +66,13 @@ class ClusterLog:
 
     def read(self, wanted: Range, fetch_bytes: int) -> Iterator[RecordBatch]:
         """As :class:`Log`."""
-        topic, partition, position, end = wanted
+        topic, partition, position, end, topic_id = wanted
         until = self._client.driver.monotonic() + self._timeout_s
         begun: Call | None = None
         while position < end:
             answer = self._questions.end(begun) if begun is not None else None
             if answer is None:
-                ask = partial(_fetch, topic, partition, position, end, fetch_bytes)
+                ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
                 answer = self._questions.ask_leader(topic, partition, ask)
             assert isinstance(answer, msg.Fetched)
             if answer.log_start > position:
@@ -81,7 +85,7 @@ class ClusterLog:
             if batches:
                 position = batches[-1].end_offset
                 if position < end:  # The next answer comes while this one is worked on.
-                    ask = partial(_fetch, topic, partition, position, end, fetch_bytes)
+                    ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
                     begun = self._questions.begin(topic, partition, ask)
                 for batch in batches:
                     yield batch.verify().at(topic, partition)
@@ -94,9 +98,9 @@ class ClusterLog:
 
 
 def _fetch(
-    topic: str, partition: str, position: int, end: int, size: int, request: int
+    topic: str, partition: str, position: int, end: int, size: int, topic_id: str, request: int
 ) -> msg.Message:
-    return msg.Fetch(request, topic, partition, position, size, POLL_MS, end)
+    return msg.Fetch(request, topic, partition, position, size, POLL_MS, end, topic_id)
 
 
 def is_folder(url: str) -> bool:

@@ -18,6 +18,7 @@ class Range(NamedTuple):
     partition: str
     start: int
     end: int
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
 
     @property
     def size(self) -> int:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from pymq.errors import ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from pymq.spark import columns, planning
-from pymq.spark.base import Log, Topic
+from pymq.spark.base import Log
 from pymq.spark.logs import open_log
 from pymq.spark.offsets import Position
 from pymq.spark.options import SourceOptions
@@ -64,7 +64,7 @@ class Reader(Prompt, DataSourceReader):
             start = resolve(log, bounds, options.starting, is_end=False, options=options)
             end = resolve(log, bounds, options.ending, is_end=True, options=options)
         settle()
-        return _tasks(options, self._slots, start, end)
+        return _tasks(options, self._slots, Position(bounds.ids, start), end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
@@ -90,7 +90,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = Bounds.of(log, topics)
             starting = self._options.starting
             start = resolve(log, bounds, starting, is_end=False, options=self._options)
-        return Position(_ids(topics), start).to_json()
+        return Position(bounds.ids, start).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """How much a batch may have."""
@@ -136,7 +136,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, finish = Position.from_json(start), Position.from_json(end)
         with open_log(self._options) as log:
             first = self._first(log, begin, finish)
-        return _tasks(self._options, self._slots, first, finish.offsets)
+        return _tasks(self._options, self._slots, Position(finish.ids, first), finish.offsets)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
@@ -151,7 +151,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, log: Log) -> Position:
         topics = chosen(log, self._options)
         bounds = Bounds.of(log, topics)
-        return Position(_ids(topics), bounds.ends)
+        return Position(bounds.ids, bounds.ends)
 
     def _first(self, log: Log, begin: Position, finish: Position) -> dict[Place, int]:
         """Where each partition of *finish* is to be read from.
@@ -177,13 +177,14 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[topic, partition] = begin.offsets[topic, partition]
         for topic, partitions in missing.items():
             # A partition that is new to the query is read from its beginning.
-            for partition, (start, _) in log.bounds(topic, partitions).items():
+            try:
+                bounds = log.bounds(topic, partitions, finish.ids[topic])
+            except UnknownTopic as error:
+                _lost(options, str(error))
+                bounds = {each: (finish.offsets[topic, each], 0) for each in partitions}
+            for partition, (start, _) in bounds.items():
                 found[topic, partition] = start
         return found
-
-
-def _ids(topics: Mapping[str, Topic]) -> dict[str, str]:
-    return {name: topic.id for name, topic in topics.items()}
 
 
 def _check_schema(schema: StructType) -> None:
@@ -202,13 +203,13 @@ def _check_schema(schema: StructType) -> None:
 def _tasks(
     options: SourceOptions,
     slots: int | None,
-    start: Mapping[Place, int],
+    start: Position,
     end: Mapping[Place, int],
 ) -> list[InputPartition]:
     ranges = [
-        Range(*place, start.get(place, 0), last)
+        Range(*place, first, last, start.ids[place[0]])
         for place, last in end.items()
-        if last > start.get(place, 0)
+        if last > (first := start.offsets.get(place, 0))
     ]
     parts = planning.split(ranges, at_least=options.min_partitions, longest=options.max_records)
     most = options.max_tasks

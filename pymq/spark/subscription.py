@@ -52,6 +52,7 @@ class Bounds:
 
     starts: dict[Place, int]
     ends: dict[Place, int]
+    ids: dict[str, str]  # of the topics
 
     @classmethod
     def of(cls, log: Log, topics: Mapping[str, Topic]) -> Bounds:
@@ -59,9 +60,9 @@ class Bounds:
         starts: dict[Place, int] = {}
         ends: dict[Place, int] = {}
         for name, topic in topics.items():
-            for partition, (start, end) in log.bounds(name, topic.partitions).items():
+            for partition, (start, end) in log.bounds(name, topic.partitions, topic.id).items():
                 starts[name, partition], ends[name, partition] = start, end
-        return cls(starts, ends)
+        return cls(starts, ends, {name: topic.id for name, topic in topics.items()})
 
 
 def resolve(
@@ -83,7 +84,9 @@ def resolve(
     for place, end in bounds.ends.items():
         start, point = bounds.starts[place], where.of(*place)
         if point.timestamp_ms is not None:
-            found[place] = _at_time(log, place, point.timestamp_ms, end, is_end, options)
+            found[place] = _at_time(
+                log, bounds, place, point.timestamp_ms, is_end=is_end, options=options
+            )
         elif point.offset == EARLIEST:
             found[place] = start
         elif point.offset == LATEST or point.offset is None:
@@ -99,10 +102,16 @@ def resolve(
 
 
 def _at_time(
-    log: Log, place: Place, timestamp_ms: int, end: int, is_end: bool, options: SourceOptions
+    log: Log,
+    bounds: Bounds,
+    place: Place,
+    timestamp_ms: int,
+    *,
+    is_end: bool,
+    options: SourceOptions,
 ) -> int:
-    topic, partition = place
-    offset = log.at_time(topic, [partition], timestamp_ms)[partition]
+    (topic, partition), end = place, bounds.ends[place]
+    offset = log.at_time(topic, [partition], timestamp_ms, bounds.ids[topic])[partition]
     if offset >= end and not is_end and options.is_strict_in_time:
         raise ConfigError(
             f"no record of {topic}/{partition} is as new as {timestamp_ms} ms; with the option "

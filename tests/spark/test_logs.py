@@ -9,11 +9,15 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
 
+from pyspark.sql.types import StructType
+
 import pymq
-from pymq.errors import StoreError
+from pymq.errors import OffsetOutOfRange, StoreError, UnknownTopic
 from pymq.spark.folder import FolderLog
 from pymq.spark.logs import ClusterLog
+from pymq.spark.options import source_options
 from pymq.spark.planning import Range
+from pymq.spark.source import Reader, StreamReader
 from pymq.testing import Cluster
 
 
@@ -48,3 +52,72 @@ def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) 
         mq.create_topic("t", replicas=2)
     with pytest.raises(StoreError, match="holds several brokers"):
         FolderLog(str(tmp_path)).topics()
+
+
+def _sent(mq: pymq.Client, *values: bytes) -> str:
+    """Make topic ``t`` with these records, after a former one is deleted; returns its id."""
+    if "t" in mq.topics():
+        mq.delete_topic("t")
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send_many("t", list(values)).result()
+    return mq.questions.topic_metadata("t").topic_id
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_does_not_read_another_topic_of_the_name(tmp_path: Path, *, fails: bool) -> None:
+    """It was planned for the one before: the first records of the new one passed for its own."""
+    found = {"path": str(tmp_path), "subscribe": "t", "failondataloss": str(fails).lower()}
+    reader = Reader(source_options(found, is_stream=False), StructType().add("value", "binary"))
+    with pymq.open(tmp_path) as mq:
+        _sent(mq, b"old", b"old", b"old")
+        (task,) = reader.partitions()
+        assert sum(batch.num_rows for batch in reader.read(task)) == 3
+        _sent(mq, *[b"new"] * 5)
+        if fails:
+            with pytest.raises(OffsetOutOfRange, match="made again"):
+                list(reader.read(task))
+        else:
+            assert list(reader.read(task)) == []
+        (task,) = reader.partitions()
+        assert sum(batch.num_rows for batch in reader.read(task)) == 5
+
+
+def test_a_batch_of_a_topic_that_was_deleted_does_not_keep_a_query_from_going_on(
+    tmp_path: Path,
+) -> None:
+    """It was planned for a topic that was new to the query, and is planned again after a crash."""
+    found = {"path": str(tmp_path), "subscribe": "t", "failondataloss": "false"}
+    reader = StreamReader(
+        source_options(found, is_stream=True), StructType().add("value", "binary")
+    )
+    with pymq.open(tmp_path) as mq:
+        _sent(mq, b"old")
+        start = reader.initialOffset()
+        _sent(mq, b"new", b"new")
+        end = reader.latestOffset(start)
+        assert len(reader.partitions(start, end)) == 1
+        _sent(mq, b"newer")
+        assert reader.partitions(start, end) == []
+        (task,) = reader.partitions(end, reader.latestOffset(end))
+        assert sum(batch.num_rows for batch in reader.read(task)) == 1
+
+
+def test_a_cluster_is_asked_about_the_topic_that_is_meant() -> None:
+    with Cluster(brokers=3, seed=0) as cluster:
+        mq = cluster.client()
+        old = _sent(mq, b"old", b"old", b"old")
+        log = ClusterLog(cluster.client(), 30.0)
+        assert log.bounds("t", ["0"], old) == {"0": (0, 3)}
+        new = _sent(mq, *[b"new"] * 5)
+        for ask in (
+            lambda: log.bounds("t", ["0"], old),
+            lambda: log.at_time("t", ["0"], 0, old),
+            lambda: list(log.read(Range("t", "0", 0, 3, old), 500)),
+        ):
+            before = cluster.now
+            with pytest.raises(UnknownTopic, match="made again"):
+                ask()
+            assert cluster.now - before < 2
+        assert log.bounds("t", ["0"], new) == {"0": (0, 5)}
+        assert sum(len(batch) for batch in log.read(Range("t", "0", 0, 5, new), 500)) == 5

@@ -140,7 +140,9 @@ def ranges(draw: st.DrawFn) -> list[Range]:
 
 
 def offsets(parts: list[Range]) -> list[tuple[str, str, int]]:
-    return sorted((part.topic, part.partition, n) for part in parts for n in range(*part[2:]))
+    return sorted(
+        (part.topic, part.partition, n) for part in parts for n in range(part.start, part.end)
+    )
 
 
 @given(ranges(), st.none() | st.integers(1, 20), st.none() | st.integers(100, 3000))
