@@ -79,6 +79,15 @@ def test_what_an_operator_should_look_at() -> None:
             cluster.restart("broker-1")
             cluster.run(seconds=5)
             assert names["troubles"](mq) == []
+            mq.create_topic("one", acks="leader")
+            holder = mq.describe_topic("one").partitions[0].replicas[0]
+            producer.send("one", b"bread").result()
+            mq.reassign("one", "0", [next(n for n in cluster.brokers if n != holder)])
+            cluster.crash(holder)
+            cluster.wipe(holder)
+            cluster.restart(holder)
+            cluster.run(seconds=30)
+            assert names["troubles"](mq) == ["one/0: nobody has offsets 0 to 1"]
 
 
 def test_the_keys_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,3 +108,8 @@ def parse_time_ms(text: str) -> int | None:
 def plural(count: int, noun: str) -> str:
     """``1 record``, ``2 records``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def clause(count: int, noun: str, one: str, more: str) -> str:
+    """A count with its verb: ``1 record waits``, ``2 records wait``."""
+    return f"{plural(count, noun)} {one if count == 1 else more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pymq
-from pymq.cli.amounts import duration_text, plural, time_text
+from pymq.cli.amounts import clause, duration_text, time_text
 from pymq.core.metadata import PartitionDescription
 from pymq.core.values import value
 from pymq.errors import UnknownGroup
@@ -39,14 +39,14 @@ def fates(
             if only is not None:
                 raise
             continue  # It has ended meanwhile.
-        concerns = (topic, part.name) in group.committed or topic in _topics(group)
-        if only is not None or concerns:
+        if only is not None or topic in _topics(group):
             found.append(_fate(mq, group, topic, part, offset))
     return found
 
 
 def _topics(group: pymq.GroupDescription) -> set[str]:
-    return {member.topic for member in group.consumers}
+    """What it consumes: of a topic it may not have begun with each partition yet."""
+    return {member.topic for member in group.consumers} | {topic for topic, _ in group.committed}
 
 
 def _fate(
@@ -108,10 +108,12 @@ def _undelivered(
         why = "nobody can be given it before it is committed"
         return Fate(group.name, "not delivered", why)
     before = offset - delivered
-    reasons = [f"{plural(before, 'record')} come before it"] if before > 0 else ["it is next"]
+    reasons = (
+        [f"{clause(before, 'record', 'comes', 'come')} before it"] if before > 0 else ["it is next"]
+    )
     held = group.in_flight.get((topic, part.name), 0)
     if held:
-        reasons.append(f"{plural(held, 'record')} of the partition are being worked on")
+        reasons.append(f"{clause(held, 'record', 'is', 'are')} being worked on in the partition")
     reasons.append(_who_is_to(group, topic, part.name))
     return Fate(group.name, "not delivered", "; ".join(reasons), _owner(group, topic, part.name))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pymq
-from pymq.cli.amounts import plural, time_text
+from pymq.cli.amounts import clause, plural, time_text
 from pymq.cli.checks import Check, State, fail, ok, warn
 from pymq.cli.connect import suggest
 from pymq.cli.hints import hints
 from pymq.client.counting import records_of
-from pymq.core.metadata import PartitionDescription, TopicDescription
-from pymq.errors import PymqError, UnknownGroup, UnknownTopic
+from pymq.core.metadata import BlockDescription, PartitionDescription, TopicDescription
+from pymq.errors import AuthorizationFailed, PymqError, UnknownGroup, UnknownTopic
 
 SILENT_S = 10.0  # a consumer that was not heard of for so long is worth a look
 SHOWN_MAX = 5  # of partitions with the same trouble
@@ -66,6 +66,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
     if not names:
         yield warn("topics", "there is none yet", "'pymq topic create NAME' makes one")
     good, partitions = 0, 0
+    dead = _dead(mq)
     for name in names:
         try:
             topic = mq.describe_topic(name)
@@ -73,7 +74,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
             if only is not None:
                 yield fail(f"topic {name}", str(error), _instead(mq, error))
             continue
-        troubles = list(_partition_checks(topic))
+        troubles = list(_partition_checks(topic, dead))
         yield from troubles[:SHOWN_MAX]
         if len(troubles) > SHOWN_MAX:
             rest = len(troubles) - SHOWN_MAX
@@ -88,12 +89,21 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
         )
 
 
-def _partition_checks(topic: TopicDescription) -> Iterator[Check]:
+def _dead(mq: pymq.Client) -> frozenset[str]:
+    """The brokers that are dead; none for whoever may not see them, but may see topics."""
+    try:
+        return frozenset(broker.name for broker in mq.cluster().brokers if not broker.alive)
+    except AuthorizationFailed:
+        return frozenset()
+
+
+def _partition_checks(topic: TopicDescription, dead: Collection[str]) -> Iterator[Check]:
     for part in topic.partitions:
         name = f"partition {topic.name}/{part.name}"
         found = trouble(topic, part)
         if found is not None:
             yield Check(name, *found)
+        yield from _unreadable(name, part, dead)
         for loss in part.losses:
             yield warn(
                 name,
@@ -132,6 +142,33 @@ def trouble(topic: TopicDescription, part: PartitionDescription) -> tuple[State,
     return None
 
 
+def _unreadable(name: str, part: PartitionDescription, dead: Collection[str]) -> Iterator[Check]:
+    """Sealed blocks that nobody can be read from: whether the partition is led tells nothing."""
+    by_holders: dict[tuple[str, ...], list[BlockDescription]] = {}
+    for block in part.blocks:
+        if block.end_offset is not None and all(broker in dead for broker in block.in_sync):
+            by_holders.setdefault(tuple(sorted(block.in_sync)), []).append(block)
+    for holders, blocks in by_holders.items():
+        count = sum((block.end_offset or 0) - block.start_offset for block in blocks)
+        where = f"from offset {blocks[0].start_offset:,} on ({plural(len(blocks), 'block')})"
+        if holders:
+            is_one = len(holders) == 1
+            yield fail(
+                name,
+                f"{clause(count, 'record', 'is', 'are')} on {', '.join(holders)} alone, which "
+                f"{'is' if is_one else 'are'} dead, {where}",
+                f"start {'it' if is_one else 'one of them'} again on its folder: those who read "
+                "there wait for that",
+            )
+        else:
+            yield fail(
+                name,
+                f"nobody holds {plural(count, 'record')} any more, {where}",
+                "their disks were replaced; who reads there waits, until it goes on behind them "
+                "(consumer.seek, 'pymq group reset') or retention takes them",
+            )
+
+
 def _instead(mq: pymq.Client, error: PymqError) -> str:
     suggest(mq, error)
     return "; ".join(hints(error)) or "give another name"
@@ -165,7 +202,7 @@ def _group(
     }
     total = sum(lags.values())
     if not group.consumers:
-        found = f"it has no consumer, and {plural(total, 'record')} wait"
+        found = f"it has no consumer, and {clause(total, 'record', 'waits', 'wait')}"
         step = "start a consumer; if it runs, see whether it uses this group and this cluster"
         if total:
             yield (fail if is_wanted else warn)(what, found, step)
@@ -179,30 +216,32 @@ def _group(
             f"{member.name} ({member.client}) was not heard of for {member.silent_s:.0f} s",
             "its process hangs or is cut off; what it holds comes again when its session is over",
         )
-    troubles = [check for name in sorted(lags) if (check := _lag(mq, group, *name)) is not None]
+    troubles = [check for name in sorted(lags) if (check := delayed(mq, group, *name)) is not None]
     yield from troubles[:SHOWN_MAX]
     if not troubles and not silent:
         consumers = plural(len(group.consumers), "consumer")
         yield ok(what, f"{consumers}, lag {total:,}{', being worked on' if total else ''}")
 
 
-def _lag(mq: pymq.Client, group: pymq.GroupDescription, topic: str, partition: str) -> Check | None:
+def delayed(
+    mq: pymq.Client, group: pymq.GroupDescription, topic: str, partition: str
+) -> Check | None:
     """What keeps the records of a partition from being delivered; None if nothing does."""
     name = (topic, partition)
     what = f"group {group.name}, {topic}/{partition}"
     lag, held, waiting = group.lag[name], group.in_flight[name], group.waiting[name]
-    records = plural(lag, "record")
+    wait = clause(lag, "record", "waits", "wait")
     owners = [m for m in group.consumers if m.topic == topic and partition in m.partitions]
     if not owners:
         return fail(
             what,
-            f"{records} wait, and the partition is assigned to nobody",
+            f"{wait}, and the partition is assigned to nobody",
             f"start a consumer of {topic} in this group; those that there are consume other topics",
         )
     asks = [member.asks for member in owners if member.asks is not None]
     if len(asks) == len(owners) and not any(partition in found for found in asks):
         who = ", ".join(member.client for member in owners)
-        return warn(what, f"{records} wait, and {who} has paused it", "call consumer.resume()")
+        return warn(what, f"{wait}, and {who} has paused it", "call consumer.resume()")
     fresh = lag - held - waiting
     leases = mq.describe_leases(group.name, topic, partition, limit=1_000).leases
     strangers = sorted({x.member for x in leases if x.member} - {member.name for member in owners})
@@ -220,17 +259,19 @@ def _lag(mq: pymq.Client, group: pymq.GroupDescription, topic: str, partition: s
         most = max(x.delivery_count for x in again)
         return warn(
             what,
-            f"{plural(count, 'record')} came {most} times and were not acknowledged, the first at "
-            f"offset {again[0].start_offset:,}",
+            f"{plural(count, 'record')} came {most} times without being acknowledged, the first "
+            f"at offset {again[0].start_offset:,}",
             f"'pymq explain {topic} {partition} {again[0].start_offset}' shows it; see what the "
             "consumer logs about it",
         )
-    if held and not fresh and not waiting:
-        first = next(x for x in leases if x.state == "leased")
+    first = next((x for x in leases if x.state == "leased"), None)
+    # What was held when the group was described may have been acknowledged since.
+    if held and not fresh and not waiting and first is not None:
         return warn(
             what,
-            f"all {records} are delivered and not acknowledged; those of {first.member} come "
-            f"again after {time_text(first.until_ms or 0)}",
+            f"{'1 record is' if lag == 1 else f'all {lag:,} records are'} delivered and not "
+            f"acknowledged; those of {first.member} come again after "
+            f"{time_text(first.until_ms or 0)}",
             "the consumer is at work, or forgets to acknowledge (consumer.ack, auto_ack=True)",
         )
     return None
@@ -249,7 +290,7 @@ def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Check]:
         if count:
             yield warn(
                 f"dead letters {name}",
-                f"{plural(count, 'record')} were delivered too often and given up",
+                f"{clause(count, 'record', 'was', 'were')} delivered too often and given up",
                 f"'pymq consume {name} --headers' shows them with where they come from",
             )
 

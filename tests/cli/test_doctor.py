@@ -17,11 +17,12 @@ import zmq
 import pymq
 from pymq.cli import doctor, reach
 from pymq.cli.checks import Check
-from pymq.cli.health import trouble
+from pymq.cli.health import delayed, topic_checks, trouble
 from pymq.core.config import TopicConfig
 from pymq.core.message import ListTopics
 from pymq.core.metadata import PartitionDescription, TopicDescription
 from pymq.errors import NotController, RequestTimeout, StoreFull
+from pymq.testing import Cluster
 from tests.cli.conftest import Queue
 from tests.client.helpers import polled, wait_until
 from tests.transport.keys import make_keys
@@ -87,6 +88,10 @@ def test_dead_letters_and_partitions_without_a_mode(queue: Queue, topic: str) ->
     assert f"set-state {topic} 0 leader" in unset.next_step
     dead = found[f"dead letters {topic}.dlq"]
     assert (dead.state, dead.found.split(" were ")[0]) == ("warn", "2 records")
+    queue.run("topic", "create", f"{topic}x.dlq")
+    queue.put(f"{topic}x.dlq", [1])
+    one = checks(queue, "--topic", f"{topic}x", code=1)[f"dead letters {topic}x.dlq"]
+    assert one.found == "1 record was delivered too often and given up"
 
 
 # --- what a partition can have ------------------------------------------------------------------
@@ -109,6 +114,34 @@ def test_partitions_in_trouble() -> None:
     assert told(leader=None) == ("fail", "nobody leads it")
     assert told(problem="no space left") == ("fail", "no space left")
     assert trouble(topic, attrs.evolve(part, in_sync=("a", "b", "c"))) is None
+
+
+@pytest.mark.parametrize("is_wiped", [True, False], ids=["disk replaced", "dead"])
+def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
+    """The partition goes on elsewhere, led and in sync; readers wait for what was before."""
+    with Cluster(brokers=2, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=1, acks="leader")
+        first = ""
+        with mq.producer() as producer:
+            for _ in range(3):  # the first and the last block are the first broker's
+                first = mq.describe_topic("t").partitions[0].replicas[0]
+                producer.send("t", b"a record").result()
+                mq.reassign("t", "0", ["broker-0" if first == "broker-1" else "broker-1"])
+            producer.send("t", b"one more").result()
+        assert [check.state for check in topic_checks(mq, "t")] == ["ok"]
+        cluster.crash(first)
+        if is_wiped:
+            cluster.wipe(first)
+            cluster.restart(first)
+        cluster.run(seconds=15)
+        (found,) = topic_checks(mq, "t")
+        assert (found.name, found.state) == ("partition t/0", "fail")
+        if is_wiped:
+            assert found.found == "nobody holds 2 records any more, from offset 0 on (2 blocks)"
+        else:
+            where = "from offset 0 on (2 blocks)"
+            assert found.found == f"2 records are on {first} alone, which is dead, {where}"
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -304,11 +337,15 @@ def test_records_that_are_held(remote: Queue, topic: str) -> None:
     group, place = f"{topic}.g", f"group {topic}.g, {topic}/0"
     with remote.open() as mq, mq.consumer(topic, group=group, ack_wait_s=600) as consumer:
         records = polled(consumer, 3)
+        before = mq.describe_group(group)
         found = checks(remote, "--group", group)[place]
         assert found.found.startswith("all 3 records are delivered and not acknowledged; those of ")
         consumer.ack(records)
         consumer.commit()
         assert checks(remote, "--group", group)[f"group {group}"].found == "1 consumer, lag 0"
+        # The group was described while the records were held, and its leases when they were not.
+        assert before.in_flight[topic, "0"] == 3
+        assert delayed(mq, before, topic, "0") is None
 
 
 def test_a_partition_that_is_paused(remote: Queue, topic: str) -> None:
@@ -341,7 +378,9 @@ def test_records_that_come_again_and_again(remote: Queue, topic: str) -> None:
             consumer.nack(polled(consumer, 3))
         polled(consumer, 3)
         found = checks(remote, "--group", group)[place]
-    assert found.found == "3 records came 3 times and were not acknowledged, the first at offset 0"
+    assert found.found == (
+        "3 records came 3 times without being acknowledged, the first at offset 0"
+    )
     assert found.next_step is not None
     assert f"'pymq explain {topic} 0 0'" in found.next_step
 

@@ -195,4 +195,6 @@ def test_a_partition_that_a_group_has_not_begun(remote: Queue, topic: str) -> No
     remote.put(topic, [2], "new")
     (found,) = remote.json("explain", topic, "new", 0, "--group", f"{topic}.g")["groups"]
     assert found["state"] == "not begun"
+    # Nor does it go unsaid where no group was asked for.
+    assert remote.json("explain", topic, "new", 0)["groups"] == [found]
     assert found["why"].endswith("the group has no consumer: start one")
