@@ -239,7 +239,7 @@ class RecordBatch:
         )
 
     @classmethod
-    def _seal(cls, header: Header, body: bytes) -> Self:
+    def _seal(cls, header: Header, body: Buffer) -> Self:
         """Compute both CRCs over *header*, whose own CRC fields are ignored, and *body*."""
         packed = HEADER.pack(*header)
         signed = packed[SIGNED:]
@@ -277,7 +277,7 @@ class RecordBatch:
             epoch_high=producer_epoch >> EPOCH_HALF,
             base_sequence=base_sequence,
         )
-        return RecordBatch._seal(header, bytes(self.body))
+        return RecordBatch._seal(header, self.body)
 
     def keep(self, chosen: Sequence[int]) -> RecordBatch:
         """Return the batch with only the records at the indexes *chosen*, which rise.

@@ -53,15 +53,18 @@ def append(
 class Appends:
     """Appends whole batches one after the other, with some of them on their way at a time."""
 
-    def __init__(self, questions: Questions, timeout_s: float) -> None:
+    def __init__(
+        self, questions: Questions, timeout_s: float, on_their_way: int = ON_THEIR_WAY
+    ) -> None:
         self._questions = questions
         self._timeout_s = timeout_s
+        self._on_their_way = on_their_way
         self._sent: deque[_Sent] = deque()
         self.offsets: list[int] = []  # where the batches begin that were answered, in their order
 
     def put(self, topic: TopicMetadata, partition: str, batch: RecordBatch) -> None:
         """Append a batch; others may have to be answered first."""
-        if len(self._sent) >= ON_THEIR_WAY:
+        if len(self._sent) >= self._on_their_way:
             self._end()
         acks = mode(topic, partition)
 

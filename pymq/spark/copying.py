@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 
 from pymq.client.client import Client
+from pymq.client.router import Call
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
-from pymq.errors import InternalError, OutOfOrderSequence, UnknownTopic
-from pymq.spark.appends import append, sequences
-from pymq.spark.base import Log
+from pymq.errors import DuplicateSequence, InternalError, OutOfOrderSequence, UnknownTopic
+from pymq.spark.appends import ON_THEIR_WAY, Appends, sequences
+from pymq.spark.logs import ClusterLog
 from pymq.spark.planning import Place, Range
 from pymq.spark.staging import Piece
 
 FETCH_BYTES = 4 << 20
+AHEAD = 5  # staged batches that are asked for before they are needed
+ON_THEIR_WAY_MAX = 32  # of all partitions, each of up to a megabyte
 TRIES = 20  # that another process, which is doing the same, gets in between
+
+Numbered = tuple[int, Piece]  # what is to be copied, and the sequence of its first record
 
 
 @value
@@ -40,7 +47,7 @@ class Copy:
     def __init__(
         self,
         client: Client,
-        log: Log,
+        log: ClusterLog,
         writer: Writer,
         stage: str,
         targets: Sequence[Target],
@@ -62,23 +69,23 @@ class Copy:
             ProducerFenced: another process has taken over; it goes on.
         """
         tries = TRIES
-        while rest := self._missing(self._copied()):
+        while rest := self._missing():
             try:
-                while rest:
-                    rest = self._round(rest)
-            except (OutOfOrderSequence, UnknownTopic):
-                # Another process has been at it, perhaps to the end: look how far it got.
+                self._append(rest)
+            except (DuplicateSequence, OutOfOrderSequence, UnknownTopic):
+                # Another process has been at it, perhaps to the end, or what an answer did not come
+                # for was written, and too much after it: look how far it got.
                 tries -= 1
                 if not tries:
                     raise
 
-    def _missing(self, copied: dict[Place, int]) -> dict[Place, list[tuple[int, Piece]]]:
+    def _missing(self) -> dict[Place, list[Numbered]]:
         """What is to be copied to each partition, in order, with its sequences."""
-        found: dict[Place, list[tuple[int, Piece]]] = {}
-        starts = {each.place: self._start_of(each) for each in self._targets}
-        position = dict.fromkeys(copied, 0)
+        found: dict[Place, list[Numbered]] = {}
+        begun = self._begun()
+        position = dict.fromkeys(begun, 0)
         for piece in self._pieces:
-            at, done = position[piece.place], copied[piece.place]
+            at, (start, done) = position[piece.place], begun[piece.place]
             position[piece.place] = at + piece.count
             if at + piece.count <= done:
                 continue
@@ -88,24 +95,11 @@ class Copy:
                     f"{topic}/{partition} has {done} records of a batch that has a border at {at}: "
                     "it has lost what it had acknowledged, or forgotten its producers"
                 )
-            found.setdefault(piece.place, []).append((starts[piece.place] + at, piece))
+            found.setdefault(piece.place, []).append((start + at, piece))
         return found
 
-    def _round(
-        self, rest: dict[Place, list[tuple[int, Piece]]]
-    ) -> dict[Place, list[tuple[int, Piece]]]:
-        """Copy the next batch of every partition; what is left."""
-        by_topic: dict[str, dict[str, tuple[int, RecordBatch]]] = {}
-        for (topic, partition), waiting in rest.items():
-            sequence, piece = waiting[0]
-            batch = self._staged(piece)
-            by_topic.setdefault(topic, {})[partition] = (sequence, batch)
-        for topic, batches in by_topic.items():
-            self._send(topic, batches)
-        return {place: waiting[1:] for place, waiting in rest.items() if waiting[1:]}
-
-    def _copied(self) -> dict[Place, int]:
-        """How many of the records each partition has."""
+    def _begun(self) -> dict[Place, tuple[int, int]]:
+        """At which sequence the records of each partition begin, and how many of them it has."""
         by_topic: dict[str, list[Target]] = {}
         for target in self._targets:
             by_topic.setdefault(target.place[0], []).append(target)
@@ -115,31 +109,43 @@ class Copy:
             names = [target.place[1] for target in targets]
             now = sequences(self._questions, topic, names, self._writer.producer, self._timeout_s)
             for target in targets:
+                # A topic that was made anew knows of none.
                 start = target.start if target.topic_id == id else 0
-                found[target.place] = now[target.place[1]] - start
+                found[target.place] = start, now[target.place[1]] - start
         return found
 
-    def _start_of(self, target: Target) -> int:
-        """The sequence at which a partition's records begin; a topic made anew knows of none."""
-        topic = self._questions.topic_metadata(target.place[0], self._timeout_s)
-        return target.start if target.topic_id == topic.topic_id else 0
+    def _append(self, rest: dict[Place, list[Numbered]]) -> None:
+        """Copy all that is left, of each partition in turn.
 
-    def _staged(self, piece: Piece) -> RecordBatch:
-        """A staged batch."""
-        end = piece.offset + piece.count
-        wanted = Range(self._stage, piece.staged, piece.offset, end)
-        (batch,) = self._log.read(wanted, FETCH_BYTES)
-        if (batch.base_offset, len(batch)) != (piece.offset, piece.count):
-            raise InternalError(
-                f"{self._stage}/{piece.staged} at {piece.offset} holds another batch"
-            )
-        return batch
-
-    def _send(self, topic: str, batches: dict[str, tuple[int, RecordBatch]]) -> None:
-        """Append one batch to each of some partitions of a topic, with these sequences."""
-        numbered = {
-            partition: batch.renamed(self._writer.producer, self._writer.epoch, sequence)
-            for partition, (sequence, batch) in batches.items()
+        Some batches are read while others are written. Each has its sequence, so that of those that
+        follow one that was lost none is taken.
+        """
+        known = {
+            topic: self._questions.topic_metadata(topic, self._timeout_s)
+            for topic in dict.fromkeys(topic for topic, _ in rest)
         }
-        known = self._questions.topic_metadata(topic, self._timeout_s)
-        append(self._questions, known, numbered, self._timeout_s)
+        turns = [each for each in chain(*zip_longest(*rest.values())) if each is not None]
+        window = min(max(2 * len(rest), ON_THEIR_WAY), ON_THEIR_WAY_MAX)
+        appends = Appends(self._questions, self._timeout_s, window)
+        staged = self._staged([piece for _, piece in turns])
+        for (sequence, piece), batch in zip(turns, staged, strict=True):
+            topic, partition = piece.place
+            numbered = batch.renamed(self._writer.producer, self._writer.epoch, sequence)
+            appends.put(known[topic], partition, numbered)
+        appends.flush()
+
+    def _staged(self, pieces: Sequence[Piece]) -> Iterator[RecordBatch]:
+        """Staged batches, in this order; the next ones are on their way meanwhile."""
+        asked: deque[tuple[Range, Call | None]] = deque()
+        coming = iter(pieces)
+        for piece in pieces:
+            while len(asked) < AHEAD and (later := next(coming, None)) is not None:
+                end = later.offset + later.count
+                wanted = Range(self._stage, later.staged, later.offset, end)
+                asked.append((wanted, self._log.begin(wanted, FETCH_BYTES)))
+            (batch,) = self._log.read(asked[0][0], FETCH_BYTES, asked.popleft()[1])
+            if (batch.base_offset, len(batch)) != (piece.offset, piece.count):
+                raise InternalError(
+                    f"{self._stage}/{piece.staged} at {piece.offset} holds another batch"
+                )
+            yield batch

@@ -64,11 +64,18 @@ class ClusterLog:
             if isinstance(answer, msg.OffsetFound)
         }
 
-    def read(self, wanted: Range, fetch_bytes: int) -> Iterator[RecordBatch]:
-        """As :class:`Log`."""
+    def begin(self, wanted: Range, fetch_bytes: int) -> Call | None:
+        """Ask for what :meth:`read` will wait for, if it is known whom to ask."""
+        topic, partition, position, end, topic_id = wanted
+        ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
+        return self._questions.begin(topic, partition, ask)
+
+    def read(
+        self, wanted: Range, fetch_bytes: int, begun: Call | None = None
+    ) -> Iterator[RecordBatch]:
+        """As :class:`Log`; *begun* is what :meth:`begin` has made of the same range."""
         topic, partition, position, end, topic_id = wanted
         until = self._client.driver.monotonic() + self._timeout_s
-        begun: Call | None = None
         while position < end:
             answer = self._questions.end(begun) if begun is not None else None
             if answer is None:
@@ -85,8 +92,7 @@ class ClusterLog:
             if batches:
                 position = batches[-1].end_offset
                 if position < end:  # The next answer comes while this one is worked on.
-                    ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
-                    begun = self._questions.begin(topic, partition, ask)
+                    begun = self.begin(wanted._replace(start=position), fetch_bytes)
                 for batch in batches:
                     yield batch.verify().at(topic, partition)
                 until = self._client.driver.monotonic() + self._timeout_s
