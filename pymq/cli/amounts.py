@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from pymq.core.config import TopicConfig
 from pymq.errors import ConfigError
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -34,6 +35,9 @@ def option_value(name: str, text: str) -> object:
     """What an option of a topic is given as on a command line.
 
     ``retention_ms=7d`` and ``block_bytes=64MiB`` are understood, and ``none``, ``true``, ``false``.
+
+    Raises:
+        ConfigError: it is an option that wants a duration or a size, and that is none.
     """
     lowered = text.strip().lower()
     if lowered in ("none", "null", ""):
@@ -43,10 +47,14 @@ def option_value(name: str, text: str) -> object:
     if re.fullmatch(r"-?[\d_]+", lowered):
         return int(lowered)
     found: int | None = None
+    wanted = ""
     if name.endswith("_ms"):
-        found = duration_ms(lowered)
+        found, wanted = duration_ms(lowered), "duration; give one as 250ms, 90s, 15m, 12h or 7d"
     elif name.endswith("_bytes"):
-        found = size_bytes(lowered)
+        found, wanted = size_bytes(lowered), "size; give one as 4096, 64KiB, 64MiB or 1GiB"
+    # Of a name that is not known the topic says which there are.
+    if wanted and found is None and name in TopicConfig().to_dict():
+        raise ConfigError(f"{name}={text.strip()!r} is no {wanted}")
     return text.strip() if found is None else found
 
 

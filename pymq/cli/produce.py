@@ -71,6 +71,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
                 sending.send(producer, lines)
                 step.at(source.taken)
             sending.wait()
+            if not sending.records and not interrupt.is_asked:
+                _check(mq, args)
     sent = sending.as_json() | {"seconds": round(time.perf_counter() - began, 3)}
     if show.is_json:
         show.result(sent)
@@ -80,6 +82,17 @@ def run(args: argparse.Namespace, show: Show) -> int:
         show.interrupted("interrupted; what was sent is written")
         return INTERRUPTED
     return OK
+
+
+def _check(mq: pymq.Client, args: argparse.Namespace) -> None:
+    """Whether records could be sent there, where none has found out.
+
+    Raises:
+        PymqError: they could not.
+    """
+    mq.describe_topic(args.topic)
+    if args.partition is not None:
+        mq.questions.partition_name(args.topic, args.partition)
 
 
 def _headers(pairs: list[str]) -> list[tuple[str, bytes]]:

@@ -170,7 +170,11 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        why = error.strerror
+        is_gone = isinstance(error, FileNotFoundError)
+        if is_secret and is_gone and path.with_suffix(REVOKED).exists():
+            why = f"keys of {path.stem} were revoked; 'pymq keys make' makes another"
+        raise ConfigError(f"{path} cannot be read: {why}") from error
     if is_secret and mode & 0o077:
         raise ConfigError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600 it")
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pymq.cli import main
+from pymq.errors import ConfigError
 from pymq.node.access import Kind, Operation, load_policy
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvefiles import read_pair, read_public
@@ -62,6 +63,8 @@ def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: Capture) -> None:
     }
     assert main(["keys", "make", folder, "alice"]) == 0
     assert main(["keys", "revoke", folder, "alice"]) == 0
+    with pytest.raises(ConfigError, match=r"alice\.secret .* keys of alice were revoked; .*make"):
+        read_pair(tmp_path / "alice.secret")
     assert main(["keys", "make", folder, "alice"]) == 0
     capsys.readouterr()
     assert main(["keys", "list", folder]) == 0

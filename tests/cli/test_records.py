@@ -71,6 +71,12 @@ def test_what_cannot_be_sent(queue: Queue, topic: str, lines: Path, tmp_path: Pa
     assert queue.fails("produce", topic, "--file", lines)["code"] == "RECORD_TOO_LARGE"
     error = queue.fails("produce", f"{topic}x", "--file", lines)
     assert (error["code"], error["hints"]) == ("UNKNOWN_TOPIC", [f"did you mean '{topic}'?"])
+    (tmp_path / "empty").touch()
+    error = queue.fails("produce", f"{topic}x", "--file", tmp_path / "empty")
+    assert error["code"] == "UNKNOWN_TOPIC"
+    error = queue.fails("produce", topic, "--file", tmp_path / "empty", "--partition", "x")
+    assert error["code"] == "UNKNOWN_PARTITION"
+    assert queue.json("produce", topic, "--file", tmp_path / "empty")["records"] == 0
     assert queue.fails("produce", topic, "--file", tmp_path / "none")["code"] == "OS_ERROR"
     assert "is a folder" in queue.fails("produce", topic, "--file", tmp_path)["message"]
     assert "--header" in queue.fails("produce", topic, "--header", "x")["message"]
