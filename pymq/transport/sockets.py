@@ -29,6 +29,7 @@ _ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^
 # Bytes of a frame up to which libzmq's copy costs less than sharing: for a shared frame another
 # thread has to be woken, in Python, to let go of it.
 COPY_MAX = 512 << 10
+KEPT_BYTES = 4 << 20  # blocks up to this size are kept by malloc, and twice as much of what is free
 SOCKETS_MAX = 65_535
 MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # whole numbers: to join two flags takes a microsecond
 LAST = int(zmq.NOBLOCK)
@@ -53,9 +54,20 @@ class Tuning:
 
 def make_context() -> Context:
     """A context of one's own: the shared one may be somebody else's to close."""
+    _keep_memory()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
     return context
+
+
+def _keep_memory() -> None:
+    """Have malloc keep what frames and batches take, not give it back when a few were let go of.
+
+    To get it again costs a page fault for each 4 KiB. glibc goes by the largest block that was ever
+    freed: smaller ones come out of its heap, of which it keeps twice as much. Who has another
+    malloc, or has set its options, is left alone.
+    """
+    bytes(KEPT_BYTES)  # Nobody touches it, so it takes no memory.
 
 
 def make_router(
