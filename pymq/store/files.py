@@ -148,6 +148,7 @@ class OsFiles:
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
+        _locks.discard(handle)
         os.close(handle)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
@@ -263,6 +264,7 @@ class OsFiles:
         except OSError:
             os.close(handle)
             raise
+        _locks.add(handle)
         return handle
 
     def release(self) -> None:
@@ -270,6 +272,27 @@ class OsFiles:
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
             pool.shutdown()
+
+
+_locks: set[int] = set()  # handles of lock files that this process holds
+
+
+def _leave_locks() -> None:
+    """Keep no lock in a forked child.
+
+    Such a lock is everybody's who has the file open by inheritance: it would be there until the
+    last child has ended, though the parent has closed its store, or is dead. The numbers stay
+    taken, for whoever closes them in the child takes them for his own.
+    """
+    if _locks:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for handle in _locks:
+            os.dup2(nothing, handle, inheritable=False)
+        os.close(nothing)
+        _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 def store_error(error: OSError, action: str, path: str) -> StoreError:

@@ -37,11 +37,11 @@ while True:
 """
 
 
-def start(code: str, path: Path) -> subprocess.Popen[str]:
+def start(code: str, path: Path, *more: str) -> subprocess.Popen[str]:
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
+        [sys.executable, "-c", code, str(path), *more],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -106,6 +106,72 @@ def test_a_second_store_in_the_same_process_is_kept_out(tmp_path: Path) -> None:
         FileStore(str(tmp_path))
     store.close()
     FileStore(str(tmp_path)).close()
+
+
+LEFT_BEHIND = """
+import os, signal, sys
+from pymq.errors import StoreLocked
+from pymq.store.file import FileStore
+from tests.store.helpers import BLOCK
+store = FileStore(sys.argv[1])
+reading, writing = os.pipe()
+if not (child := os.fork()):
+    os.close(writing)
+    os.read(reading, 1)  # until nobody writes any more
+    if len(sys.argv) > 2:
+        store.close()
+    print("child", flush=True)
+    os._exit(0)
+os.close(reading)
+try:
+    FileStore(sys.argv[1])
+except StoreLocked:
+    print("locked", flush=True)
+store.close()
+store = FileStore(sys.argv[1])
+print("again", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("closes", [(), ("closes",)])
+def test_a_forked_child_does_not_keep_the_folder(closes: tuple[str, ...], tmp_path: Path) -> None:
+    """Whoever had begun a pool of processes could not open his folder again, nor his successor."""
+    with start(LEFT_BEHIND, tmp_path, *closes) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "locked\n"
+        assert process.stdout.readline() == "again\n"
+        with pytest.raises(StoreLocked):
+            FileStore(str(tmp_path))
+        process.kill()
+        assert process.stdout.read() == "child\n"
+    FileStore(str(tmp_path)).close()
+
+
+ORPHAN = """
+import os, signal, sys
+from pymq.store.file import FileStore
+store = FileStore(sys.argv[1])
+reading, writing = os.pipe()
+if not os.fork():
+    os.close(writing)
+    sys.stdin.readline()
+    os._exit(0)
+os.close(reading)
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_a_dead_processes_children_do_not_keep_the_folder(tmp_path: Path) -> None:
+    process = start(ORPHAN, tmp_path)
+    assert process.stdout
+    assert process.stdin
+    with process.stdout, process.stdin:
+        assert process.stdout.readline() == "open\n"
+        process.kill()
+        process.wait()
+        FileStore(str(tmp_path)).close()  # The child lives as long as its input does.
 
 
 FORKER = """
