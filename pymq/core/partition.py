@@ -161,6 +161,10 @@ class Partition:
         opened = self.opened
         return opened.replicator is not None or self.problem is not None or opened.log is None
 
+    def is_open(self, block: BlockId) -> bool:
+        """Whether *block* is the open one."""
+        return self.state.block_id(self.opened.node) == block
+
     def has(self, block: BlockNode) -> bool:
         """Whether all of a sealed block is here."""
         return self._holdings.has(block)

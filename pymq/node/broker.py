@@ -407,8 +407,15 @@ class Broker:
             self._schedule.touch(partition)
 
     def _pinged(self, source: str, m: Ping, now: int) -> None:
-        if self._peers.heard(source, m, now):
+        is_other, blocks = self._peers.heard(source, m, now)
+        if is_other:
             self._peer_changed(source, now)
+            return
+        for block in blocks:
+            partition = self._find(block)
+            if partition is not None and partition.is_open(block):
+                partition.peer_changed(source, now)
+                self._schedule.touch(partition)
 
     def _peer_changed(self, peer: str, now: int) -> None:
         for partition in self._sharing.with_peer(peer):

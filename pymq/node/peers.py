@@ -9,13 +9,16 @@ broker has listened (:mod:`~pymq.core.attention`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pymq.core.attention import Attention
 from pymq.core.message import Message, Ping
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.types import NEVER, BlockId, Rng
-from pymq.core.values import define
+from pymq.core.values import Factory, define
+
+OFTEN_MAX = 100  # blocks on which a broker cannot act are told with each ping, ...
+SELDOM_MS = 1_000  # ... and more than that only so often
 
 
 @define
@@ -25,7 +28,8 @@ class Peer:
     until: int  # it seems gone when nothing is heard of it until then, by our attention
     is_alive: bool = False
     incarnation: int = -1
-    failed: tuple[BlockId, ...] = ()
+    told: tuple[BlockId, ...] = ()  # on which it cannot act
+    failed: dict[BlockId, None] = Factory(dict)  # the same, to look them up
 
 
 class Peers:
@@ -42,6 +46,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._shared: Counter[str] = Counter()  # how many open blocks are shared with each
         self._ping_at = NEVER
+        self._tell_at = 0  # when those on which it cannot act are told again, if they are many
 
     def share(self, before: Iterable[str], after: Iterable[str], now: int) -> None:
         """An open block is shared with *after* now, no more with *before*."""
@@ -67,20 +72,26 @@ class Peers:
         peer = self._peers.get(name)
         return peer is not None and peer.is_alive
 
-    def heard(self, name: str, m: Ping, now: int) -> bool:
-        """Take in a ping; returns whether partitions are to be told.
+    def heard(self, name: str, m: Ping, now: int) -> tuple[bool, Sequence[BlockId]]:
+        """Take in a ping; returns which partitions are to be told, if any.
 
-        They are when *name* was gone, was started anew, or has blocks on which it cannot act.
+        All that are shared with *name* if it was gone or was started anew, or else those whose
+        open blocks it cannot act on any more, or can again. The others must not be: who hears that
+        his leader has changed, and has not missed it, looks for another one.
         """
         peer = self._peers.get(name)
         if peer is None:
-            return False
-        known = peer.is_alive, peer.incarnation, peer.failed
-        news = known != (True, m.incarnation, m.failed)
+            return False, ()
+        is_other = not peer.is_alive or peer.incarnation != m.incarnation
+        changed: Sequence[BlockId] = ()
+        if peer.incarnation != m.incarnation or not (m.omits or m.failed == peer.told):
+            before, peer.told, peer.failed = peer.failed, m.failed, dict.fromkeys(m.failed)
+            changed = [block for block in peer.failed if block not in before]
+            changed += [block for block in before if block not in peer.failed]
         peer.until = self._attention.look(now) + self._patience()
-        peer.is_alive, peer.incarnation, peer.failed = True, m.incarnation, m.failed
+        peer.is_alive, peer.incarnation = True, m.incarnation
         self._rearm()
-        return news
+        return is_other, changed
 
     def has_failed(self, name: str, block: BlockId) -> bool:
         """Whether *name* says that it cannot act on an open block."""
@@ -91,7 +102,7 @@ class Peers:
         """Do what is due; returns the pings to send, and who seems gone since the last time."""
         pings: list[tuple[str, Message]] = []
         if now >= self._ping_at:
-            ping = Ping(self._incarnation, tuple(self.failed.values()))
+            ping = self._ping(now)
             pings = [(name, ping) for name in self._peers]
             self._ping_at = now + self._config.ping_ms if self._peers else NEVER
         gone, listened = [], self._attention.look(now)
@@ -103,6 +114,12 @@ class Peers:
                     gone.append(name)
         self._rearm()
         return pings, gone
+
+    def _ping(self, now: int) -> Ping:
+        if len(self.failed) > OFTEN_MAX and now < self._tell_at:
+            return Ping(self._incarnation, omits=True)
+        self._tell_at = now + SELDOM_MS
+        return Ping(self._incarnation, tuple(self.failed.values()))
 
     def _rearm(self) -> None:
         due = NEVER

@@ -204,6 +204,36 @@ def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
     assert bench.last(Ping).failed == ()
 
 
+def test_what_a_broker_cannot_act_on_is_told_seldom_where_it_is_much() -> None:
+    """With the disk of 10,000 partitions replaced, each ping was 400 kB, to each peer."""
+    bench, count = Bench("new disk"), 101
+    states = [state("b0", "b1", acks=AckMode.RAFT, index=index) for index in range(count)]
+    failed = [
+        attrs.evolve(s, blocks=(attrs.evolve(s.blocks[0], storages=("old disk", "disk")),))
+        for s in states
+    ]
+    bench.step("zk", tell(10, *failed))
+    other = state("b0", "b1", topic="u", topic_id="id-2")
+    bench.step("zk", tell(11, other))
+    for _ in range(40):
+        bench.tick(50)
+    pings = bench.sent_to("b1", Ping)
+    assert [len(ping.failed) for ping in pings if not ping.omits] == [count, count]
+    assert sum(ping.omits for ping in pings) == len(pings) - 2 > 30
+    assert not [ping for ping in pings if ping.omits and ping.failed]
+
+
+def test_what_a_ping_omits_is_as_it_was_told_last(bench: Bench) -> None:
+    """Until the broker that it is about is started anew."""
+    led = state("b1", "b0", "b2", acks=AckMode.RAFT)
+    bench.step("zk", tell(9, state("b0", "b1", topic="u", topic_id="id-2")))
+    bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
+    bench.step("b1", Ping(2, omits=True))
+    assert bench.broker.has_failed("b1", led.block_id(led.blocks[0]))
+    bench.step("b1", Ping(3, omits=True))
+    assert not bench.broker.has_failed("b1", led.block_id(led.blocks[0]))
+
+
 def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
     """A follower that hears of the block only then does not take it to be led."""
     led = state("b1", "b0", "b2", acks=AckMode.RAFT)

@@ -172,6 +172,28 @@ def test_a_failed_sync_stops_the_replica() -> None:
         assert read(mq) == [b"a"]
 
 
+def test_a_failed_sync_of_one_partition_unsettles_no_other() -> None:
+    """All that the broker led had another leader elected, as if it had been started anew."""
+    count = 12
+    with Cluster(brokers=3, seed=5) as cluster:
+        mq = cluster.client()
+        mq.create_topic("many", partitions=count, replicas=3, acks="raft")
+        with mq.producer(delivery_timeout_s=60.0) as producer:
+            for index in range(count):
+                producer.send("many", b"a", partition=index).result()
+            cluster.run(seconds=2)
+            before = [part.leader for part in mq.describe_topic("many").partitions]
+            broken = before[0]
+            assert broken is not None
+            cluster.fail_disk(broken, "sync")
+            producer.send("many", b"b", partition=0).exception()
+            cluster.run(seconds=5)
+        after = [part.leader for part in mq.describe_topic("many").partitions]
+        assert before.count(broken) > 2
+        assert after[0] != broken
+        assert after[1:] == before[1:]
+
+
 def test_a_zkserver_may_come_back() -> None:
     """It waits for the session of the one before to run out, then goes on from the tree."""
     with raft(9) as (cluster, mq):

@@ -11,11 +11,13 @@ from pymq.errors import PymqError
 class Ping:
     """A broker is alive, as *incarnation*; *failed* are the open blocks on which it cannot act.
 
-    One for a pair of brokers, however many blocks they share: an idle block costs nothing.
+    One for a pair of brokers, however many blocks they share: an idle block costs nothing. Where
+    *failed* would be long, most pings leave it out: what it *omits* is as it was told last.
     """
 
     incarnation: int
     failed: tuple[BlockId, ...] = ()
+    omits: bool = False
 
 
 @value
