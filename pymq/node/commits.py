@@ -45,6 +45,7 @@ from pymq.node.image import Draft, Image
 TRIES_MAX = 5  # a plan that loses so many races is given up
 SHARED_OPS = 500  # tasks are added to a commit until it has so many operations ...
 SHARED_BYTES = 1 << 18  # ... and while they fit: ZooKeeper takes 1 MiB, and refuses all or nothing
+PASSED_MAX = 1_000  # tasks that a commit passes over for others behind them, while it is filled
 
 Send = Callable[[str, Message], None]
 
@@ -228,15 +229,15 @@ class Commits:
             self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
 
     def _fill(self, flight: Flight, tasks: deque[Task], now: int) -> None:
-        """Have *flight* take the first of *tasks*, in their order, as far as it may."""
+        """Have *flight* take the first of *tasks*, in the order of each scope, as far as it may."""
         scopes = flight.scopes
         passed: list[Task] = []
-        while tasks and len(flight.ops) < SHARED_OPS:
+        while tasks and len(flight.ops) < SHARED_OPS and len(passed) < PASSED_MAX:
             task = tasks[0]
             if flight.items and (task.scope is None or None in scopes or task.scope in scopes):
-                if not task.is_read:
+                if not task.is_read and (task.scope is None or None in scopes):
                     break
-                # It is answered when this commit is done, and keeps nothing out of it.
+                # It comes after this commit, and keeps nothing out of it that it does not touch.
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()

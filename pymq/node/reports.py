@@ -114,4 +114,7 @@ class Reports:
                 changed.extend(reported.progress(draft, m))
             return None
 
-        self._commits.do(plan, done=lambda now: self._notices.tell_all(changed, now))
+        names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
+        # Mostly it is about one; then what is told of others is committed with it.
+        scope = names.pop() if len(names) == 1 else None
+        self._commits.do(plan, scope=scope, done=lambda now: self._notices.tell_all(changed, now))

@@ -15,12 +15,14 @@ from pymq.core.message import (
     LeaderAndIsr,
     ListTopics,
     Message,
+    Progress,
+    RollWanted,
     Seal,
     Sealed,
     SetPartitionState,
 )
 from pymq.core.metadata import TopicMetadata
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import StoreFull, UnknownTopic
 from tests.node.cluster import T0, Cluster
 
@@ -121,6 +123,47 @@ def test_who_asks_for_something_keeps_nothing_out_of_a_commit() -> None:
         assert cluster.answers[request].error is None
     for request in (3001, 3002, 3003):
         assert isinstance(cluster.answers[request].result, TopicMetadata)
+
+
+def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
+    """Each told of each took a commit of its own: of 10,000 that are rolled, 20,000 commits."""
+    count = 40
+    cluster = Cluster()
+    cluster.topic(partitions=count)
+    names = [TopicPartition("t", str(index)) for index in range(count)]
+    for name in names:
+        leader = cluster.leader(name)
+        cluster.write(5, name=name)
+        cluster.brokers[leader].holders[name] = (leader,)
+        cluster.to_active(leader, RollWanted(*name, 0, 1, "size"))
+    held = Held(cluster)
+    cluster.to_active("client", create(1001, "a"))
+    for name in names:
+        for broker in cluster.followers(name):
+            whole = Progress(broker, ((*name, 0, 5),), 1)
+            cluster.to_active(broker, whole)
+            cluster.to_active(broker, whole)  # It asks each second until it is answered.
+    assert len(held.do_all()) == 3
+    assert all(len(cluster.part(name).blocks[0].in_sync) == 3 for name in names)
+
+
+def test_who_waits_for_his_turn_keeps_it() -> None:
+    """Others pass him, but not who wants something of the same partition."""
+    cluster = Cluster()
+    cluster.topic(partitions=3, acks=AckMode.NONE)
+    held = Held(cluster)
+    cluster.to_active("client", create(1001, "a"))
+    for request, partition, acks in ((1, "0", 1), (2, "0", 0), (3, "1", 1), (4, "0", 1)):
+        cluster.to_active("client", SetPartitionState(request, "t", partition, AckMode(acks), 3))
+    held.do()
+    with_others = held.do()
+    assert [path for path in with_others if path.endswith("Block_0")] == [
+        "/pymq/topics/t/partitions/0/Block_0",
+        "/pymq/topics/t/partitions/1/Block_0",
+    ]
+    held.do_all()
+    assert cluster.part(T0).node.acks is AckMode.LEADER
+    assert [cluster.answers[request].error for request in (1, 2, 3, 4)] == [None] * 4
 
 
 # --- what is asked again ------------------------------------------------------------------------
