@@ -82,6 +82,11 @@ class GroupCoordinator:
         """Whether it knows all its groups."""
         return self._offsets.is_loaded
 
+    @property
+    def last_request(self) -> int:
+        """The highest id that it has used in what it has asked the offsets partition."""
+        return self._offsets.last_request
+
     # --- loading (immigration) ------------------------------------------------------------------
 
     def begin(self, now: int) -> None:

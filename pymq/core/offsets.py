@@ -192,6 +192,11 @@ class Offsets:
         return [*(self._writing or ()), *self._unanswered]
 
     @property
+    def last_request(self) -> int:
+        """The highest id that it has used."""
+        return self._requests
+
+    @property
     def is_dirty(self) -> bool:
         """Whether there is something to write, or to answer, and no write is under way."""
         if self._writing is not None or self.retry_at != NEVER:

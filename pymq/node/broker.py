@@ -97,7 +97,7 @@ class Broker:
         self._registration = Registration(config)
         self._departure = Departure(config.name, config.incarnation)
         self._led: dict[TopicPartition, None] = {}
-        self._coordinators = Coordinators(self.me, self, assignors)
+        self._coordinators = Coordinators(self.me, self, assignors, config.incarnation)
         self._schedule = Schedule()
         self._hosting = Hosting(
             self,

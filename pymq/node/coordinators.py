@@ -27,19 +27,25 @@ from pymq.core.sensible import refusal
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
+LIFE_BITS = 20  # a life of a broker has so many ids for each number that its incarnation is higher
+
 OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup | GetLeases
 
 
 class Coordinators:
     """The groups that are coordinated here."""
 
-    def __init__(self, me: str, host: GroupHost, assignors: Assignors) -> None:
+    def __init__(
+        self, me: str, host: GroupHost, assignors: Assignors, incarnation: int = 0
+    ) -> None:
         self._me = me
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
         self._offsets_partitions = 1
-        self._begun = 0
+        # No coordinator before has used a higher id, nor one of the broker's lives before: an
+        # answer that is late would pass for one to what is asked now. Incarnations are times.
+        self._last_request = incarnation << LIFE_BITS
 
     def values(self) -> ValuesView[GroupCoordinator]:
         """All of them."""
@@ -65,14 +71,14 @@ class Coordinators:
         self._offsets_partitions = state.siblings
         coordinator = self.by_index.get(state.index)
         if leads and coordinator is None:
-            self._begun += 1
             coordinator = GroupCoordinator(
-                state.index, self._host, self._assignors, now, self._begun << 32
+                state.index, self._host, self._assignors, now, self._last_request
             )
             self.by_index[state.index] = coordinator
             coordinator.begin(now)
         elif not leads and coordinator is not None:
             del self.by_index[state.index]
+            self._last_request = max(self._last_request, coordinator.last_request)
             leader = partition.opened.leader
             coordinator.resign(NotLeader("the coordinator has moved", leader=leader), now)
 

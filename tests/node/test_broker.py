@@ -36,7 +36,7 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
-from pymq.core.types import AckMode, BlockId
+from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId
 from pymq.errors import (
     CorruptMetadata,
     InvalidRequest,
@@ -59,11 +59,11 @@ M = TypeVar("M", bound=Message)
 class Bench:
     """A broker, its disk, and all that it has sent."""
 
-    def __init__(self, storage_id: str = "") -> None:
+    def __init__(self, storage_id: str = "", incarnation: int = 0) -> None:
         self.now = 0
         self.store = MemoryStore()
         self.sent: list[tuple[str, Message]] = []
-        config = BrokerConfig("b0", ("zk",), storage_id=storage_id)
+        config = BrokerConfig("b0", ("zk",), storage_id=storage_id, incarnation=incarnation)
         self.broker = Broker(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []
@@ -302,6 +302,29 @@ def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
     answer = bench.last(Sequence)
     assert answer.error is not None
     assert answer.error.retriable
+
+
+def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
+    """A broker that was started anew took a late answer for one to what it asked now.
+
+    Offsets of groups would be read from another place of the log, and what is before left out.
+    """
+    found = state("b0", topic=OFFSETS_TOPIC, epoch=2)
+    opened = attrs.evolve(found.blocks[0], number=1, start=400)
+    sealed = attrs.evolve(found.blocks[0], end=400, replicas=("b1",), in_sync=("b1",))
+    asked: list[list[int]] = []
+    for incarnation in (7, 8):
+        bench = Bench(incarnation=incarnation)
+        for epoch in (2, 4):
+            here = attrs.evolve(found, epoch=epoch, version=epoch, blocks=(sealed, opened))
+            order = attrs.evolve(tell(10 * epoch, here), incarnation=incarnation)
+            bench.step("zk", order)
+            gone = StopReplica(10 * epoch + 1, 1, OFFSETS_TOPIC, "id-1", "0", epoch, False, 0)
+            bench.step("zk", gone)
+        asked.append([fetch.id for fetch in bench.sent_to("b1", Fetch)])
+    first, second = asked
+    assert len(first) == len(second) == 2
+    assert len({*first, *second}) == 4
 
 
 def test_only_coordinators_write_offsets(bench: Bench) -> None:
