@@ -104,6 +104,8 @@ class Reader(Intake):
     def want(self, records: int, now: int) -> None:
         """Fetch wherever nothing is at hand and nothing is under way."""
         self._is_wanted = True
+        if self.topic in self._router.gone:
+            self._router.refresh(self.topic)  # Perhaps it is there again.
         for cursor in self.cursors.values():
             self._fetch(cursor, now)
 

@@ -86,6 +86,7 @@ class Settler:
         self._driver = driver
         self._sent: dict[int, Settlement] = {}
         self._held: list[Settling] = []  # commits that wait until we are a member again
+        self._is_put_back = False  # there are acknowledgements that nobody could be told of
         self._unarmed: list[Key] = []  # requests that were sent and have no time yet
         self._was_fenced = False  # at least once
         self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
@@ -112,7 +113,7 @@ class Settler:
         What is returned is done once they are written, or *durable*.
         """
         # Disarm first: what another thread adds from here on arms again, or is taken along.
-        self.due = NEVER
+        self.due, self._is_put_back = NEVER, False
         queues = list(self.acks.items())  # at once: another thread may be adding one
         acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
         nacks = tuple(drain(self.nacks))
@@ -123,6 +124,7 @@ class Settler:
         coordinator = membership.coordinator.find() if membership.is_joined else None
         if coordinator is None:
             self._put_back(acks, nacks)
+            self._is_put_back = True
             self._held += [done] if wait else []
             return done
         waits, self._held = [*self._held, done], []
@@ -164,8 +166,8 @@ class Settler:
         self.nacks.extend(nacks)
 
     def settle_held(self) -> None:
-        """Send what had to wait until we are a member again."""
-        if self._held:
+        """Send what had to wait until we are a member again, or somebody coordinates."""
+        if self._held or self._is_put_back:
             self.settle()
 
     def time(self, now: int) -> None:

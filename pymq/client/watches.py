@@ -49,6 +49,7 @@ class Watches:
         """Other partitions are assigned now."""
         for partition in lost:
             self._watches.pop(partition, None)
+            self._timers.drop(("watch", partition))  # It may come back before that is over.
         for partition in gained:
             self._watches[partition] = self._new(partition)
 

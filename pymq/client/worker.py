@@ -16,6 +16,7 @@ from pymq.client.base import Driver, Waitable
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
+from pymq.client.route import RETRY_MAX_MS
 from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
 from pymq.client.spans import Span
@@ -430,8 +431,10 @@ class Worker(Intake):
         held = self.unread() + self._leased.coming()
         # A copy: the application takes chunks away meanwhile.
         held += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
-        if self.settler.renew(held):
-            self._renew_at = now + self.config.ack_wait_ms // 3
+        if held:
+            is_told = self.settler.renew(held)
+            third = self.config.ack_wait_ms // 3
+            self._renew_at = now + (third if is_told else min(third, RETRY_MAX_MS))
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -489,13 +492,18 @@ class Worker(Intake):
         if now - self._heard_at > SURE_MS:
             self._doubt(now)
             return
+        unread: list[Span] = []
         for view, is_dead in self._leased.lined_up():
+            if view.partition in self.paused and not is_dead:
+                unread.append((view.partition, (view.base_offset, view.end_offset)))
+                continue
             self.settler.skip(view, now)
             if is_dead and len(view) and not view.is_control:
                 self.settler.handed.out(view)  # for burial
                 self.dead.append(view)
             elif len(view) and not view.is_control:
                 self.chunks.append(view)
+        self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
             # All of it was compacted away or not for consumers.
             self._acquiring.wanted = self._acquiring.wanted or 1

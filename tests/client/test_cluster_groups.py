@@ -237,6 +237,78 @@ def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
             assert {record.delivery_count for record in found} == {1}
 
 
+def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
+    """It had come, and waited for word whether it was still leased, while it was paused."""
+    with Cluster(brokers=4, seed=17) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=1, acks="raft")
+        with mq.consumer("t", group="g") as consumer:
+            cluster.run(seconds=3)
+            data = next(name for name in cluster.brokers if name != coordinator(mq))
+            mq.reassign("t", 0, [data])
+            put(other, *range(5))
+            cluster.run(seconds=3)
+            cluster.pause(data)
+            assert consumer.poll(timeout=0.4) == []  # They are leased, and do not come.
+            cut = cluster.cut("client-0", coordinator(other))
+            cluster.resume(data)
+            assert consumer.poll(timeout=0.2) == []  # They have come.
+            consumer.pause("0")
+            cluster.heal(cut)
+            assert consumer.poll(timeout=2.0) == []
+            consumer.resume("0")
+            records = consumer.poll(timeout=2.0)
+            assert values(records) == list(range(5))
+            assert {record.delivery_count for record in records} == {1}
+
+
+def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() -> None:
+    """The renewal that fell into that time was the last, and what was acknowledged then waited."""
+    with Cluster(brokers=1, seed=19) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t")
+        put(other, *range(10))
+        consumer = mq.consumer("t", group="g", ack_wait_s=24)
+        first = next(iter(consumer))  # Nine more are at hand, until 24 s if they are not renewed.
+        cluster.run(seconds=4)
+        cut = cluster.cut("broker-0")
+        cluster.run(seconds=3)
+        consumer.ack(first)
+        cluster.run(seconds=2.5)
+        cluster.heal(cut)
+        cluster.run(seconds=18)
+        assert consumer.committed() == {"0": 1}
+        found = list(consumer.until_end())
+        assert values(found) == list(range(1, 10))
+        assert {record.delivery_count for record in found} == {1}
+        consumer.close()
+
+
+def test_a_partition_that_comes_back_is_watched_at_once() -> None:
+    """What it was asked before kept anybody from asking it for seconds, with many partitions."""
+    with Cluster(brokers=3, seed=0) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=120)
+        stays = cluster.client().consumer("t", group="g")
+        goes = cluster.client().consumer("t", group="g")
+        while {len(stays.assignment()), len(goes.assignment())} != {60}:
+            assert not goes.poll(timeout=0.1)
+            assert not stays.poll(timeout=0.1)
+        moved = goes.assignment()
+        goes.close()
+        while len(stays.assignment()) < 120:
+            assert not stays.poll(timeout=0.05)
+        since = cluster.now
+        with mq.producer(linger_ms=0) as producer:
+            for name in moved[:10]:
+                producer.send("t", b"1", partition=name).result()
+        found: list[pymq.Record] = []
+        while len(found) < 10:
+            found += stays.poll(timeout=0.1)
+        assert cluster.now - since < 1
+        stays.close()
+
+
 @pytest.mark.parametrize("is_early", [True, False])
 def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
     """Each is told of by itself, long before the coordinator answers; no lease of it gets lost."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
-from pymq.errors import OffsetOutOfRange, PymqError
+from pymq.errors import OffsetOutOfRange, PymqError, UnknownTopic
 from pymq.testing import Cluster
 
 
@@ -177,6 +179,30 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
         while len(got) < count:
             got += [record.value for record in reader.poll(10, timeout=0.3)]
         assert got == sent
+        reader.close()
+
+
+@pytest.mark.parametrize("partition", [None, 0])
+def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> None:
+    """Who reads one partition looks for no others, and never asked for the topic again."""
+    with Cluster(brokers=1, seed=0, check=False) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        reader = cluster.client().consumer("t", mode="psb", partition=partition)
+        with mq.producer(linger_ms=0) as producer:
+            producer.send("t", b"old").result()
+            assert reader.poll(10, timeout=1)
+            mq.delete_topic("t")
+            for _ in range(2):
+                with pytest.raises(UnknownTopic):
+                    reader.poll(10, timeout=5)
+            mq.create_topic("t")
+            for _ in range(2):  # The first may tell what it knew before, the second asks.
+                with suppress(UnknownTopic, OffsetOutOfRange):
+                    reader.poll(10, timeout=1)
+                cluster.run(seconds=0.1)
+            with pytest.raises(OffsetOutOfRange, match="deleted and made again"):
+                reader.poll(10, timeout=1)
         reader.close()
 
 
