@@ -23,7 +23,7 @@ from pymq.errors import Closed, ForkedError, InternalError, PymqError
 from pymq.node.loop import Loop
 
 HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
-COOL_TURNS = 200  # ... and after how many idle rounds it sleeps until something is due
+COOL_TURNS = 40  # ... and after how many idle rounds it sleeps until something is due
 
 
 class Waitable(Protocol):
