@@ -48,8 +48,10 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
         or not set(m.in_sync) <= set(block.replicas)
     ):
         return
-    # A broker that was wiped or is away must not be counted on again by a late wish (KIP-903).
-    refused = [broker for broker in joining if not _may_join(draft, block, members, broker)]
+    # Who was wiped, is away, or has lost since what its leader knew of must not be counted on
+    # again by a late wish (KIP-903).
+    known = dict(zip(m.in_sync, m.incarnations, strict=False))
+    refused = [b for b in joining if not _may_join(draft, block, members, b, known.get(b, 0))]
     wanted = [broker for broker in m.in_sync if broker not in refused]
     in_sync = tuple(broker for broker in block.replicas if broker in wanted)
     if in_sync != block.in_sync or refused:
@@ -62,8 +64,10 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
         change(draft, name)
 
 
-def _may_join(draft: Draft, block: BlockNode, members: Members, broker: str) -> bool:
-    is_here = broker in members and broker not in members.leaving
+def _may_join(
+    draft: Draft, block: BlockNode, members: Members, broker: str, incarnation: int
+) -> bool:
+    is_here = members.is_of(broker, incarnation) and broker not in members.leaving
     return is_here and has_storage(draft.image, block, broker)
 
 

@@ -35,6 +35,7 @@ class Follower:
 
     end: int  # of its log, as safe there as the block's mode asks for
     caught_up_at: int  # when it had last all that there was, by its leader's attention
+    incarnation: int = 0  # that its end is of; 0: not told
     fetch: ReplicaFetch | None = None  # waits for something new ...
     until: int = NEVER  # ... at most until then
     served_from: int = -1  # where what it was sent last began, if it was sent something
@@ -46,13 +47,19 @@ class Follower:
         """Whether it does not keep what it is sent, as if its disk were full."""
         return self.misses >= MISSES
 
-    def asks(self, offset: int, now: int, retry_ms: int) -> None:
-        """It has everything before *offset*."""
-        if offset != self.served_from:
+    def is_past(self, fetch: ReplicaFetch) -> bool:
+        """Whether it has been started anew since it sent *fetch*."""
+        return 0 < fetch.incarnation < self.incarnation
+
+    def asks(self, fetch: ReplicaFetch, now: int, retry_ms: int) -> None:
+        """It has everything before what it asks for, and waits."""
+        if fetch.offset != self.served_from:
             self.misses = 0
         elif now - self.served_at >= retry_ms:  # else it was perhaps said twice
             self.misses += 1
-        self.end, self.served_from = offset, -1
+        self.end, self.served_from = fetch.offset, -1
+        self.incarnation = fetch.incarnation
+        self.fetch, self.until = fetch, now + fetch.max_wait_ms
 
     def serve(self, now: int) -> None:
         """It is sent what it has asked for."""
@@ -203,6 +210,8 @@ class Fetch:
             mark("fetch.stale_epoch")
             stale = StaleEpoch(f"{self._replica.block} is at epoch {self.epoch}")
             self._host.send(source, self._refusal(m, stale))
+        elif follower.is_past(m):
+            mark("fetch.past")  # It may have lost since what it had then, and nobody waits.
         elif m.offset > self._log.end or self._log.epoch_at(m.offset) != m.last_epoch:
             mark("fetch.diverging")
             diverging = self._log.end_of(m.last_epoch)
@@ -210,8 +219,7 @@ class Fetch:
             answer.diverging = diverging  # type: ignore[misc] # its only owner, before it is sent
             self._host.send(source, answer)
         else:
-            follower.asks(m.offset, now, self._host.replication.retry_ms)
-            follower.fetch, follower.until = m, now + m.max_wait_ms
+            follower.asks(m, now, self._host.replication.retry_ms)
             if follower.end >= self._log.end:
                 follower.caught_up_at = self._attention.look(now)
             self._advance()
@@ -295,8 +303,14 @@ class Fetch:
                     self._version,
                     self._host.incarnation,
                     self._replica.block.topic_id,
+                    tuple(map(self._incarnation, wanted)),
                 )
             )
+
+    def _incarnation(self, name: str) -> int:
+        """As which a replica has told what is known of it."""
+        follower = self._followers.get(name)
+        return self._host.incarnation if follower is None else follower.incarnation
 
     # --- the follower ---------------------------------------------------------------------------
 
@@ -315,6 +329,7 @@ class Fetch:
             self.epoch,
             config.append_bytes,
             config.fetch_wait_ms,
+            self._host.incarnation,
         )
         self._host.send(self.leader, fetch)
         self._retry_at = now + config.fetch_wait_ms + 2 * config.retry_ms

@@ -6,7 +6,7 @@ from pymq.coord import paths
 from pymq.coord.tree import Plan
 from pymq.core.coordination import Commit
 from pymq.core.message import Message, RecoverPartition
-from pymq.core.metadata import BlockNode, decode_node
+from pymq.core.metadata import BlockNode, BrokerNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.testing import probe
 from pymq.testing.checkers import Checker, Partition, Watch
@@ -19,7 +19,7 @@ class InSync(Checker):
 
     In an open block that is fetched these are the replicas that may have to stand in for the
     leader, so what is visible is with all of them. What a replica has lost in a crash it is asked
-    for again; it is not held against the leader, who cannot know.
+    for again; it is not held against the leader, who cannot know, but it is not taken in without.
     """
 
     rules = (
@@ -103,13 +103,27 @@ class InSync(Checker):
             seen = self.watch.history(block).blocks.get(block.number)
             if seen is None or known is None or set(node.in_sync) <= set(known.in_sync):
                 return
-            for name in self._lacking(block, node, seen.end):
-                if name not in known.in_sync:
+            for name in node.in_sync:
+                if name not in known.in_sync and self._joins_without(name, block, node, seen.end):
                     self.fail(
                         "in-sync-has-all",
                         f"{name} is in sync in {block}, and lacks some of what is visible up to "
                         f"{seen.end}",
                     )
+
+    def _joins_without(self, name: str, block: BlockId, node: BlockNode, end: int) -> bool:
+        """Whether a broker that is to be in sync lacks something before *end*, and that is known.
+
+        What it had when its leader asked for it, it may have lost in a crash. The zkserver knows of
+        that from the moment on at which the broker has registered again.
+        """
+        ledger, cluster = self.watch.ledger, self.watch.cluster
+        log, host = ledger.log(name, block), cluster.brokers[name]
+        if (log.end if log is not None else node.start) >= end or name in ledger.damaged:
+            return False
+        entry = cluster.ensemble.tree.get(paths.broker(name))
+        registered = decode_node(BrokerNode, entry.data).incarnation if entry is not None else 0
+        return not ledger.has_lost(block) or (host.is_up and host.incarnation == registered)
 
     def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
         """Whether the disks of all that hold a block are gone as it is sealed.

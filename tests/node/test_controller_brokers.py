@@ -167,6 +167,40 @@ def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
     assert set(cluster.open().in_sync) == {leader, one}
 
 
+def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
+    """Whether it was in sync or not: what its leader had heard of, it may have lost (KIP-903)."""
+    cluster = full_cluster()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
+
+    def wish(*lives: int) -> AlterIsr:
+        version = cluster.brokers[leader].states[T0].version
+        everybody = (leader, one, two)
+        return AlterIsr(*T0, 0, 1, leader, everybody, version, 1, "", lives)
+
+    late = wish(1, 1, 1)
+    cluster.restart(one)
+    assert cluster.brokers[leader].states[T0].version == late.version, "nothing has changed"
+    cluster.to_active(leader, late)
+    assert set(cluster.open().in_sync) == {leader, two}
+    # The leader hears that it need not count on it any more.
+    assert cluster.brokers[leader].states[T0].version > late.version
+    cluster.to_active(leader, wish(1, 2, 0))
+    assert set(cluster.open().in_sync) == {leader, one, two}
+
+
+@pytest.mark.parametrize("lives", [(), (1,), (1, 0, 1)])
+def test_a_leader_may_not_know_of_lives(lives: tuple[int, ...]) -> None:
+    """It, or its follower, is of an older version."""
+    cluster = full_cluster()
+    leader, (one, two) = cluster.leader(), cluster.followers()
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
+    cluster.restart(one)
+    everybody = (leader, one, two)
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, everybody, 0, 1, "", lives))
+    assert set(cluster.open().in_sync) == {leader, one, two}
+
+
 def test_a_restarted_leader_leads_no_more() -> None:
     """Its tail may be gone: it must not give these offsets a second time."""
     cluster = full_cluster()

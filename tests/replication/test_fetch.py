@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import attrs
+
 from pymq.core.config import TopicConfig
 from pymq.core.message import AlterIsr, Message, ReplicaFetch
 from pymq.core.metadata import BlockNode, PartitionState
@@ -44,6 +46,11 @@ def state(*, version: int = 0) -> PartitionState:
     return PartitionState(
         *("t", "topic", "0", 0, AckMode.LEADER, 1, "A", TopicConfig(), (block,)), version=version
     )
+
+
+def in_sync(*names: str) -> BlockNode:
+    """The block of :func:`state` with another in-sync set."""
+    return attrs.evolve(state().blocks[-1], in_sync=names)
 
 
 def leader(host: Host, log: FakeLog) -> Fetch:
@@ -89,6 +96,45 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
     fetch.step("B", ReplicaFetch(3, BLOCK, log.end, 1, 1, 1 << 20, 500), later)
     assert [m.in_sync for m in host.said if isinstance(m, AlterIsr)] == [("A", "B")]
     assert [m.version for m in host.said if isinstance(m, AlterIsr)] == [1]
+
+
+def asks(id: int, offset: int, incarnation: int) -> ReplicaFetch:
+    """A follower has all before *offset*, of which the last is of epoch 1."""
+    return ReplicaFetch(id, BLOCK, offset, min(offset, 1), 1, 1 << 20, 500, incarnation)
+
+
+def test_a_wish_names_the_lives_that_it_goes_by() -> None:
+    """Who was started anew since is another one, and may have less (KIP-903)."""
+    host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
+    fetch = leader(host, log)
+    fetch.step("C", asks(1, 0, 0), 10)  # It is of a version that does not tell.
+    fetch.step("B", asks(1, 0, 7), 20)
+    fetch.step("B", asks(1, 0, 8), 20 + 5 * host.replication.retry_ms)
+    wishes = [(m.in_sync, m.incarnations) for m in host.said if isinstance(m, AlterIsr)]
+    assert wishes == [
+        (("A", "C"), (1, 0)),
+        (("A", "B", "C"), (1, 7, 0)),
+        (("A", "B", "C"), (1, 8, 0)),
+    ]
+
+
+def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None:
+    """A late fetch of its last life says that it has what it has lost."""
+    host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
+    fetch = leader(host, log)
+    for value in "xy":
+        log.push(1, value)
+    log.node.disk.batches = list(log.batches)
+    fetch.adopt(attrs.evolve(state(version=1), blocks=(in_sync("A", "B", "C"),)), 10)
+    fetch.stable(log.stable_end, 10)
+    late = asks(5, 2, 7)
+    fetch.step("C", asks(1, 2, 3), 20)
+    fetch.step("B", asks(1, 1, 8), 20)
+    assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
+    fetch.step("B", late, 30)
+    assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
+    fetch.step("B", attrs.evolve(late, incarnation=0), 40)  # It does not tell any more.
+    assert (fetch.high_watermark, fetch.holders(2)) == (2, ("A", "B", "C"))
 
 
 def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:

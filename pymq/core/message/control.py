@@ -173,8 +173,9 @@ class AlterIsr:
 
     The new :class:`~pymq.core.metadata.PartitionState` is the answer; until it comes, the leader
     counts on both sets. *version* is that of the state that the leader goes by: the wish is
-    refused, and the newer state sent again, when another change came before it (KIP-497, KIP-903),
-    and when the leader was started anew meanwhile: its disk may be another one.
+    refused, and the newer state sent again, when another change came before it (KIP-497), and when
+    the leader was started anew meanwhile: its disk may be another one. Who is to join and was
+    started anew since the leader has heard of it, as *incarnations* tell, is left out (KIP-903).
     """
 
     topic: str
@@ -186,6 +187,7 @@ class AlterIsr:
     version: int = 0  # 0: not told
     incarnation: int = 0  # of *broker*; 0: not told
     topic_id: str = ""  # of the topic that is meant; "": not told
+    incarnations: tuple[int, ...] = ()  # of those *in_sync*, one for each; 0, or (): not told
 
 
 @value

@@ -24,7 +24,9 @@ class Ping:
 class ReplicaFetch:
     """A follower asks for what comes after its own end, by whose log the last batch is *epoch*'s.
 
-    *durable* tells the leader how far the follower is safe, in the sense of the block's ack mode.
+    *offset* tells the leader how far the follower is safe, in the sense of the block's ack mode. Of
+    an *incarnation* that is no more it tells nothing, for the next may have lost what this one had
+    (KIP-903).
     """
 
     id: int
@@ -34,6 +36,7 @@ class ReplicaFetch:
     leader_epoch: int  # of the leader that the follower follows; 0: of a sealed block, from anyone
     max_bytes: int
     max_wait_ms: int
+    incarnation: int = 0  # of the follower; 0: not told
 
 
 @value

@@ -16,7 +16,7 @@ from pymq.core.repair import Repair
 from pymq.core.repairs import Repairs
 from pymq.core.types import NEVER, TopicPartition
 from pymq.node import blocks, reported, restarts
-from pymq.replication.fetch import Fetch
+from pymq.replication.fetch import Fetch, Follower
 from pymq.replication.leadership import Leadership
 from tests.testing.planted.bug import bug, plant
 
@@ -254,6 +254,34 @@ def alter_unfenced(alter: Any, draft: Any, m: Any, members: Any) -> None:
         blocks.change(draft, name)
         node = attrs.evolve(block, in_sync=m.in_sync)
         draft.put(paths.block(*name, block.number), node)
+
+
+bug(
+    "joins-by-its-last-life",
+    FETCH,
+    "who was started anew joins the in-sync set by what it had before",
+    "KIP-903",
+    test="tests/testing/test_late_wishes.py",
+)
+
+
+@plant("joins-by-its-last-life", reported, "_may_join")
+def may_join_as_anybody(may_join: Any, *arguments: Any) -> Any:
+    return may_join(*arguments[:-1], 0)
+
+
+bug(
+    "counts-its-last-life",
+    FETCH,
+    "a leader counts what a follower had before it was started anew",
+    "KIP-903: a fetch with a stale broker epoch",
+    test="tests/replication/test_fetch.py",
+)
+
+
+@plant("counts-its-last-life", Follower, "is_past")
+def never_past(is_past: Any, self: Follower, fetch: Any) -> bool:
+    return False
 
 
 bug(
