@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from pymq.cli.amounts import plural
 from pymq.cli.show import Show
 from pymq.coord.known import known_blocks
 from pymq.coord.sqlite import SqliteTree, read_entries
@@ -123,12 +124,13 @@ def _tell(report: Report, show: Show) -> None:
             show.say(f"note: {_where(problem)}: {problem.what}; {problem.advice}", style="yellow")
     damaged = sum(not problem.is_note for problem in report.problems)
     totals = (
-        f"{len(report.blocks):,} blocks, {report.batches:,} batches, {report.records:,} records, "
+        f"{plural(len(report.blocks), 'block')}, {report.batches:,} "
+        f"{'batch' if report.batches == 1 else 'batches'}, {plural(report.records, 'record')}, "
         f"{report.bytes:,} bytes"
     )
     if damaged:
-        plural = "s" if damaged > 1 else ""
-        show.say(f"{report.path}: {damaged} problem{plural}; still good: {totals}", style="bold")
+        found = plural(damaged, "problem")
+        show.say(f"{report.path}: {found}; still good: {totals}", style="bold")
     else:
         show.say(f"{report.path}: clean; {totals}", style="bold green")
 

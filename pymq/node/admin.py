@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from pymq.core.message import (
@@ -265,7 +265,7 @@ class Admin:
             nonlocal names
             image = draft.image
             if m.broker not in image.brokers:
-                raise InvalidRequest(f"there is no broker {m.broker!r}")
+                raise _unknown(image.brokers, m.broker)
             names = image.hosting.opened(m.broker)
             rest = [name for name in usable(image, self._members.live) if name != m.broker]
             needed = max(
@@ -273,7 +273,7 @@ class Admin:
             )
             if needed > len(rest):  # nothing starts unless all can
                 raise NotEnoughBrokers(
-                    f"{needed} other brokers are needed and {len(rest)} are alive",
+                    f"it needs {needed} other brokers that are alive, and there are {len(rest)}",
                     needed=needed,
                     available=len(rest),
                 )
@@ -289,10 +289,15 @@ class Admin:
     def _recommission(self, source: str, m: Recommission) -> None:
         def plan(draft: Draft) -> Result:
             if m.broker not in draft.image.brokers:
-                raise InvalidRequest(f"there is no broker {m.broker!r}")
+                raise _unknown(draft.image.brokers, m.broker)
             return restarts.drain(draft, m.broker, False)
 
         def done(now: int) -> None:
             self._rolls.consider_short(now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
+
+
+def _unknown(brokers: Iterable[str], name: str) -> InvalidRequest:
+    there = ", ".join(sorted(brokers)) or "none at all"
+    return InvalidRequest(f"there is no broker {name!r}; there are {there}")

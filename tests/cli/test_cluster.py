@@ -76,7 +76,8 @@ def test_a_broker_is_taken_out_and_back(remote: Queue, topic: str) -> None:
     assert remote.json("cluster", "decommission", leader)["broker"] == leader
     assert remote.run("cluster", "recommission", leader).out.endswith(" new blocks again\n")
     for word in ("decommission", "recommission"):
-        remote.fails("cluster", word, "nobody")
+        error = remote.fails("cluster", word, "nobody")
+        assert "there is no broker 'nobody'; there are broker-" in error["message"]
 
 
 def test_when_a_broker_may_be_stopped(remote: Queue, topic: str) -> None:
