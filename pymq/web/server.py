@@ -232,6 +232,7 @@ class _Http(ThreadingHTTPServer):
 
     def end(self) -> None:
         """Let go of all connections."""
+        _hang_up(self.socket)  # A forked child has it, too, and would keep the port.
         self.server_close()
         with self._guard:
             live = dict(self._live)

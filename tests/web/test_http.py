@@ -520,3 +520,24 @@ def test_who_cannot_be_accepted_does_not_take_all_the_time() -> None:
     turns, status = found.stdout.split()
     assert int(turns) < 100
     assert status == "200"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_keep_the_port(mq: pymq.Client) -> None:
+    """Who connected after the end waited for an answer until the last child had ended."""
+    reading, writing = os.pipe()
+    with web.serve(mq, token=TOKEN) as server:
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent has closed its end
+            os._exit(0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            ask(server, "/health")
+        with web.serve(mq, f"127.0.0.1:{server.port}", token=TOKEN) as again:
+            assert ask(again, "/health").status == 200
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
