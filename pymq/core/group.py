@@ -17,7 +17,7 @@ after a gap, what members have said meanwhile comes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pymq.core.attention import Attention
 from pymq.core.deadlines import Deadlines
@@ -294,19 +294,18 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        news, names = False, set(group.topics.get(member.topic, ()))
+        news, names = list[tuple[str, str]](), set(group.topics.get(member.topic, ()))
         for partition, start, end in m.known:
             # Others are of a topic that was deleted since, or of none.
             if partition in names and group.learn(member, partition, start, end):
                 self._begin(group, (member.topic, partition), member.reset, member.topic_id)
-                news = True
+                news.append((member.topic, partition))
         if member.waiting is not None:
             self._answer_acquire(group, member, (), now)
         member.waiting, member.waits_until = m, self._attention.ms + m.max_wait_ms
-        if news and len(group.members) > 1:
-            self._serve_all(group, now)
-        else:
-            self._serve(group, member, now)
+        self._serve(group, member, now)
+        if len(group.members) > 1:
+            self._serve_owners(group, news, now)
         if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
         self._due.sooner(m.group, member.waits_until)
@@ -325,6 +324,14 @@ class GroupCoordinator:
             self._offsets.changed(group.name, *name)  # "The end" is this one for ever.
         if topic_id:
             group.ids.setdefault(name, topic_id)
+
+    def _serve_owners(self, group: Group, names: Iterable[tuple[str, str]], now: int) -> None:
+        """There may be something of some partitions: whoever waits for them gets it."""
+        waiting = dict.fromkeys(id for name in names for id in group.owners(*name))
+        for id in waiting:
+            member = group.members[id]
+            if member.waiting is not None:
+                self._serve(group, member, now)
 
     def _serve_all(self, group: Group, now: int) -> None:
         for member in list(group.members.values()):
@@ -401,7 +408,8 @@ class GroupCoordinator:
                     self._offsets.changed(group.name, *name)
         if m.id:
             self._offsets.answer(source, Settled(m.id, refused), durable=m.durable)
-        self._serve_all(group, now)
+        told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
+        self._serve_owners(group, {(member.topic, partition): None for partition, _ in told}, now)
 
     def _commit(self, source: str, m: CommitOffset, now: int) -> None:
         group = self.groups.setdefault(m.group, Group(m.group))

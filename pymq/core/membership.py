@@ -76,6 +76,7 @@ class Group:
     topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
     added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came after it had begun
     meant: dict[str, str] = Factory(dict)  # of which topics that is told, by their ids
+    _owners: dict[tuple[str, str], tuple[str, ...]] = Factory(dict)  # as of the last assignment
     turn: int = 0  # so that no partition is always asked first
 
     @property
@@ -83,11 +84,9 @@ class Group:
         """A group without members and without offsets is none."""
         return not self.members and not self.leases
 
-    def owners(self, topic: str, partition: str) -> list[str]:
+    def owners(self, topic: str, partition: str) -> tuple[str, ...]:
         """The members that the partition is assigned to."""
-        return [
-            m.id for m in self.members.values() if m.topic == topic and partition in m.partitions
-        ]
+        return self._owners.get((topic, partition), ())
 
     def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
         """Learn of partitions that a member has seen; those who know less say nothing new."""
@@ -131,6 +130,11 @@ class Group:
             given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
             for member in members:
                 member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
+        self._owners = {}
+        for member in self.members.values():
+            for partition in member.partitions:
+                name = member.topic, partition
+                self._owners[name] = (*self._owners.get(name, ()), member.id)
 
     def newest(self, topic: str) -> str:
         """The id of the latest topic of that name that it knows of, or ""."""
