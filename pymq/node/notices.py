@@ -22,6 +22,7 @@ from pymq.node.parts import split
 
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
+STATE_MS = 1  # that a broker may take for each state before it is told that again
 STATES_BYTES_MAX = (
     4 << 20
 )  # of states in a message, about; a packet's header may have four times as much
@@ -42,6 +43,7 @@ class Mailbox:
     stop_ids: dict[int, Stop] = Factory(dict)
     retry_at: int = NEVER
     wait_ms: int = RETRY_MS
+    busy_until: int = 0  # it cannot have taken in before all that it was sent
 
     @property
     def is_empty(self) -> bool:
@@ -84,13 +86,18 @@ class Notices:
         """A broker has registered: it is told all that it is to host, and to remove."""
         box = self._boxes[broker] = Mailbox(incarnation)
         image = self._commits.image
-        self._send_full(broker, box)
+        self._send_full(broker, box, now)
         for topic_id, node in image.deleted.items():
             if broker in node.brokers:
                 self._stop(broker, box, topic_id)
         for name in image.hosting.leaving(broker):
             self._stop(broker, box, name)
         self._arm(broker, box, now)
+
+    def is_telling_all(self, broker: str, incarnation: int) -> bool:
+        """Whether a broker is told all that it is to host, until it has confirmed that."""
+        box = self._boxes.get(broker)
+        return box is not None and box.incarnation == incarnation and box.full != 0
 
     def close(self, broker: str) -> None:
         """A broker is dead; it will be told everything when it comes back."""
@@ -133,7 +140,7 @@ class Notices:
             box = self._boxes.get(broker)
             if box is not None and box.new:
                 names, box.new = list(box.new), {}
-                self._send_states(broker, box, names)
+                self._send_states(broker, box, names, now)
                 self._arm(broker, box, now)
 
     def stop(self, broker: str, what: Stop, now: int) -> None:
@@ -143,18 +150,25 @@ class Notices:
             self._stop(broker, box, what)
             self._arm(broker, box, now)
 
-    def _send_full(self, broker: str, box: Mailbox) -> None:
+    def _send_full(self, broker: str, box: Mailbox, now: int) -> None:
         names = self._commits.image.hosting.hosted(broker)
-        box.full = self._send_states(broker, box, list(names), full=True)
+        box.full = self._send_states(broker, box, list(names), now, full=True)
 
     def _send_states(
-        self, broker: str, box: Mailbox, names: list[TopicPartition], *, full: bool = False
+        self,
+        broker: str,
+        box: Mailbox,
+        names: list[TopicPartition],
+        now: int,
+        *,
+        full: bool = False,
     ) -> int:
         """Send the states of *names* as they are now; what is gone by now is owed no more.
 
         What is too much for one message is sent in several, the last of which counts as *full*.
         """
         image, key, size = self._commits.image, self.next_id(), 0
+        box.busy_until = max(box.busy_until, now) + len(names) * STATE_MS
         states: list[PartitionState] = []
         for name in names:
             found = image.find(name)
@@ -250,19 +264,24 @@ class Notices:
             if box.is_empty:
                 box.retry_at = NEVER
                 continue
-            self._again(broker, box)
+            if box.busy_until > now:
+                mark("notices.is_busy")  # Told again, it would only have the more to do.
+                box.retry_at = box.busy_until
+                heappush(self._due, (box.retry_at, broker))
+                continue
+            self._again(broker, box, now)
             box.wait_ms = min(2 * box.wait_ms, RETRY_MAX_MS)
             box.retry_at = now + box.wait_ms
             heappush(self._due, (box.retry_at, broker))
 
-    def _again(self, broker: str, box: Mailbox) -> None:
+    def _again(self, broker: str, box: Mailbox, now: int) -> None:
         if box.full:
             mark("notices.again.full")
             box.new.clear()
-            self._send_full(broker, box)
+            self._send_full(broker, box, now)
         elif box.owed:
             mark("notices.again")
-            self._send_states(broker, box, list(box.owed))
+            self._send_states(broker, box, list(box.owed), now)
         for what in list(box.stops):
             self._stop(broker, box, what)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 from pymq.core.marks import mark
 from pymq.core.message import Answer, BrokerHeartbeat, RegisterBroker, Result
 from pymq.core.metadata import BrokerNode
@@ -68,11 +70,12 @@ class Registry:
 
     def register(self, source: str, m: RegisterBroker, now: int) -> None:
         """A broker has started, or has found that we are the active zkserver."""
-        if self._registering.get(m.name) == m:
+        node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
+        if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
+            self._members.beat(m.name, m.incarnation, now)
             return  # It asks every second, and each time would be told all that it hosts.
         self._registering[m.name] = m
-        node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
         changed: list[TopicPartition] = []
 
         def plan(draft: Draft) -> Later:
@@ -102,6 +105,16 @@ class Registry:
             self._send(source, Answer(m.id, error=error))
 
         self._commits.do(plan, done=done, failed=failed, is_urgent=True)
+
+    def _is_told(self, node: BrokerNode) -> bool:
+        """Whether a broker is registered as *node*, and has not taken in yet what that brings."""
+        known = self._commits.image.brokers.get(node.name)
+        return (
+            node.name not in self._registering
+            and known is not None
+            and attrs.evolve(known, is_draining=node.is_draining) == node
+            and self._notices.is_telling_all(node.name, node.incarnation)
+        )
 
     def _over(self, m: RegisterBroker) -> None:
         if self._registering.get(m.name) is m:

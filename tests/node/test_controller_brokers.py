@@ -642,6 +642,49 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
     assert cluster.active.machine.deadline > cluster.now
 
 
+def test_who_is_told_much_is_given_the_time_for_it() -> None:
+    """Told again after half a second he had it all to do twice, and three times, and fell behind.
+
+    Simulated is nothing of this: there, to take a message in takes no time.
+    """
+    count = 1_000
+    cluster = Cluster(brokers=1)
+    broker = cluster.brokers["b0"]
+    broker.is_mute = True
+    before = len(broker.heard)
+    names = tuple(str(index) for index in range(count))
+    cluster.send(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
+
+    def told() -> list[int]:
+        return [len(m.partitions) for m in broker.heard[before:] if isinstance(m, LeaderAndIsr)]
+
+    for _ in range(8):
+        cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
+        cluster.pass_ms(100)
+    assert told() == [count]
+    for _ in range(8):
+        cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
+        cluster.pass_ms(100)
+    assert told() == [count, count]
+
+
+def test_who_registers_while_he_is_being_told_is_not_told_twice() -> None:
+    """He asks every second, and takes longer for what he has been sent."""
+    cluster = full_cluster()
+    broker = cluster.brokers["b1"]
+    broker.incarnation, broker.is_mute = 2, True
+    for _ in range(4):
+        cluster.register("b1")
+        cluster.pass_ms(100)
+    assert [m.incarnation for m in broker.all(LeaderAndIsr) if m.full][1:] == [2]
+    broker.storage = "another disk"
+    cluster.register("b1")
+    assert cluster.image.brokers["b1"].storage_id == "another disk"
+    broker.is_mute = False
+    cluster.pass_ms(2_000)
+    assert broker.states[T0] == cluster.image.topics["t"].state("0")
+
+
 def test_an_error_is_no_confirmation() -> None:
     cluster = Cluster(brokers=2)
     broker = cluster.brokers["b1"]

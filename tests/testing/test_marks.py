@@ -28,6 +28,7 @@ from tests.core import (
     test_upkeep,
 )
 from tests.node import (
+    test_broker,
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
@@ -52,6 +53,9 @@ SEEDS_MAX = 20
 CHAOS = 400
 # Tests that come by what chance seldom does.
 DIRECTED: dict[str, Callable[[], None]] = {
+    "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
+        test_broker.Bench()
+    ),
     "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
     "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,
@@ -90,6 +94,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "producers.old_repeat": (
         test_producers.test_a_repeat_that_is_remembered_no_more_is_told_to_be_one
     ),
+    "notices.is_busy": test_controller_brokers.test_who_is_told_much_is_given_the_time_for_it,
     "registry.old_incarnation": test_controller_brokers.test_an_ended_incarnation_is_refused,
     "rolls.leader_in_trouble": test_controller_rolls.test_a_leader_whose_disk_broke_is_taken_over,
     "rolls.orphaned_seal": (
@@ -129,6 +134,7 @@ SELDOM: dict[str, str] = {
     "fetch.diverging": ONE_LEADER,
     "fetch.truncate": ONE_LEADER,
     "partition.appointed_too_late": f"takes an election during a broker's appointment; {NO_SEED}",
+    "departures.asked_again": f"takes a slow commit while a broker leaves; {NO_SEED}",
     "partition.fence_lifted": f"takes a controller that is replaced amid a seal; {NO_SEED}",
     "partition.sequence_waits": f"takes a question for records that others lack; {NO_SEED}",
     "reported.wish_withdrawn": f"takes a wish that is withdrawn on its way; {NO_SEED}",
