@@ -356,7 +356,9 @@ class ZookeeperCoordinator:
     def _is_read(self, reading: Reading, error: Exception | None) -> bool:
         """Whether this answer is one: a node that is not there is a fact as well."""
         if error is not None and not isinstance(error, NoNodeError):
+            # What is lost with the connection comes before word of that, and says nothing.
             self._failed(reading, error)
+            return False
         return self._load is not None and self._load[1] is reading
 
     def _go_on(self, reading: Reading) -> None:

@@ -29,6 +29,7 @@ from pymq.core.coordination import (
 )
 from pymq.testing.zookeeper import ZooKeeper
 from tests.coord import sessions
+from tests.coord.relay import Relay
 from tests.coord.sessions import SESSION_MS, WAIT_S, Session, cut_off, expire
 
 pytestmark = pytest.mark.zookeeper
@@ -203,6 +204,23 @@ def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> 
             one.must(Check("/a", 0))
             assert set(one.paths("/a")) == found, "an uncertain commit was done after it was told"
         assert outcomes & {(Uncertain, True), (Uncertain, False)}
+
+
+def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper) -> None:
+    """Wherever it ends: what was asked for and not answered does not pass for what is not there."""
+    topics = [f"/a/{n}" for n in range(3)]
+    nodes = ["/a", *(path for topic in topics for path in (topic, f"{topic}/b", f"{topic}/b/c"))]
+    with (
+        Relay(zookeeper.hosts) as relay,
+        session(relay.hosts, "/cut", session_ms=10_000) as one,
+    ):
+        one.must(*(Create(path, b"") for path in nodes))
+        for answers in range(1000):
+            relay.cut_after(answers)
+            assert one.paths("/a") == nodes, f"after {answers} answers"
+            if not relay.is_cut:
+                break
+    assert answers > len(nodes)
 
 
 def test_a_server_that_hangs_is_noticed_before_the_session_ends(own: ZooKeeper) -> None:

@@ -1,0 +1,107 @@
+"""A way to ZooKeeper that breaks after so many answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+
+
+class Relay:
+    """Hands on what a server and its clients say; :meth:`cut_after` ends the connection."""
+
+    def __init__(self, hosts: str) -> None:
+        host, _, port = hosts.rpartition(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._left: int | None = None  # answers until the connection is cut, if it is to be
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def hosts(self) -> str:
+        """Where clients find the server."""
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was asked for was done."""
+        with self._lock:
+            return self._left is None
+
+    def cut_after(self, answers: int) -> None:
+        """Let so many more answers through; then end the connection, once."""
+        with self._lock:
+            self._left = answers
+
+    def __enter__(self) -> Relay:
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # a thread that waits in accept() is waked
+        self._listener.close()
+        for each in self._open:
+            _end(each)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, work: object, *args: object) -> None:
+        thread = threading.Thread(target=work, args=args)  # type: ignore[arg-type] # any of ours
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._server)
+            self._open += [client, server]
+            self._start(self._ask, client, server)
+            self._start(self._answer, client, server)
+
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
+        with client.makefile("rb", buffering=0) as asked:
+            try:
+                while data := asked.read(65536):
+                    server.sendall(data)
+            except OSError:
+                pass  # the other way has ended both
+        _end(client, server)
+
+    def _answer(self, client: socket.socket, server: socket.socket) -> None:
+        with server.makefile("rb") as answers:
+            try:
+                while len(head := answers.read(4)) == 4:
+                    if self._is_over():
+                        break
+                    client.sendall(head + answers.read(int.from_bytes(head, "big")))
+            except OSError:
+                pass  # the other way has ended both
+        _end(client, server)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._left is None:
+                return False
+            self._left -= 1
+            if self._left >= 0:
+                return False
+            self._left = None
+            return True
+
+
+def _end(*ends: socket.socket) -> None:
+    for end in ends:
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended already
