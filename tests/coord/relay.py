@@ -51,6 +51,8 @@ class Relay:
             _end(each)
         for thread in self._threads:
             thread.join()
+        for each in self._open:
+            each.close()
 
     def _start(self, work: object, *args: object) -> None:
         thread = threading.Thread(target=work, args=args)  # type: ignore[arg-type] # any of ours
