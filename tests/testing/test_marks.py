@@ -29,6 +29,7 @@ from tests.core import (
 )
 from tests.node import (
     test_broker,
+    test_commits,
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
@@ -38,7 +39,7 @@ from tests.node import (
     test_takeover,
 )
 from tests.node import test_parts as test_states
-from tests.replication import chaos, test_parts
+from tests.replication import chaos, test_fetch, test_parts
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import SCRIPTS
 from tests.testing import test_damaged_copies, test_repeats
@@ -56,7 +57,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
         test_broker.Bench()
     ),
+    "departures.asked_again": (
+        test_commits.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
+    ),
     "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
+    "fetch.past": (test_fetch.test_what_a_follower_had_before_it_was_started_anew_counts_no_more),
     "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.member_without_topic": lambda: (
@@ -134,7 +139,6 @@ SELDOM: dict[str, str] = {
     "fetch.diverging": ONE_LEADER,
     "fetch.truncate": ONE_LEADER,
     "partition.appointed_too_late": f"takes an election during a broker's appointment; {NO_SEED}",
-    "departures.asked_again": f"takes a slow commit while a broker leaves; {NO_SEED}",
     "partition.fence_lifted": f"takes a controller that is replaced amid a seal; {NO_SEED}",
     "partition.sequence_waits": f"takes a question for records that others lack; {NO_SEED}",
     "reported.wish_withdrawn": f"takes a wish that is withdrawn on its way; {NO_SEED}",
