@@ -4,6 +4,7 @@ python examples/produce.py --url zmq+tcp://127.0.0.1:7878
 """
 
 import argparse
+import sys
 import time
 
 import pymq
@@ -26,9 +27,12 @@ def main() -> None:
     args = parser.parse_args()
 
     with pymq.open(args.url, curve_dir=args.curve_dir, principal=args.principal) as mq:
-        mq.create_topic(
-            args.topic, args.partitions, args.replicas, args.acks, exist_ok=True, fsync="always"
-        )
+        try:
+            mq.create_topic(
+                args.topic, args.partitions, args.replicas, args.acks, exist_ok=True, fsync="always"
+            )
+        except pymq.errors.NotEnoughBrokers as error:
+            sys.exit(f"{error}, as with --replicas 1")
         flights = read_flights(data_folder())[: args.limit]
         began = time.perf_counter()
         with mq.producer() as producer:

@@ -36,3 +36,18 @@ def run(name: str, folder: Path) -> str:
 def test_examples_are_short() -> None:
     for path in EXAMPLES.glob("quickstart*.py"):
         assert 20 <= len(path.read_text().splitlines()) <= 60, path
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_too_few_brokers_for_the_copies_are_told_in_a_line(
+    is_asked_for: bool, tmp_path: Path
+) -> None:
+    """The example asks for three copies, and whoever tries it may have one broker."""
+    command = [sys.executable, str(EXAMPLES / "produce.py"), "--url", str(tmp_path / "data")]
+    command += ["--replicas", "3"] if is_asked_for else []
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "--replicas 1" in line
