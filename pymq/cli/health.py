@@ -66,7 +66,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
     if not names:
         yield warn("topics", "there is none yet", "'pymq topic create NAME' makes one")
     good, partitions = 0, 0
-    dead = _dead(mq)
+    dead = dead_brokers(mq)
     for name in names:
         try:
             topic = mq.describe_topic(name)
@@ -89,7 +89,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Check]:
         )
 
 
-def _dead(mq: pymq.Client) -> frozenset[str]:
+def dead_brokers(mq: pymq.Client) -> frozenset[str]:
     """The brokers that are dead; none for whoever may not see them, but may see topics."""
     try:
         return frozenset(broker.name for broker in mq.cluster().brokers if not broker.alive)
@@ -103,7 +103,8 @@ def _partition_checks(topic: TopicDescription, dead: Collection[str]) -> Iterato
         found = trouble(topic, part)
         if found is not None:
             yield Check(name, *found)
-        yield from _unreadable(name, part, dead)
+        for unread, step in unreadable(part, dead):
+            yield fail(name, unread, step)
         for loss in part.losses:
             yield warn(
                 name,
@@ -142,8 +143,11 @@ def trouble(topic: TopicDescription, part: PartitionDescription) -> tuple[State,
     return None
 
 
-def _unreadable(name: str, part: PartitionDescription, dead: Collection[str]) -> Iterator[Check]:
-    """Sealed blocks that nobody can be read from: whether the partition is led tells nothing."""
+def unreadable(part: PartitionDescription, dead: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Sealed blocks that no living broker holds: what is so, and the next step.
+
+    Whether the partition is led tells nothing of them.
+    """
     by_holders: dict[tuple[str, ...], list[BlockDescription]] = {}
     for block in part.blocks:
         if block.end_offset is not None and all(broker in dead for broker in block.in_sync):
@@ -153,16 +157,14 @@ def _unreadable(name: str, part: PartitionDescription, dead: Collection[str]) ->
         where = f"from offset {blocks[0].start_offset:,} on ({plural(len(blocks), 'block')})"
         if holders:
             is_one = len(holders) == 1
-            yield fail(
-                name,
+            yield (
                 f"{clause(count, 'record', 'is', 'are')} on {', '.join(holders)} alone, which "
                 f"{'is' if is_one else 'are'} dead, {where}",
                 f"start {'it' if is_one else 'one of them'} again on its folder: those who read "
                 "there wait for that",
             )
         else:
-            yield fail(
-                name,
+            yield (
                 f"nobody holds {plural(count, 'record')} any more, {where}",
                 "their disks were replaced; who reads there waits, until it goes on behind them "
                 "(consumer.seek, 'pymq group reset') or retention takes them",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection
 
 import attrs
 
 import pymq
 from pymq.cli.amounts import duration_text, options, plural, size_text, time_text
 from pymq.cli.connect import described, opened
+from pymq.cli.health import dead_brokers, unreadable
 from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.words import word, words
 from pymq.client.counting import records_of
@@ -107,7 +109,8 @@ def _list(args: argparse.Namespace, show: Show) -> int:
                 show.result({"topics": names})
             return OK
         found = list(described(mq))
-        rows = [] if show.is_json else [_row(mq, topic) for topic in found]
+        dead = dead_brokers(mq)
+        rows = [] if show.is_json else [_row(mq, topic, dead) for topic in found]
     if show.is_json:
         show.result({"topics": [as_json(topic) for topic in found]})
     elif found:
@@ -118,7 +121,7 @@ def _list(args: argparse.Namespace, show: Show) -> int:
     return OK
 
 
-def _row(mq: pymq.Client, topic: TopicDescription) -> tuple[str, ...]:
+def _row(mq: pymq.Client, topic: TopicDescription, dead: Collection[str]) -> tuple[str, ...]:
     parts = topic.partitions
     replicas = sorted({len(part.replicas) for part in parts})
     acks = sorted({part.acks.name.lower() for part in parts})
@@ -129,39 +132,46 @@ def _row(mq: pymq.Client, topic: TopicDescription) -> tuple[str, ...]:
         ", ".join(acks),
         f"{records_of(mq.questions, topic):,}",
         size_text(sum(block.size_bytes for part in parts for block in part.blocks)),
-        states(topic),
+        states(topic, dead),
     )
 
 
-def states(topic: TopicDescription) -> str:
-    """Whether a topic's partitions are led and in sync, in a few words."""
+def states(topic: TopicDescription, dead: Collection[str] = ()) -> str:
+    """Whether a topic's partitions are led, in sync and can be read, in a few words.
+
+    Those of whose records no broker has any but the *dead* ones are partly unreadable.
+    """
     parts = topic.partitions
     unset = sum(part.acks is pymq.AckMode.UNSET for part in parts)
     stuck = sum(bool(part.problem) or not part.leader for part in parts) - unset
     lagging = sum(len(part.in_sync) < len(part.replicas) for part in parts)
-    found = [
-        f"{count} {what}"
-        for count, what in ((stuck, "stuck"), (lagging, "under-replicated"), (unset, "unset"))
-        if count > 0
-    ]
+    partly = sum(any(unreadable(part, dead)) for part in parts)
+    counts = (
+        (stuck, "stuck"),
+        (partly, "partly unreadable"),
+        (lagging, "under-replicated"),
+        (unset, "unset"),
+    )
+    found = [f"{count} {what}" for count, what in counts if count > 0]
     return ", ".join(found) or "ok"
 
 
 def _describe(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         topic = mq.describe_topic(args.topic)
+        dead = dead_brokers(mq)
     if show.is_json:
         show.result(as_json(topic))
     else:
-        tell(topic, show)
+        tell(topic, show, dead)
         if args.blocks:
             _tell_blocks(topic, show)
     return OK
 
 
-def tell(topic: TopicDescription, show: Show) -> None:
-    """All about a topic but its blocks, and what is wrong with it."""
-    show.say(f"{topic.name}: {plural(len(topic.partitions), 'partition')}, {states(topic)}")
+def tell(topic: TopicDescription, show: Show, dead: Collection[str] = ()) -> None:
+    """All about a topic but its blocks, and what is wrong with it; *dead* brokers are not read."""
+    show.say(f"{topic.name}: {plural(len(topic.partitions), 'partition')}, {states(topic, dead)}")
     defaults = TopicConfig()
     for name, found in topic.config.to_dict().items():
         if found != defaults[name]:
@@ -175,6 +185,8 @@ def tell(topic: TopicDescription, show: Show) -> None:
             show.say(f"partition {part.name}: {count} more, written and not committed yet")
         if part.problem:
             show.say(f"partition {part.name}: {part.problem}", style="bold red")
+        for found, _ in unreadable(part, dead):
+            show.say(f"partition {part.name}: {found}", style="bold red")
         for loss in part.losses:
             show.say(
                 f"partition {part.name}: records from offset {loss.offset:,} on may have been lost "

@@ -14,6 +14,7 @@ from typing import Any
 
 from pymq.client.client import Client
 from pymq.client.counting import records_of
+from pymq.client.groups import GroupDescription
 from pymq.core.metadata import TopicDescription
 from pymq.errors import (
     AuthorizationFailed,
@@ -92,6 +93,7 @@ class Desk:
         topics, hidden = self._topics(names)
         if hidden:
             problems.append(f"{hidden} topics may not be described by whom you are")
+        dead = {broker.name for broker in cluster.brokers if not broker.alive}
         at = self._clock()
         rates = {topic.name: self._rate(topic, at) for topic in topics}
         for gone in self._totals.keys() - rates.keys():
@@ -104,7 +106,9 @@ class Desk:
             "notes": problems,
             "cluster": shown.cluster(cluster, topics),
             "topics": [
-                shown.topic_line(topic, records_of(client.questions, topic), rates[topic.name])
+                shown.topic_line(
+                    topic, records_of(client.questions, topic), rates[topic.name], dead
+                )
                 for topic in topics
             ],
             "more_topics": names[TOPICS_MAX:NAMES_MAX],
@@ -157,11 +161,26 @@ class Desk:
 
     def topic(self, name: str) -> Json:
         """All about a topic."""
-        return shown.topic(self.client.describe_topic(name))
+        brokers = self._state.get("cluster", {}).get("brokers", ())
+        dead = {broker["name"] for broker in brokers if not broker["alive"]}
+        return shown.topic(self.client.describe_topic(name), dead)
 
     def group(self, name: str) -> Json:
         """All about a group."""
-        return shown.group(self.client.describe_group(name))
+        found = self.client.describe_group(name)
+        return shown.group(found, self._not_begun(found))
+
+    def _not_begun(self, group: GroupDescription) -> list[tuple[str, str]]:
+        """Partitions of the group's topics in which it has no offset."""
+        topics = {topic for topic, _ in group.committed} | {c.topic for c in group.consumers}
+        found: list[tuple[str, str]] = []
+        for topic in topics:
+            try:
+                parts = self.client.describe_topic(topic).partitions
+            except (AuthorizationFailed, LookupError):
+                continue  # It is somebody else's, or was deleted meanwhile.
+            found += [(topic, part.name) for part in parts]
+        return [name for name in found if name not in group.committed]
 
     def records(self, query: Mapping[str, str]) -> Json:
         """Some records of a partition."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import attrs
@@ -49,8 +50,13 @@ def cluster(found: ClusterDescription, topics: list[TopicDescription]) -> Json:
     }
 
 
-def topic_line(found: TopicDescription, records: int, rate: tuple[float, float] | None) -> Json:
-    """A topic in a list."""
+def topic_line(
+    found: TopicDescription,
+    records: int,
+    rate: tuple[float, float] | None,
+    dead: Collection[str] = (),
+) -> Json:
+    """A topic in a list; *dead* brokers cannot be read from."""
     partitions = found.partitions
     short = sum(len(p.in_sync) < len(p.replicas) for p in partitions)
     return {
@@ -65,22 +71,33 @@ def topic_line(found: TopicDescription, records: int, rate: tuple[float, float] 
         "bytes_s": None if rate is None else round(rate[1]),
         "short": short,
         "problems": sum(p.problem is not None for p in partitions),
+        "unreadable": sum(bool(_unreadable(p, dead)) for p in partitions),
     }
 
 
-def topic(found: TopicDescription) -> Json:
-    """All about a topic."""
+def topic(found: TopicDescription, dead: Collection[str] = ()) -> Json:
+    """All about a topic; *dead* brokers cannot be read from."""
     shown = found.partitions[:PARTITIONS_MAX]
     return {
         "name": found.name,
         "config": attrs.asdict(found.config),
-        "partitions": [_partition(partition) for partition in shown],
+        "partitions": [_partition(partition, dead) for partition in shown],
         "more_partitions": len(found.partitions) - len(shown),
     }
 
 
-def _partition(found: PartitionDescription) -> Json:
+def _unreadable(found: PartitionDescription, dead: Collection[str]) -> list[BlockDescription]:
+    """Sealed blocks that no living broker holds."""
+    return [
+        block
+        for block in found.blocks
+        if block.end_offset is not None and all(broker in dead for broker in block.in_sync)
+    ]
+
+
+def _partition(found: PartitionDescription, dead: Collection[str]) -> Json:
     blocks = found.blocks[-BLOCKS_MAX:]
+    unreadable = _unreadable(found, dead)
     return {
         "name": found.name,
         "acks": found.acks.name.lower(),
@@ -92,6 +109,11 @@ def _partition(found: PartitionDescription) -> Json:
         "end": found.end_offset,
         "high": found.high_watermark,
         "problem": found.problem,
+        "unreadable": {
+            "blocks": len(unreadable),
+            "records": sum((b.end_offset or 0) - b.start_offset for b in unreadable),
+            "from": min((b.start_offset for b in unreadable), default=0),
+        },
         "losses": [attrs.asdict(loss) for loss in found.losses],
         "blocks": [_block(block, found) for block in blocks],
         "older": len(found.blocks) - len(blocks),
@@ -129,8 +151,9 @@ def group_line(found: GroupDescription) -> Json:
     }
 
 
-def group(found: GroupDescription) -> Json:
-    """All about a group."""
+def group(found: GroupDescription, not_begun: Iterable[tuple[str, str]] = ()) -> Json:
+    """All about a group; of what it has *not begun* there are no numbers."""
+    names = sorted([*found.committed, *not_begun])
     return {
         "name": found.name,
         "generation": found.generation,
@@ -150,12 +173,12 @@ def group(found: GroupDescription) -> Json:
             {
                 "topic": topic,
                 "partition": partition,
-                "committed": committed,
-                "end": found.end[topic, partition],
-                "lag": found.lag[topic, partition],
-                "in_flight": found.in_flight[topic, partition],
-                "waiting": found.waiting.get((topic, partition), 0),
+                "committed": found.committed.get((topic, partition)),
+                "end": found.end.get((topic, partition)),
+                "lag": found.lag.get((topic, partition)),
+                "in_flight": found.in_flight.get((topic, partition)),
+                "waiting": found.waiting.get((topic, partition)),
             }
-            for (topic, partition), committed in sorted(found.committed.items())
+            for topic, partition in names
         ],
     }

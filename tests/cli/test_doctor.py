@@ -17,12 +17,14 @@ import zmq
 import pymq
 from pymq.cli import doctor, reach
 from pymq.cli.checks import Check
-from pymq.cli.health import delayed, topic_checks, trouble
+from pymq.cli.health import dead_brokers, delayed, topic_checks, trouble
+from pymq.cli.topic import states
 from pymq.core.config import TopicConfig
 from pymq.core.message import ListTopics
 from pymq.core.metadata import PartitionDescription, TopicDescription
 from pymq.errors import NotController, RequestTimeout, StoreFull
 from pymq.testing import Cluster
+from pymq.web.desk import Desk
 from tests.cli.conftest import Queue
 from tests.client.helpers import polled, wait_until
 from tests.transport.keys import make_keys
@@ -142,6 +144,13 @@ def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
         else:
             where = "from offset 0 on (2 blocks)"
             assert found.found == f"2 records are on {first} alone, which is dead, {where}"
+        # Whoever asks another way is told as well.
+        assert states(mq.describe_topic("t"), dead_brokers(mq)) == "1 partly unreadable"
+        desk = Desk(mq)
+        (line,) = desk.state()["topics"]
+        assert (line["unreadable"], line["problems"]) == (1, 0)
+        (shown,) = desk.topic("t")["partitions"]
+        assert shown["unreadable"] == {"blocks": 2, "records": 2, "from": 0}
 
 
 # --- folders ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pymq
 from pymq.cli import topic as command
 from pymq.cli.show import Show
 from pymq.core.config import TopicConfig
-from pymq.core.metadata import Loss, PartitionDescription, TopicDescription
+from pymq.core.metadata import BlockDescription, Loss, PartitionDescription, TopicDescription
 from tests.cli.conftest import Queue
 
 
@@ -217,3 +217,26 @@ def test_states_in_a_few_words() -> None:
     assert command.states(part(pymq.AckMode.RAFT, None, ("a", "b"))) == "1 stuck"
     assert command.states(part(pymq.AckMode.LEADER, "a", ("a",))) == "1 under-replicated"
     assert command.states(part(pymq.AckMode.UNSET, None, ())) == "1 unset"
+
+
+@pytest.mark.parametrize("holders", [(), ("b",)])
+def test_what_nobody_can_be_read_from_is_no_ok(
+    holders: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The partition is led and in sync, elsewhere: readers wait for what was before."""
+    mode = pymq.AckMode.LEADER
+    blocks = (
+        BlockDescription("b0", 0, 5, 1, mode, "b", ("b",), 100, in_sync=holders),
+        BlockDescription("now", 5, None, 2, mode, "a", ("a",), 100, 1, ("a",)),
+    )
+    part = PartitionDescription("0", 0, mode, "a", 2, ("a",), ("a",), 0, 9, 9, blocks)
+    topic = TopicDescription("t", TopicConfig(), (part,))
+    assert command.states(topic, {"b"}) == "1 partly unreadable"
+    assert command.states(topic, {"c"}) == ("ok" if holders else "1 partly unreadable")
+    command.tell(topic, Show(is_json=False), {"b"})
+    told = capsys.readouterr().out
+    assert "t: 1 partition, 1 partly unreadable" in told
+    gone = (
+        "5 records are on b alone, which is dead" if holders else "nobody holds 5 records any more"
+    )
+    assert f"partition 0: {gone}, from offset 0 on (1 block)" in told

@@ -5,13 +5,16 @@ Where there is no Chromium these tests are skipped, and the run's summary says s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 import pymq
 from pymq import web
+from pymq.core.metadata import TopicDescription
+from pymq.web import shown
 from pymq.web.app import App
 from pymq.web.desk import Desk, Desks
 from pymq.web.gate import Gate, OneToken
@@ -113,6 +116,49 @@ def test_a_timeline_is_read_with_the_keyboard(page: Page) -> None:
     assert label == page.run(said)
     page.press("ArrowLeft")  # There is no block before it.
     assert page.run("document.activeElement.getAttribute('aria-label')") == label
+
+
+@pytest.mark.slow
+def test_a_group_is_shown_with_what_it_has_not_begun(page: Page, mq: pymq.Client) -> None:
+    """A partition that was added is seen before anything was consumed of it."""
+    go(page, "#/group/billing", "generation")
+    assert "nothing was consumed" not in page.text()
+    mq.create_partition("orders", "new")
+    page.wait("document.body.innerText.includes('nothing was consumed of it yet')")
+    row = "document.querySelector('[data-key=\"orders/new\"]').innerText.split(/\\s+/)"
+    assert page.run(row) == ["orders", "new", *"\u2013" * 5]
+    page.run("document.querySelector('[data-key=\"orders/new\"] a[href*=records]').click()")
+    page.wait("document.body.innerText.includes('There is no record here')")
+    assert page.complaints() == []
+
+
+@pytest.mark.slow
+def test_a_way_through_a_group_and_its_records(page: Page, mq: pymq.Client) -> None:
+    """By clicks: the list of groups, one of them, its partition's records, back and forth."""
+
+    def click(selector: str, until: str) -> None:
+        page.wait(f"document.querySelector({selector!r})")
+        page.run(f"document.querySelector({selector!r}).click()")
+        page.wait(f"document.body.innerText.includes({until!r})")
+
+    def press(name: str, until: str) -> None:
+        page.run(
+            "[...document.querySelectorAll('form button')]"
+            f".find((b) => b.innerText.includes({name!r})).click()"
+        )
+        page.wait(f"document.body.innerText.includes({until!r})")
+
+    click("nav a[href='#/groups']", "To redeliver")
+    click("a[href='#/group/billing']", "generation")
+    click("[data-key='orders/0'] a[href*=records]", "Records 10 to 59")
+    press("Older", "Records 0 to 49")
+    press("Newer", "Records 50 to 99")
+    press("First", "Records 0 to 49")
+    press("Last", "Records 51 to 100")
+    with mq.producer() as producer:  # The last page grows while it is looked at.
+        producer.send("orders", b"while you look", partition=0).result()
+    page.wait("document.querySelector('.records').innerText.includes('while you look')")
+    assert page.complaints() == []
 
 
 @pytest.mark.slow
@@ -263,6 +309,40 @@ def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Cli
         assert page.run("document.querySelectorAll('.who.away').length") == 2
         label = page.run("document.querySelector('.column').getAttribute('aria-label')")
         assert "on broker-0 (dead)" in label
+        assert page.complaints() == []
+
+
+class HolderlessDesk(Desk):
+    """Nobody holds what is sealed, or so it is told."""
+
+    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
+        found, hidden = super()._topics(names)
+        return [without_holders(topic) for topic in found], hidden
+
+    def topic(self, name: str) -> dict[str, Any]:
+        return shown.topic(without_holders(self.client.describe_topic(name)))
+
+
+def without_holders(topic: TopicDescription) -> TopicDescription:
+    parts = [
+        attrs.evolve(part, blocks=tuple(attrs.evolve(block, in_sync=()) for block in part.blocks))
+        for part in topic.partitions
+    ]
+    return attrs.evolve(topic, partitions=tuple(parts))
+
+
+@pytest.mark.slow
+def test_what_nobody_can_read_is_told(browser: Browser, mq: pymq.Client) -> None:
+    """A partition is led, in sync and takes records, and yet some of its records are gone."""
+    app = App(Gate(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
+    with web.Server("127.0.0.1:0", app) as server:
+        page = browser.page(server.address)
+        page.wait("document.body.innerText.includes('1 partly unreadable')")
+        go(page, "#/topic/orders", "Partition 1")
+        said = "100 records in 1 block from offset 0 on cannot be read: no living broker holds them"
+        assert page.run("[...document.querySelectorAll('.problem')].map((p) => p.innerText)") == [
+            said
+        ]
         assert page.complaints() == []
 
 

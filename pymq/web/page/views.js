@@ -92,6 +92,7 @@ function topicTable(state, page) {
 
 function health(topic) {
   if (topic.problems) return h("td", { class: "bad" }, `${topic.problems} without a leader`);
+  if (topic.unreadable) return h("td", { class: "bad" }, `${topic.unreadable} partly unreadable`);
   if (topic.short) return h("td", { class: "warn" }, `${topic.short} under-replicated`);
   return h("td", { class: "good" }, "fine");
 }
@@ -131,6 +132,7 @@ function partitionCard(found, partition, page, isFirst) {
   return h("section", { class: "card", "data-key": key, "aria-label": `Partition ${partition.name}` },
     h("h2", null, "Partition ", partition.name, " ", tags([partition.acks])),
     partition.problem ? h("p", { class: "problem" }, partition.problem) : null,
+    partition.unreadable.blocks ? h("p", { class: "problem" }, unreadable(partition.unreadable)) : null,
     partition.losses.map((loss) => h("p", { class: "problem" },
       `Records from offset ${count(loss.offset)} on may have been lost at ${when(loss.at_ms).slice(0, 19)} UTC`)),
     h("div", { class: "facts" },
@@ -154,6 +156,9 @@ function setting(option, value) {
   const said = option.endsWith("_bytes") ? bytes(value) : option.endsWith("_ms") ? lasting(value) : null;
   return [count(value), said ? h("span", { class: "quiet" }, ` (${said})`) : null];
 }
+
+const unreadable = ({ blocks, records, from }) =>
+  `${plural(records, "record")} in ${plural(blocks, "block")} from offset ${count(from)} on cannot be read: no living broker holds ${records === 1 ? "it" : "them"}`;
 
 const fact = (text, found) => h("span", null, text, " ", h("b", null, found));
 
@@ -224,6 +229,7 @@ export function groups(state) {
 
 export function group(found) {
   const most = Math.max(1, ...found.offsets.map((offset) => offset.lag));
+  const isBegun = (offset) => offset.committed !== null;
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/groups" }, "Groups"), " / Group"),
     h("h1", null, found.name, " ", h("small", null, `generation ${count(found.generation)}`)),
@@ -231,10 +237,11 @@ export function group(found) {
       table("Offsets", [["Topic"], ["Partition"], ["Lag", 1], ["", 0, 1], ["In flight", 1], ["To redeliver", 1, 1], ["Committed", 1], ["End", 1]],
         found.offsets.map((offset) => row(`${offset.topic}/${offset.partition}`,
           name(h("a", { href: link("topic", offset.topic) }, offset.topic)),
-          h("td", null, h("a", { href: link("records", offset.topic, offset.partition, offset.committed) }, offset.partition)),
-          number(count(offset.lag), offset.lag ? "warn" : ""), h("td", { class: "wide" }, bar(offset.lag, most, "late")),
+          h("td", null, h("a", { href: link("records", offset.topic, offset.partition, isBegun(offset) ? offset.committed : "begin") }, offset.partition)),
+          number(count(offset.lag), offset.lag ? "warn" : ""), h("td", { class: "wide" }, isBegun(offset) ? bar(offset.lag, most, "late") : null),
           number(count(offset.in_flight)), number(count(offset.waiting), "wide"),
-          number(count(offset.committed)), number(count(offset.end)))))),
+          number(count(offset.committed)), number(count(offset.end))))),
+      found.offsets.every(isBegun) ? null : h("p", { class: "quiet" }, "–: nothing was consumed of it yet")),
     h("section", { class: "card" },
       found.members.length
         ? table("Members", [["Consumer"], ["Client"], ["Topic"], ["Partitions"], ["Silent for", 1], ["State"]],
