@@ -268,7 +268,7 @@ class Delivery:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The time that it was given; None: that of its batch."""
+        """The time that it was given, or None for that of its batch."""
         row = self.row
         return row[3] if len(row) > 2 else None
 

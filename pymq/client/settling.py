@@ -207,7 +207,7 @@ class Settler:
             self._forfeited += m.refused
         if error is None and self._forfeited and is_waited_for:
             error = FencedMember(
-                f"{self._forfeited} acknowledgements came to nothing: the group's coordinator has "
+                f"of what was acknowledged {self._forfeited} came to nothing: the coordinator has "
                 "changed or had given this consumer up, so those records are delivered again"
             )
             self._forfeited = 0

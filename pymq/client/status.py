@@ -126,9 +126,9 @@ def _group_idle(
     fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
     if fresh or not held + later:
         return None
-    return (
-        f"{held} records are leased and not acknowledged, {later} are to be delivered again later"
-    )
+    leased = "1 record is" if held == 1 else f"{held} records are"
+    waiting = "1 is" if later == 1 else f"{later} are"
+    return f"{leased} leased and not acknowledged, {waiting} to be delivered again later"
 
 
 def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:

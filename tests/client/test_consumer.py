@@ -245,7 +245,7 @@ def test_a_delay_is_waited_for(t: pymq.Client) -> None:
         assert consumer.poll(timeout=0.1) == []
         idle = consumer.status().idle
         assert idle is not None
-        assert "1 are to be delivered again later" in idle
+        assert "1 is to be delivered again later" in idle
 
 
 def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
