@@ -16,7 +16,9 @@ from pymq.core.values import value
 
 EVERY_MS = 1000
 KINDS_MAX = 10_000  # kinds of lines kept apart
-LINES_MAX = 50  # of refusals of one principal in a second; what is allowed is written down always
+# Lines a second of what one principal is refused, more than there are kinds of requests; what is
+# allowed is written down always.
+LINES_MAX = 200
 TEXT_MAX = 300  # characters of what others have written; no name that is one has more
 
 
