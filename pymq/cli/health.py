@@ -149,9 +149,8 @@ def unreadable(part: PartitionDescription, dead: Collection[str]) -> Iterator[tu
     Whether the partition is led tells nothing of them.
     """
     by_holders: dict[tuple[str, ...], list[BlockDescription]] = {}
-    for block in part.blocks:
-        if block.end_offset is not None and all(broker in dead for broker in block.in_sync):
-            by_holders.setdefault(tuple(sorted(block.in_sync)), []).append(block)
+    for block in part.unreadable(dead):
+        by_holders.setdefault(tuple(sorted(block.in_sync)), []).append(block)
     for holders, blocks in by_holders.items():
         count = sum((block.end_offset or 0) - block.start_offset for block in blocks)
         where = f"from offset {blocks[0].start_offset:,} on ({plural(len(blocks), 'block')})"

@@ -8,7 +8,7 @@ field.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -390,6 +390,14 @@ class PartitionDescription:
     blocks: tuple[BlockDescription, ...]
     problem: str | None = None  # why nobody leads it, or why its leader cannot write
     losses: tuple[Loss, ...] = ()
+
+    def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
+        """Sealed blocks that nobody holds but *dead* brokers; a leader says nothing of them."""
+        return [
+            block
+            for block in self.blocks
+            if block.end_offset is not None and all(broker in dead for broker in block.in_sync)
+        ]
 
 
 @value

@@ -71,7 +71,7 @@ def topic_line(
         "bytes_s": None if rate is None else round(rate[1]),
         "short": short,
         "problems": sum(p.problem is not None for p in partitions),
-        "unreadable": sum(bool(_unreadable(p, dead)) for p in partitions),
+        "unreadable": sum(bool(p.unreadable(dead)) for p in partitions),
     }
 
 
@@ -86,18 +86,9 @@ def topic(found: TopicDescription, dead: Collection[str] = ()) -> Json:
     }
 
 
-def _unreadable(found: PartitionDescription, dead: Collection[str]) -> list[BlockDescription]:
-    """Sealed blocks that no living broker holds."""
-    return [
-        block
-        for block in found.blocks
-        if block.end_offset is not None and all(broker in dead for broker in block.in_sync)
-    ]
-
-
 def _partition(found: PartitionDescription, dead: Collection[str]) -> Json:
     blocks = found.blocks[-BLOCKS_MAX:]
-    unreadable = _unreadable(found, dead)
+    unreadable = found.unreadable(dead)
     return {
         "name": found.name,
         "acks": found.acks.name.lower(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -46,6 +47,7 @@ class Relay:
         trace: TracebackType | None,
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # a thread that waits in accept() is waked
+        self._threads[0].join()  # from here on nothing is opened any more
         self._listener.close()
         for each in self._open:
             _end(each)
@@ -54,8 +56,8 @@ class Relay:
         for each in self._open:
             each.close()
 
-    def _start(self, work: object, *args: object) -> None:
-        thread = threading.Thread(target=work, args=args)  # type: ignore[arg-type] # any of ours
+    def _start(self, work: Callable[..., None], *args: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=args)
         self._threads.append(thread)
         thread.start()
 
