@@ -17,10 +17,11 @@ after a gap, what members have said meanwhile comes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from pymq.core.attention import Attention
 from pymq.core.deadlines import Deadlines
+from pymq.core.exiles import Exiles
 from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Assignors, Group, Member
@@ -39,23 +40,14 @@ from pymq.core.message import (
     Leave,
     Message,
     Produced,
-    Range,
     Settle,
     Settled,
 )
 from pymq.core.offsets import GroupHost, Offsets
 from pymq.core.sensible import GroupRequest, check, refusal
 from pymq.core.types import NEVER
-from pymq.errors import (
-    FencedMember,
-    InvalidRequest,
-    PymqError,
-    ReplicaNotAvailable,
-    StaleEpoch,
-    UnknownGroup,
-)
+from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
 
-EXILES_MAX = 10_000  # former members that are still told that their topic was deleted
 LOOK_MS = 250  # how often one looks who is silent, and what has run out
 
 
@@ -73,7 +65,7 @@ class GroupCoordinator:
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
         self._deleted: list[tuple[str, str]] = []  # topics that were deleted before that
-        self._exiles: dict[str, str] = {}  # members that were given up for it, with their topic
+        self._exiles = Exiles()
         self._attention = Attention(LOOK_MS)  # its time is that of groups, members and leases ...
         self._due: Deadlines[str] = Deadlines()  # ... of which, by group, something is due then
 
@@ -170,7 +162,7 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         member = group.members.get(m.member) if group else None
         if group is None or member is None:
-            self._host.reply(source, refusal(m, self._fenced(m.group, m.member)), now)
+            self._host.reply(source, refusal(m, self._exiles.fenced(m.group, m.member)), now)
             return None
         member.gone_at = self._attention.ms + member.session_ms
         return group, member
@@ -185,30 +177,13 @@ class GroupCoordinator:
             self._host.reply(source, Assigned(m.id, error=error), now)
             return
         group = self.groups.setdefault(m.group, Group(m.group))
-        group.grow(m.topic, m.partitions)
-        group.adopt(m.topic, m.topic_id)
         before = group.members.get(m.member)
         if before is not None:
             self._answer_acquire(group, before, (), now)
-            if before.topic != m.topic:
-                group.release(before, self._attention.ms)
-                before = None
-        group.members[m.member] = Member(
-            m.member,
-            source,
-            m.topic,
-            m.assignor,
-            m.session_ms,
-            m.ack_wait_ms,
-            m.max_deliver,
-            m.reset,
-            self._attention.ms + m.session_ms,
-            before.partitions if before is not None else (),
-            topic_id=m.topic_id,
-        )
-        self._due.sooner(m.group, self._attention.ms + m.session_ms)
+        member = group.join(m, source, self._attention.ms)
+        self._due.sooner(m.group, member.gone_at)
         self._rebalance(group, now)
-        self._tell(group.members[m.member], group, m.id, now)
+        self._tell(member, group, m.id, now)
 
     def _meet(self, m: Join, now: int) -> None:
         """Somebody tells which topic it means: there may have been another one of that name.
@@ -221,8 +196,7 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         if group is None or not m.topic_id:
             return
-        if group.newest(m.topic) > m.topic_id:
-            raise StaleEpoch(f"topic {m.topic!r} was deleted and made again; ask for it anew")
+        group.topic(m.topic).check(m.topic_id)
         self._forget(group, m.topic, lambda topic_id: "" < topic_id < m.topic_id, now)
 
     def _heartbeat(self, source: str, m: Heartbeat, now: int) -> None:
@@ -244,30 +218,17 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        at = self._attention.ms
-        for partition, span in m.unread:
-            leases = group.leases.get((member.topic, partition))
-            if leases is not None:
-                leases.give_back(member.id, [span], at)
+        group.give_back(member, m.unread, self._attention.ms)
         self._remove(group, member, now)
         self._host.reply(source, Settled(m.id), now)
 
     def _fence(self, group: Group, member: Member, now: int) -> None:
         """Give a live member up, which is told at once if it waits, and else when it asks."""
-        self._exiles[member.id] = member.topic
-        if len(self._exiles) > EXILES_MAX:
-            del self._exiles[next(iter(self._exiles))]
+        self._exiles.add(member)
         if member.waiting is not None:
-            error = self._fenced(group.name, member.id)
+            error = self._exiles.fenced(group.name, member.id)
             self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
         self._remove(group, member, now)
-
-    def _fenced(self, group: str, member: str) -> FencedMember:
-        topic = self._exiles.get(member)
-        if topic is None:
-            return FencedMember(f"{member} is no member of group {group!r} any more")
-        why = f"{member} is no member of group {group!r} any more: topic {topic!r} was deleted"
-        return FencedMember(why, deleted=topic)
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
@@ -294,12 +255,9 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
-        news, names = list[tuple[str, str]](), set(group.topics.get(member.topic, ()))
-        for partition, start, end in m.known:
-            # Others are of a topic that was deleted since, or of none.
-            if partition in names and group.learn(member, partition, start, end):
-                self._begin(group, (member.topic, partition), member.reset, member.topic_id)
-                news.append((member.topic, partition))
+        news, changed = group.learn(member, m)
+        for name in changed:
+            self._offsets.changed(group.name, *name)
         if member.waiting is not None:
             self._answer_acquire(group, member, (), now)
         member.waiting, member.waits_until = m, self._attention.ms + m.max_wait_ms
@@ -309,21 +267,6 @@ class GroupCoordinator:
         if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
         self._due.sooner(m.group, member.waits_until)
-
-    def _begin(self, group: Group, name: tuple[str, str], reset: int, topic_id: str) -> None:
-        start, end = group.known[name]
-        leases = group.leases.get(name)
-        if leases is not None:
-            if leases.begin_at(start):
-                # Ranges that had no room in the last record may have some by now.
-                self._offsets.changed(group.name, *name)
-        elif group.from_start(name, reset):
-            group.leases[name] = Leases(start)
-        else:
-            group.leases[name] = Leases(end)
-            self._offsets.changed(group.name, *name)  # "The end" is this one for ever.
-        if topic_id:
-            group.ids.setdefault(name, topic_id)
 
     def _serve_owners(self, group: Group, names: Iterable[tuple[str, str]], now: int) -> None:
         """There may be something of some partitions: whoever waits for them gets it."""
@@ -340,32 +283,10 @@ class GroupCoordinator:
 
     def _serve(self, group: Group, member: Member, now: int) -> None:
         """Give a waiting member what there is for it."""
-        assert member.waiting is not None
-        limit, found = member.waiting.max_records, []
-        wanted = {partition for partition, _, _ in member.waiting.known}  # not those it has paused
-        count, at = len(member.partitions), self._attention.ms
-        group.turn += 1
-        for step in range(count):
-            if limit <= 0:
-                break
-            partition = member.partitions[(group.turn + step) % count]
-            name = member.topic, partition
-            if partition not in wanted:
-                continue
-            leases, known = group.leases.get(name), group.known.get(name)
-            if leases is None or known is None or not leases.has_available(known[1], at):
-                continue
-            if leases.held_by_others(group.owners(*name)):
-                continue  # The member that had the partition before is still at work on it.
-            until = at + member.ack_wait_ms
-            for lease in leases.acquire(member.id, known[1], limit, until, at, member.max_deliver):
-                found.append(
-                    Lease(partition, lease.start, lease.end, lease.delivery_count, lease.dead)
-                )
-                limit -= lease.end - lease.start
-        if found:
+        at = self._attention.ms
+        if found := group.lease(member, at):
             self._due.sooner(group.name, at + member.ack_wait_ms)
-            self._answer_acquire(group, member, tuple(found), now)
+            self._answer_acquire(group, member, found, now)
 
     def _answer_acquire(
         self, group: Group, member: Member, leases: tuple[Lease, ...], now: int
@@ -383,29 +304,11 @@ class GroupCoordinator:
         group, member = found
         at = self._attention.ms
         # First what is given back: an acknowledgement of all around it does not mean it.
-        for partition, span, delay in m.nacks:
-            if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.reject(member.id, [span], at + delay)
-                if delay:
-                    self._due.sooner(group.name, at + delay)
-        for partition, span in m.renewals:
-            if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.renew(member.id, [span], at + member.ack_wait_ms)
-                self._due.sooner(group.name, at + member.ack_wait_ms)
-        for partition, span in m.unread:
-            if (leases := group.leases.get((member.topic, partition))) is not None:
-                leases.give_back(member.id, [span], at)
-        refused = 0
-        for partition, ranges in _by_partition(m.acks).items():
-            name = member.topic, partition
-            leases = group.leases.get(name)
-            if leases is None:
-                refused += sum(end - start for start, end in ranges)
-            else:
-                before = leases.committed
-                refused += leases.acknowledge(member.id, ranges)
-                if leases.committed != before or leases.done_ranges():
-                    self._offsets.changed(group.name, *name)
+        self._due.sooner(group.name, group.put_off(member, m, at))
+        group.give_back(member, m.unread, at)
+        refused, changed = group.acknowledge(member, m.acks)
+        for name in changed:
+            self._offsets.changed(group.name, *name)
         if m.id:
             self._offsets.answer(source, Settled(m.id, refused), durable=m.durable)
         told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
@@ -419,9 +322,7 @@ class GroupCoordinator:
             )
             self._host.reply(source, Settled(m.id, error=error), now)
             return
-        group.leases[m.topic, m.partition] = Leases(m.offset)
-        group.ids.pop((m.topic, m.partition), None)  # Who joins next tells what it is about.
-        group.known.pop((m.topic, m.partition), None)  # Else its start would be no news.
+        group.set_offset(m.topic, m.partition, Leases(m.offset))
         self._offsets.changed(m.group, m.topic, m.partition)
         self._offsets.answer(source, Settled(m.id), durable=True)
 
@@ -504,12 +405,8 @@ class GroupCoordinator:
         That is a look at all of its members and partitions, so it is done when something seems due
         and not with each request: those only say when something is due at the latest.
         """
-        group, due, at = self.groups.get(name), NEVER, self._attention.ms
-        if group is not None and group.members:
-            for member in group.members.values():
-                due = min(due, member.gone_at, member.waits_until)
-            for leases in group.leases.values():
-                due = min(due, leases.next_due(at))
+        group = self.groups.get(name)
+        due = group.next_due(self._attention.ms) if group is not None else NEVER
         if due < NEVER:
             self._due.set(name, due)
         else:
@@ -519,10 +416,3 @@ class GroupCoordinator:
         self.deadline = min(self._offsets.retry_at, self._attention.when(self._due.due))
         if self._parked:
             self.deadline = min(self.deadline, self._offsets.patience_until)
-
-
-def _by_partition(acks: Sequence[tuple[str, Range]]) -> dict[str, list[Range]]:
-    found: dict[str, list[Range]] = {}
-    for partition, span in acks:
-        found.setdefault(partition, []).append(span)
-    return found

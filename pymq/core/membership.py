@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pymq.core.consumed import ConsumedTopic
 from pymq.core.leases import Leases
 from pymq.core.message import (
-    BEGIN,
     Acquire,
     GetLeases,
     GroupLeases,
     GroupMember,
     GroupOffset,
     GroupState,
+    Join,
+    Lease,
+    Range,
+    Settle,
 )
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
@@ -70,12 +74,7 @@ class Group:
     generation: int = 0
     members: dict[str, Member] = Factory(dict)
     leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
-    known: dict[tuple[str, str], tuple[int, int]] = Factory(dict)  # log start, high watermark
-    # Which topics the leases are about, by their ids: a name may have had several.
-    ids: dict[tuple[str, str], str] = Factory(dict)
-    topics: dict[str, tuple[str, ...]] = Factory(dict)  # partitions, as members have told
-    added: dict[tuple[str, str], None] = Factory(dict)  # partitions that came after it had begun
-    meant: dict[str, str] = Factory(dict)  # of which topics that is told, by their ids
+    topics: dict[str, ConsumedTopic] = Factory(dict)
     _owners: dict[tuple[str, str], tuple[str, ...]] = Factory(dict)  # as of the last assignment
     turn: int = 0  # so that no partition is always asked first
 
@@ -88,26 +87,50 @@ class Group:
         """The members that the partition is assigned to."""
         return self._owners.get((topic, partition), ())
 
+    def topic(self, name: str) -> ConsumedTopic:
+        """What is known of a topic that a member consumes, or that there is an offset in."""
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = ConsumedTopic(name)
+        return found
+
+    def end(self, topic: str, partition: str) -> int | None:
+        """How far a partition reaches, as members have told."""
+        found = self.topics.get(topic)
+        reach = found.reach.get(partition) if found is not None else None
+        return reach[1] if reach is not None else None
+
+    # --- members --------------------------------------------------------------------------------
+
+    def join(self, m: Join, source: str, now: int) -> Member:
+        """There is another member, or one that there is begins anew."""
+        self.grow(m.topic, m.partitions)
+        if m.topic_id:
+            self.topic(m.topic).adopt(
+                m.topic_id, [p for topic, p in self.leases if topic == m.topic]
+            )
+        before = self.members.get(m.member)
+        if before is not None and before.topic != m.topic:
+            self.release(before, now)
+            before = None
+        member = self.members[m.member] = Member(
+            m.member,
+            source,
+            m.topic,
+            m.assignor,
+            m.session_ms,
+            m.ack_wait_ms,
+            m.max_deliver,
+            m.reset,
+            now + m.session_ms,
+            before.partitions if before is not None else (),
+            topic_id=m.topic_id,
+        )
+        return member
+
     def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
         """Learn of partitions that a member has seen; those who know less say nothing new."""
-        known = self.topics.get(topic, ())
-        if len(partitions) <= len(known):
-            return False
-        self.topics[topic] = partitions
-        begun = {name[1] for name in self.ids if name[0] == topic}
-        if begun or (known and self.members):
-            # Who takes over knows no partitions but those that the group has begun.
-            old = begun.union(known)
-            self.added.update(((topic, p), None) for p in partitions if p not in old)
-        return True
-
-    def learn(self, member: Member, partition: str, start: int, end: int) -> bool:
-        """Learn from *member* how far a partition reaches; whether that is news."""
-        name = member.topic, partition
-        before = self.known.get(name, (-1, -1))
-        after = max(before[0], start), max(before[1], end)
-        self.known[name] = after
-        return after != before
+        return self.topic(topic).grow(partitions, has_members=bool(self.members))
 
     def release(self, member: Member, now: int) -> None:
         """What *member* held is for others."""
@@ -121,7 +144,7 @@ class Group:
         for member in self.members.values():
             by_topic.setdefault(member.topic, []).append(member)
         for topic, members in by_topic.items():
-            names = self.topics.get(topic, ())
+            names = self.topic(topic).partitions
             place = {name: index for index, name in enumerate(names)}
             previous = {
                 m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
@@ -136,41 +159,149 @@ class Group:
                 name = member.topic, partition
                 self._owners[name] = (*self._owners.get(name, ()), member.id)
 
-    def newest(self, topic: str) -> str:
-        """The id of the latest topic of that name that it knows of, or ""."""
-        ids = [id for name, id in self.ids.items() if name[0] == topic]
-        ids.append(self.meant.get(topic, ""))
-        return max([*ids, *(m.topic_id for m in self.members.values() if m.topic == topic)])
+    # --- offsets --------------------------------------------------------------------------------
 
-    def adopt(self, topic: str, topic_id: str) -> None:
-        """Offsets of which nobody has told what topic they are about are about this one."""
-        if not topic_id:
-            return
-        self.meant[topic] = topic_id
-        for name in self.leases:
-            if name[0] == topic:
-                self.ids.setdefault(name, topic_id)
+    def set_offset(self, topic: str, partition: str, leases: Leases, topic_id: str = "") -> None:
+        """A partition's offset is another one, about the topic with that id, if that is known."""
+        self.leases[topic, partition] = leases
+        self.topic(topic).begin_anew(partition, topic_id)
+
+    def drop_offset(self, topic: str, partition: str) -> None:
+        """A partition has no offset any more."""
+        if self.leases.pop((topic, partition), None) is not None:
+            self.topic(topic).begin_anew(partition, "")
+            self._drop_if_blank(topic)
 
     def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[tuple[str, str]]:
         """The topics of that name with such ids were deleted; returns partitions with offsets."""
+        consumed = self.topic(topic)
         names = [name for name in self.leases if name[0] == topic]
-        forgotten = [name for name in names if is_gone(self.ids.get(name, ""))]
+        forgotten = [name for name in names if is_gone(consumed.id_of(name[1]))]
         for name in forgotten:
             del self.leases[name]
-            self.ids.pop(name, None)
-        for name in [name for name in self.known if name[0] == topic]:
-            del self.known[name]  # Members tell it again.
-        if is_gone(self.meant.get(topic, "")):
-            for name in [name for name in self.added if name[0] == topic]:
-                del self.added[name]
-            self.topics.pop(topic, None)  # until a member tells of what was made anew
-            self.meant.pop(topic, None)
+        consumed.forget(is_gone)
+        self._drop_if_blank(topic)
         return forgotten
 
-    def from_start(self, name: tuple[str, str], reset: int) -> bool:
-        """Whether a partition without an offset is consumed from its first record."""
-        # What is added to a topic that the group consumes is new from its first record.
-        return reset == BEGIN or name in self.added
+    def _drop_if_blank(self, topic: str) -> None:
+        if self.topics[topic].is_blank:
+            del self.topics[topic]
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def learn(
+        self, member: Member, m: Acquire
+    ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Learn from *member* how far partitions reach, and begin those that have no offset.
+
+        Returns the partitions that this is news of, and those whose offsets are to be written.
+        """
+        news, changed = list[tuple[str, str]](), list[tuple[str, str]]()
+        consumed = self.topic(member.topic)
+        names = set(consumed.partitions)
+        for partition, start, end in m.known:
+            # Others are of a topic that was deleted since, or of none.
+            if partition in names and consumed.learn(partition, start, end):
+                name = member.topic, partition
+                news.append(name)
+                if self._begin(name, member, consumed):
+                    changed.append(name)
+        return news, changed
+
+    def _begin(self, name: tuple[str, str], member: Member, consumed: ConsumedTopic) -> bool:
+        """Have an offset in a partition; whether it is to be written."""
+        partition = name[1]
+        start, end = consumed.reach[partition]
+        leases = self.leases.get(name)
+        if leases is not None:
+            # Ranges that had no room in the last record may have some by now.
+            is_news = leases.begin_at(start)
+        else:
+            is_news = not consumed.is_from_start(partition, member.reset)
+            self.leases[name] = Leases(end if is_news else start)  # "The end" is this one for ever.
+        consumed.begin(partition, member.topic_id)
+        return is_news
+
+    def lease(self, member: Member, now: int) -> tuple[Lease, ...]:
+        """Give a waiting member what there is for it."""
+        assert member.waiting is not None
+        limit, found = member.waiting.max_records, list[Lease]()
+        wanted = {partition for partition, _, _ in member.waiting.known}  # not those it has paused
+        count, reach = len(member.partitions), self.topic(member.topic).reach
+        self.turn += 1
+        for step in range(count):
+            if limit <= 0:
+                break
+            partition = member.partitions[(self.turn + step) % count]
+            name = member.topic, partition
+            if partition not in wanted:
+                continue
+            leases, known = self.leases.get(name), reach.get(partition)
+            if leases is None or known is None or not leases.has_available(known[1], now):
+                continue
+            if leases.held_by_others(self.owners(*name)):
+                continue  # The member that had the partition before is still at work on it.
+            until = now + member.ack_wait_ms
+            for lease in leases.acquire(member.id, known[1], limit, until, now, member.max_deliver):
+                found.append(
+                    Lease(partition, lease.start, lease.end, lease.delivery_count, lease.dead)
+                )
+                limit -= lease.end - lease.start
+        return tuple(found)
+
+    def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
+        """The application of *member* has not seen these records."""
+        for partition, span in unread:
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                leases.give_back(member.id, [span], now)
+
+    def put_off(self, member: Member, m: Settle, now: int) -> int:
+        """Records are to come again, or are still worked on; returns when the first are due."""
+        due = NEVER
+        for partition, span, delay in m.nacks:
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                leases.reject(member.id, [span], now + delay)
+                due = min(due, now + delay) if delay else due
+        for partition, span in m.renewals:
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                leases.renew(member.id, [span], now + member.ack_wait_ms)
+                due = min(due, now + member.ack_wait_ms)
+        return due
+
+    def acknowledge(
+        self, member: Member, acks: Iterable[tuple[str, Range]]
+    ) -> tuple[int, list[tuple[str, str]]]:
+        """Records are done.
+
+        Returns how many were not leased to *member*, and partitions whose offsets have changed.
+        """
+        by_partition: dict[str, list[Range]] = {}
+        for partition, span in acks:
+            by_partition.setdefault(partition, []).append(span)
+        refused, changed = 0, list[tuple[str, str]]()
+        for partition, ranges in by_partition.items():
+            name = member.topic, partition
+            leases = self.leases.get(name)
+            if leases is None:
+                refused += sum(end - start for start, end in ranges)
+                continue
+            before = leases.committed
+            refused += leases.acknowledge(member.id, ranges)
+            if leases.committed != before or leases.done_ranges():
+                changed.append(name)
+        return refused, changed
+
+    def next_due(self, now: int) -> int:
+        """When the next session, wait, delay or lease of a member is over."""
+        due = NEVER
+        if self.members:
+            for member in self.members.values():
+                due = min(due, member.gone_at, member.waits_until)
+            for leases in self.leases.values():
+                due = min(due, leases.next_due(now))
+        return due
+
+    # --- for people -----------------------------------------------------------------------------
 
     def describe(self, request: int, now: int) -> GroupState:
         """All about it, as the answer to a request."""
@@ -193,7 +324,7 @@ class Group:
     def describe_leases(self, m: GetLeases, now: int) -> GroupLeases:
         """What has become of the records of a partition, as the answer to a request."""
         leases = self.leases.get((m.topic, m.partition))
-        _, end = self.known.get((m.topic, m.partition), (0, 0))
+        end = self.end(m.topic, m.partition) or 0
         if leases is None:
             return GroupLeases(m.id, known_end=end)
         spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)

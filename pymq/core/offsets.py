@@ -165,16 +165,15 @@ class Offsets:
                 continue
             self._loose = name, topic, partition  # The leader before has synced it, if anybody.
             group = self._groups.setdefault(name, Group(name))
-            group.ids.pop((topic, partition), None)
             if TOMBSTONE in headers:
-                group.leases.pop((topic, partition), None)
+                group.drop_offset(topic, partition)
                 if group.is_empty:
                     del self._groups[name]
             else:
+                # The third, the topic's id, is not in what was written before it was known.
                 committed, done, *topic_id = codec.loads(item)
-                group.leases[topic, partition] = Leases(committed, [(a, b) for a, b in done])
-                if topic_id:
-                    (group.ids[topic, partition],) = topic_id
+                leases = Leases(committed, [(a, b) for a, b in done])
+                group.set_offset(topic, partition, leases, *topic_id)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -238,8 +237,9 @@ class Offsets:
             keys.append(codec.dumps([OFFSET_KEY, name, topic, partition]))
             done = leases.done_ranges()[:RANGES_MAX] if leases else ()
             item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
-            if group is not None and (topic_id := group.ids.get((topic, partition))):
-                item.append(topic_id)
+            if group is not None and leases is not None:
+                topic_id = group.topic(topic).id_of(partition)
+                item += [topic_id] if topic_id else []
             values.append(codec.dumps(item))
             headers.append((TOMBSTONE,) if leases is None else ())
         return RecordBatch.encode(

@@ -71,8 +71,12 @@ def _groups(machine: Broker, out: Metrics) -> None:
                 out.add("pymq_group_in_flight", leases.in_flight, *where)
                 # Whoever leads the partition here knows better than the members have told.
                 led = machine.partitions.get((topic, partition))
-                known = group.known.get((topic, partition), (0, leases.committed))[1]
-                end = led.opened.high_watermark if led is not None and led.leads else known
+                if led is not None and led.leads:
+                    end = led.opened.high_watermark
+                elif (known := group.end(topic, partition)) is not None:
+                    end = known
+                else:
+                    end = leases.committed
                 out.add("pymq_group_lag", max(0, end - leases.committed), *where)
 
 

@@ -1012,7 +1012,7 @@ def test_only_partitions_of_its_topic_are_known_to_a_group(host: Host) -> None:
     assert host.ask("m1", {"0": 9, "1": 9, "x" * 300: 9}, wait_ms=0) == []
     host.settle_all()
     assert host.offsets().keys() == {"0"}
-    assert host.coordinator.groups["g"].known.keys() == {("t", "0")}
+    assert host.coordinator.groups["g"].topic("t").reach.keys() == {"0"}
 
 
 def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> None:

@@ -1,0 +1,23 @@
+"""Members that were given up for a topic that was deleted are told so, as far as there is room."""
+
+from __future__ import annotations
+
+import pytest
+
+from pymq.core import exiles
+from pymq.core.exiles import Exiles
+from pymq.core.membership import Member
+from pymq.core.message import BEGIN
+
+
+def member(name: str) -> Member:
+    return Member(name, name, "t", "sticky", 1_000, 100, 0, BEGIN, 1_000, ())
+
+
+def test_who_was_given_up_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exiles, "EXILES_MAX", 2)
+    found = Exiles()
+    for name in ("m1", "m2", "m3"):
+        found.add(member(name))
+    told = [found.fenced("g", name).details.get("deleted") for name in ("m1", "m2", "m3", "m4")]
+    assert told == [None, "t", "t", None]
