@@ -148,7 +148,10 @@ class OsFiles:
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
-        _locks.discard(handle)
+        if handle in _locks:
+            _locks.remove(handle)
+            # A child in the midst of its fork has it, too: closed here only, it would stay locked.
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:

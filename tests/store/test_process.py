@@ -148,16 +148,39 @@ def test_a_forked_child_does_not_keep_the_folder(closes: tuple[str, ...], tmp_pa
     FileStore(str(tmp_path)).close()
 
 
+HALF_FORKED = """
+import os, sys
+reading, writing = os.pipe()
+os.register_at_fork(after_in_child=lambda: os.close(writing) or os.read(reading, 1))
+from pymq.store.file import FileStore  # and only now what it does in a forked child
+store = FileStore(sys.argv[1])
+if not os.fork():
+    os._exit(0)
+store.close()
+FileStore(sys.argv[1]).close()
+print("again", flush=True)
+"""
+
+
+def test_a_child_in_the_midst_of_its_fork_does_not_keep_the_folder(tmp_path: Path) -> None:
+    """As one has the lock, too, that is about to become another program."""
+    with start(HALF_FORKED, tmp_path) as process:
+        assert process.stdout
+        assert process.stdout.read() == "again\n"
+
+
 ORPHAN = """
 import os, signal, sys
 from pymq.store.file import FileStore
 store = FileStore(sys.argv[1])
 reading, writing = os.pipe()
 if not os.fork():
+    os.close(reading)
     os.close(writing)
     sys.stdin.readline()
     os._exit(0)
-os.close(reading)
+os.close(writing)
+os.read(reading, 1)  # until the child has let go of what is not its own
 print("open", flush=True)
 signal.pause()
 """
