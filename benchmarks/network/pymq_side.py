@@ -83,20 +83,79 @@ def _make_topic(mq: pymq.Client, acks: str, replicas: int, fsync: str | None) ->
         producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
 
 
-def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, None]:
-    """Three brokers on files in this process, as a user opens them, and a producer: no socket."""
+@contextmanager
+def _together(folder: str) -> Iterator[pymq.Client]:
+    """Three brokers on files in this process, as a user opens them, and the topic: no socket."""
     import pymq
 
-    groups = batches(random_values(count, size), BATCH)
-    with ExitStack() as stack:
-        mq = stack.enter_context(pymq.open(Path(folder) / "queue", brokers=3))
+    with pymq.open(Path(folder) / "queue", brokers=3) as mq:
         _make_topic(mq, "raft", 3, "always")
-        producer = stack.enter_context(mq.producer(delivery_timeout_s=300))
+        yield mq
+
+
+def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, None]:
+    """Three brokers and a producer of batches in one process."""
+    groups = batches(random_values(count, size), BATCH)
+    with _together(folder) as mq, mq.producer(delivery_timeout_s=300) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
         yield
         for group in groups:
             producer.send_many(TOPIC, group)
         producer.flush()
+
+
+def consume_in_one_process(folder: str, count: int, size: int) -> Generator[None, None, int]:
+    """Three brokers and a consumer of what was produced before, in one process."""
+    with _together(folder) as mq, mq.producer() as producer:
+        for group in batches(random_values(count, size), BATCH):
+            producer.send_many(TOPIC, group)
+        producer.flush()
+        with mq.consumer(TOPIC, mode="psb", offset="begin") as consumer:
+            yield
+            seen = total = 0
+            while seen < count:
+                records, octets = _poll(consumer, 1.0)
+                seen, total = seen + records, total + octets
+            return total
+
+
+def both_in_one_process(folder: str, count: int, size: int) -> Generator[None, None, int]:
+    """Three brokers, a producer and a consumer in one process, in one thread."""
+    groups = batches(random_values(count, size), BATCH)
+    with _together(folder) as mq, mq.producer(delivery_timeout_s=300) as producer:
+        producer.send(TOPIC, b"").result(timeout=30)
+        with mq.consumer(TOPIC, mode="psb", offset="end") as consumer:
+            consumer.poll_batches(timeout=0.5)  # begins at the end as of now
+            yield
+            seen = total = 0
+            for group in groups:
+                producer.send_many(TOPIC, group)
+                records, octets = _poll(consumer, 0.0)
+                seen, total = seen + records, total + octets
+            producer.flush()
+            while seen < count:
+                records, octets = _poll(consumer, 1.0)
+                seen, total = seen + records, total + octets
+            return total
+
+
+def _poll(consumer: pymq.Consumer, timeout: float) -> tuple[int, int]:
+    seen = total = 0
+    for batch in consumer.poll_batches(timeout=timeout):
+        values = batch.values
+        seen += len(values)
+        total += sum(map(len, values))
+    return seen, total
+
+
+def in_one_process_paced(
+    folder: str, count: int, pause_s: float
+) -> Generator[None, None, list[int]]:
+    """Three brokers and a producer of one record at a time in one process."""
+    with _together(folder) as mq, mq.producer(linger_ms=0) as producer:
+        producer.send(TOPIC, bytes(8)).result(timeout=30)
+        yield
+        return _paced(producer, count, pause_s)
 
 
 def produce(url: str, count: int, size: int, many: bool) -> Generator[None, None, None]:
@@ -158,15 +217,19 @@ def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None,
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:
         producer.send(TOPIC, bytes(8)).result(timeout=30)
         yield
-        found = []
-        due = time.monotonic()
-        for _ in range(count):
-            due += pause_s
-            time.sleep(max(0.0, due - time.monotonic()))
-            start = time.monotonic_ns()
-            producer.send(TOPIC, start.to_bytes(8, "big") + bytes(92)).result(timeout=30)
-            found.append(time.monotonic_ns() - start)
-        return found
+        return _paced(producer, count, pause_s)
+
+
+def _paced(producer: pymq.Producer, count: int, pause_s: float) -> list[int]:
+    found = []
+    due = time.monotonic()
+    for _ in range(count):
+        due += pause_s
+        time.sleep(max(0.0, due - time.monotonic()))
+        start = time.monotonic_ns()
+        producer.send(TOPIC, start.to_bytes(8, "big") + bytes(92)).result(timeout=30)
+        found.append(time.monotonic_ns() - start)
+    return found
 
 
 def consume_paced(url: str, count: int) -> Generator[None, None, list[int]]:

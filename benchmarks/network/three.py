@@ -103,10 +103,16 @@ def _latency(produce: Any) -> Work:
     return work
 
 
-def _in_one_process(job: Job) -> Measures:
+def _in_one_process(name: str, role: Any, job: Job) -> Measures:
     count = job.count(COUNT)
     job.warm(12 * count * 100)
-    return alone("put", count, pymq_side.in_one_process, str(job.folder), count, 100)
+    return alone(name, count, role, str(job.folder), count, 100)
+
+
+def _paced_in_one_process(job: Job) -> Measures:
+    produce = pymq_side.in_one_process_paced
+    (done,) = play((produce, str(job.folder), job.few(3000), PACE_S))
+    return percentiles(done.found)
 
 
 def _syncobj(job: Job) -> Measures:
@@ -125,6 +131,9 @@ QUORUM = "3 nodes, Raft log, fdatasync; pika, 5,000 confirms on their way"
 LIMIT = "batches of 1,000 to a leader and two followers, fdatasync on a majority, nothing else"
 OURS_TOGETHER = (
     "3 brokers in the client's process: pymq.open(folder, brokers=3); the same otherwise"
+)
+OURS_TOGETHER_PACED = (
+    "3 brokers in the client's process: pymq.open(folder, brokers=3); fdatasync on a majority"
 )
 OURS = "3 brokers, acks=raft, fdatasync on a majority; send_many of 1,000"
 NEEDS: dict[str, Needs] = {
@@ -147,6 +156,11 @@ def _side(name: str, setting: str, work: Work) -> Side:
     return Side(name, setting, partial(_run, HOSTS[host], work), NEEDS[host])
 
 
+def _together(what: str, measure: str, role: Any) -> Side:
+    run = partial(_in_one_process, measure, role)
+    return Side(f"pymq in one process{what}", OURS_TOGETHER, run)
+
+
 NATS_PRODUCE, NATS_CONSUME = nats_side.produce_fast, nats_side.consume_fast
 PYMQ_PRODUCE, PYMQ_CONSUME = (pymq_side.produce, True), (pymq_side.consume, True)
 
@@ -165,7 +179,7 @@ PARTS = (
             ),
             _side("limit", LIMIT, _put(COUNT, limit_side.produce)),
             _side("pymq", OURS, _put(COUNT, pymq_side.produce, True)),
-            Side("pymq in one process", OURS_TOGETHER, _in_one_process),
+            _together("", "put", pymq_side.in_one_process),
         ),
         tuple(
             Goal(At(ours, "put"), (At(peer, "put"),), at_least=ratio)
@@ -186,10 +200,16 @@ PARTS = (
             ),
             _side("pymq", OURS, _read(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
             _side("pymq both", OURS, _both(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
+            _together("", "get", pymq_side.consume_in_one_process),
+            _together(" both", "both", pymq_side.both_in_one_process),
         ),
-        (
-            Goal(At("pymq", "get"), (At("nats", "get"),), at_least=15),
-            Goal(At("pymq both", "both"), (At("nats both", "both"),), at_least=10),
+        tuple(
+            goal
+            for ours in ("pymq", "pymq in one process")
+            for goal in (
+                Goal(At(ours, "get"), (At("nats", "get"),), at_least=15),
+                Goal(At(f"{ours} both", "both"), (At("nats both", "both"),), at_least=10),
+            )
         ),
     ),
     Part(
@@ -212,8 +232,12 @@ PARTS = (
                 "3 brokers, acks=raft, fdatasync on a majority",
                 _latency(pymq_side.produce_paced),
             ),
+            Side("pymq in one process", OURS_TOGETHER_PACED, _paced_in_one_process),
         ),
-        (Goal(At("pymq", "p50"), (At("rabbitmq", "p50"),), at_most=1),),
+        tuple(
+            Goal(At(ours, "p50"), (At("rabbitmq", "p50"),), at_most=1)
+            for ours in ("pymq", "pymq in one process")
+        ),
         units={"p50": MS, "p99": MS},
     ),
 )
