@@ -80,13 +80,11 @@ class ClusterLog:
             answer = self._questions.end(begun) if begun is not None else None
             if answer is None:
                 ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
-                answer = self._questions.ask_leader(topic, partition, ask)
+                try:
+                    answer = self._questions.ask_leader(topic, partition, ask)
+                except OffsetOutOfRange as error:
+                    raise _overtaken(wanted._replace(start=position), error) from None
             assert isinstance(answer, msg.Fetched)
-            if answer.log_start > position:
-                raise OffsetOutOfRange(
-                    f"{topic}/{partition} begins at offset {answer.log_start}, after {position}",
-                    start=answer.log_start,
-                )
             batches = [batch for batch in split(answer.data) if batch.end_offset > position]
             begun = None
             if batches:
@@ -101,6 +99,15 @@ class ClusterLog:
                     f"{topic}/{partition} gave nothing from offset {position} on for "
                     f"{self._timeout_s} s, though it is known to reach {end}"
                 )
+
+
+def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
+    """What a broker says of an offset that it has no more, as :class:`Log` says it."""
+    start = error.details.get("log_start")
+    if not isinstance(start, int) or start <= wanted.start:
+        return error  # It is beyond the end, and nothing is there to go on with.
+    place = f"{wanted.topic}/{wanted.partition}"
+    return OffsetOutOfRange(f"{place} begins at offset {start}, after {wanted.start}", start=start)
 
 
 def _fetch(

@@ -74,9 +74,11 @@ def resolve(
         ConfigError: it names a partition that is not read, or a time after the last record.
         OffsetOutOfRange: it begins before the log does, and that is to be an error.
     """
-    for topic, partition in where.points:
+    for (topic, partition), point in where.points.items():
         if (topic, partition) not in bounds.ends:
             option = "endingOffsets" if is_end else "startingOffsets"
+            if point.timestamp_ms is not None:
+                option += "ByTimestamp"
             raise ConfigError(
                 f"option {option!r} names partition {topic}/{partition}, which is not read"
             )

@@ -17,7 +17,7 @@ from pymq.spark.folder import FolderLog
 from pymq.spark.logs import ClusterLog
 from pymq.spark.options import source_options
 from pymq.spark.planning import Range
-from pymq.spark.source import Reader, StreamReader
+from pymq.spark.source import Reader, StreamReader, _batches
 from pymq.testing import Cluster
 
 
@@ -44,6 +44,31 @@ def test_a_range_is_read_while_leaders_die(seed: int) -> None:
             first = max(0, start - batch.base_offset)
             found += batch.values[first : end - batch.base_offset]
         assert found == values[start:end]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_that_retention_overtakes_in_a_cluster_reads_what_is_left(*, fails: bool) -> None:
+    """All that it was to read was left out, also what was still there."""
+    found = {"url": "zmq+tcp://nowhere:1", "subscribe": "t", "failondataloss": str(fails).lower()}
+    options = source_options(found, is_stream=True)
+    with Cluster(brokers=3, seed=0) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=8192)
+        with mq.producer() as producer:
+            for number in range(30):
+                producer.send("t", b"%0900d" % number).result()
+        cluster.run(seconds=12)
+        (start, end) = mq.questions.bounds("t", "0")
+        assert 0 < start < end
+        task = Range("t", "0", 0, end, mq.questions.topic_metadata("t").topic_id)
+        batches = _batches(options, ClusterLog(mq, 30.0), task)
+        if fails:
+            with pytest.raises(OffsetOutOfRange, match=f"begins at offset {start}.*DataLoss"):
+                list(batches)
+        else:
+            offsets = [offset for batch in batches for offset in batch.offsets]
+            with mq.consumer("t", mode="psb") as reader:
+                assert offsets == [record.offset for record in reader.until_end()]
 
 
 def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) -> None:

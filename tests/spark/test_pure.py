@@ -27,6 +27,7 @@ from pymq.spark.options import Point, sink_options, source_options
 from pymq.spark.planning import Range
 from pymq.spark.progress import lag
 from pymq.spark.rows import Rows
+from pymq.spark.subscription import Bounds, resolve
 
 URL = {"url": "zmq+tcp://127.0.0.1:1"}
 
@@ -66,6 +67,34 @@ def test_what_is_wrong_with_a_sources_option(options: dict[str, str], name: str)
     found = {option: text for option, text in given_.items() if text}
     with pytest.raises(ConfigError, match=f"'{name}'"):
         source_options(found, is_stream=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets"),
+        ({"endingTimestamp": "5"}, "endingTimestamp"),
+        ({"endingOffsetsByTimestamp": '{"t": {"0": 5}}'}, "endingOffsetsByTimestamp"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
+    ],
+)
+def test_what_is_wrong_with_a_streams_option(options: dict[str, str], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}'"):
+        source_options({**URL, "subscribe": "t"} | options, is_stream=True)
+
+
+@pytest.mark.parametrize("ending", [False, True])
+@pytest.mark.parametrize("kind", ["Offsets", "OffsetsByTimestamp"])
+def test_a_partition_that_is_not_read_is_told_with_its_option(kind: str, *, ending: bool) -> None:
+    """Of times it was said that the option for offsets was wrong."""
+    name = f"{'ending' if ending else 'starting'}{kind}"
+    found = {**URL, "subscribe": "t", name: '{"t": {"9": 1}}'}
+    options = source_options(found, is_stream=False)
+    bounds = Bounds({("t", "0"): 0}, {("t", "0"): 5}, {"t": "id"})
+    where = options.ending if ending else options.starting
+    nothing: Any = None  # It is wrong before any log is asked.
+    with pytest.raises(ConfigError, match=f"option '{name}' names partition t/9"):
+        resolve(nothing, bounds, where, is_end=ending, options=options)
 
 
 @pytest.mark.parametrize(
