@@ -8,6 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
+from pymq import errors
 from pymq.core.config import TopicConfig
 from pymq.core.message import Location, Result
 from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
@@ -31,7 +32,7 @@ _WORDS: dict[Any, str] = {
 
 
 def rows() -> Iterator[str]:
-    """The rows of both tables: messages, then what they are made of."""
+    """The rows of the tables: messages, what they are made of, codes of errors."""
     parts: dict[str, Any] = {}
     for number, cls in wire.NUMBERS.items():
         payload = wire.PAYLOAD.get(cls, ())
@@ -45,6 +46,17 @@ def rows() -> Iterator[str]:
         for name in missing:
             done.add(name)
             yield f"| {name} | {_fields(parts[name], parts)} |"
+    yield from _codes()
+
+
+def _codes() -> Iterator[str]:
+    named = [getattr(errors, name) for name in errors.__all__]
+    found: list[type[PymqError]] = [
+        each for each in named if isinstance(each, type) and each is not PymqError
+    ]
+    for cls in sorted(found, key=lambda cls: cls.code):
+        what = " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+        yield f"| `{cls.code}` | {'yes' if cls.retriable else 'no'} | {what} |"
 
 
 def _fields(cls: Any, parts: dict[str, Any], payload: tuple[str, ...] = ()) -> str:
