@@ -168,7 +168,7 @@ def test_who_is_allowed_does_everything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
-    """Each message there is, to the node and to a partition's machine: refused, and no effect."""
+    """Each message there is, to the node and to another machine there: refused, and no effect."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     with secured.open("root") as mq:
         mq.create_topic("orders")
@@ -176,7 +176,7 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
     before = state(secured)
     with Talker(node, KeyRing(secured.keys, "bob")) as bob:
         for number, message in enumerate(messages()):
-            bob.tell(message)
+            bob.tell(message, "directory" if number % 2 else "")
             # What is not answered is followed by what is: it came to nothing, and in order.
             bob.tell(msg.DeleteTopic(1_000_000 + number, "orders"))
             refused = bob.answer(1_000_000 + number)
@@ -390,13 +390,20 @@ def test_urls_name_keys(secured: Secured) -> None:
 def test_a_frame_that_is_too_large_ends_the_connection_and_nothing_else(secured: Secured) -> None:
     """It is refused before its body is read; the one who sent it has to connect anew."""
     node = secured.brokers[0]
+    lost: list[bool] = []
     with Talker(node, KeyRing(secured.keys, "bob"), "client-2") as bob:
+        bob.transport.on_lost = lambda _, is_lost: lost.append(is_lost)
         bob.tell(msg.DeleteTopic(1, "orders"))
         bob.hear(lambda found: getattr(found, "id", 0) == 1)
         link = bob.transport._peers.by_name[node.name].link
         assert link is not None
         memory = resident()
         link.socket.send(bytes(FRAME_BYTES_MAX + 1), zmq.NOBLOCK)
+        until = time.monotonic() + WAIT_S
+        while True not in lost:
+            assert time.monotonic() < until, "the connection still stands"
+            assert bob.transport.poll() == []
+            zmq.select([bob.transport.fileno()], [], [], timeout=0.05)
         with secured.open("root") as mq:
             mq.create_topic("after")
             with mq.producer() as producer:

@@ -1,6 +1,7 @@
 """A node that takes nothing in until its standard input is closed; see ``test_zeromq.py``.
 
-Without an argument it listens and prints where; else it connects to the node of that endpoint.
+Without an argument, or with an endpoint of port 0, it listens and prints where; else it connects to
+the node of that endpoint.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ WAIT_S = 20.0
 
 def main(endpoint: str | None = None) -> None:
     tuning = Tuning(packets=4)
-    listen = "tcp://127.0.0.1:0" if endpoint is None else None
-    node = ZmqTransport("stalled", listen=listen, tuning=tuning)
-    if endpoint is None:
+    listen = endpoint or "tcp://127.0.0.1:0"
+    listens = listen.endswith(":0")
+    node = ZmqTransport("stalled", listen=listen if listens else None, tuning=tuning, insecure=True)
+    if listens:
         say(node.endpoint)
     else:
-        node.learn("other", endpoint)
-    hear(node, is_asking=endpoint is not None)
+        node.learn("other", listen)
+    hear(node, is_asking=not listens)
     say("stalls")
     sys.stdin.read()
     for _ in range(10):

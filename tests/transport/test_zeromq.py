@@ -18,6 +18,7 @@ import zmq
 from pymq.core.message import Fetched, Message, Produced
 from pymq.errors import AuthorizationFailed, ConfigError
 from pymq.testing import check_transport
+from pymq.testing.namespaces import HOST, Namespaces
 from pymq.transport import peers, wire, zeromq
 from pymq.transport.base import Arrival
 from pymq.transport.sockets import Tuning
@@ -71,6 +72,40 @@ def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None
             second.close()
     finally:
         client.close()
+
+
+@pytest.mark.skipif(Namespaces.why_not() is not None, reason=str(Namespaces.why_not()))
+def test_a_machine_that_cannot_be_reached_is_told_of() -> None:
+    """Nothing is sent to it, so nothing is missing: only the kernels' probes find out."""
+    told: list[bool] = []
+    client = ZmqTransport("client-1")
+    client.on_lost = lambda _, is_lost: told.append(is_lost)
+
+    def until(expected: list[bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while told != expected:
+            assert time.monotonic() < deadline, told
+            client.poll()
+            zmq.select([client.fileno()], [], [], timeout=0.05)
+
+    with Namespaces() as wires:
+        where = f"tcp://{wires.add('far')}:0"
+        command = [sys.executable, "-m", "tests.transport.stalled", where]
+        child = subprocess.Popen(
+            wires.command("far", command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert child.stdout is not None
+            client.learn("stalled", child.stdout.readline().strip())
+            client.send("stalled", "client-1", Produced(1))
+            client.flush()
+            until([False], WAIT_S)
+            assert child.stdout.readline() == "stalls\n"
+            wires.cut(HOST, "far")
+            until([False, True], 3 * Tuning().silence_ms / 1000)
+        finally:
+            client.close()
+            child.communicate(timeout=WAIT_S)
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -426,6 +461,21 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
                 raw.socket.recv_multipart()
             raw.socket.send(cbor.write([1, [11, "", "", 10_000]]))
             heard = any(message == Produced(10_000) for _, _, message in transport.poll())
+
+
+def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
+    """He has asked for all of it before the first answer; what is beyond the bound is lost."""
+    tuning = Tuning(waiting_bytes=2 << 20, packets=4)
+    with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
+        raw.socket.set(zmq.RCVHWM, 4)
+        raw.socket.send(cbor.write([1, *[[11, "", "", number] for number in range(100)]]))
+        polled(transport, 100)
+        data = bytes(1 << 20)
+        for _ in range(100):
+            transport.send("client-1", "server", Fetched(1, "t", "0", 0, 0, 0, data))
+            transport.flush()
+            assert transport.waiting()[2] < tuning.waiting_bytes + (2 << 20)
+        assert transport.dropped > 10
 
 
 def test_a_gate_sees_every_message_and_answers_for_the_machine() -> None:
