@@ -6,7 +6,10 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -23,6 +26,7 @@ from pymq.errors import (
     ForkedError,
     PymqError,
 )
+from tests.transport.keys import make_keys
 
 
 @pytest.fixture
@@ -153,6 +157,35 @@ def test_a_gate_refuses_for_the_broker(zkserver: pymq.ZkServer) -> None:
             with pytest.raises(AuthorizationFailed, match="not for you"):
                 producer.send("secret", b"x").result(20)
         assert mq.describe_topic("secret").partitions[0].end_offset == 0
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_cluster_without_tcp(tmp_path: Path, has_keys: bool) -> None:
+    """All of it by names of this machine: zkserver, brokers among each other, clients."""
+    names = ("zkserver", "broker-0", "broker-1")
+    at = {name: f"ipc://@pymq-{uuid4().hex}" for name in names}
+    keys: dict[str, Any] = {}
+    if has_keys:
+        make_keys(tmp_path, "alice", nodes=names)
+        listed = ", ".join(f'"{name}"' for name in names)
+        (tmp_path / "policy.toml").write_text(
+            f'superusers = ["alice"]\n[[rule]]\nprincipal = [{listed}]\n'
+            'operations = ["ClusterAction"]\nresources = ["cluster"]\n'
+        )
+        keys = {"curve_dir": tmp_path}
+    who = {**keys, "principal": "alice"} if has_keys else {}
+    with ExitStack() as stack:
+        zkserver = pymq.ZkServer(listen=at["zkserver"], **keys)
+        stack.enter_context(zkserver.start())
+        for name in names[1:]:
+            node = pymq.Broker(name, listen=at[name], zkservers=[zkserver.endpoint], **keys)
+            stack.enter_context(node.start())
+        mq = stack.enter_context(pymq.open(f"zmq+{zkserver.endpoint}", **who))
+        mq.create_topic("t", replicas=2, acks="raft")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % n for n in range(100)]).result()
+        with mq.consumer("t", group="g") as consumer:
+            assert [int(record.value) for record in consumer.until_end()] == list(range(100))
 
 
 def test_closing(zkserver: pymq.ZkServer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pymq
+from pymq.store.blockfile import Known
 from pymq.testing.child import environment
 from tests.deployed.processes import ROOT, processes
 
@@ -55,6 +56,10 @@ def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
             node.stop()
             events = [line["event"] for line in node.lines()]
             assert (events[0], events[-1]) == ("ready", "stopped")
+            assert events.count("ready") == 1
+        # It has written down where its log ends, so that the next start need not look for it.
+        notes = cluster.data("broker-0").rglob("*.ckpt")
+        assert max(Known.from_bytes(note.read_bytes()).end for note in notes) >= 1_000
         for node in cluster.nodes.values():
             node.start()
         for node in cluster.nodes.values():

@@ -60,6 +60,29 @@ def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.Monke
         gc.unfreeze()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_has_one_client_of_a_cluster_and_its_fork_another() -> None:
+    """Tasks follow upon each other in a process, and none of them connects anew."""
+    found = process.client(OPTIONS.url)
+    try:
+        assert process.client(OPTIONS.url) is found
+        child = os.fork()
+        if not child:  # pragma: no cover
+            code = 1
+            try:
+                own = process.client(OPTIONS.url)
+                code = 0 if own is not found and process.client(OPTIONS.url) is own else 2
+                own.close()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        found.close()
+    another = process.client(OPTIONS.url)
+    another.close()
+    assert another is not found
+
+
 @needs_linux
 def test_only_a_process_of_sparks_daemon_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> tuple[int, int]:
