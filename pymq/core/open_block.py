@@ -20,7 +20,7 @@ from pymq.core.recovery import Recovery
 from pymq.core.replicator import Replica, Replicator, ReplicatorFactory
 from pymq.core.sealing import Sealing
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
-from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
+from pymq.errors import CorruptMetadata, NotLeader, PymqError, ReplicaNotAvailable
 
 RESTART_MS = 200  # a replica whose write has failed starts over after it
 IDLE_MS = 30_000  # nothing was appended for as long: what was kept in memory for followers may go
@@ -216,8 +216,8 @@ class OpenBlock:
         """The store cannot say what is here: forget what it has said so far."""
         self._recovery.begin()
 
-    def start(self, found: Recovered, now: int) -> None:
-        """Go on with what was restored."""
+    def start(self, found: Recovered, now: int) -> CorruptMetadata | None:
+        """Go on with what was restored; returns why not, if what was saved cannot be read."""
         log, state = self.log, self.state
         assert log is not None
         self._restart_at = NEVER  # A write may have failed after the store was asked.
@@ -225,7 +225,11 @@ class OpenBlock:
             # A crash has taken it, and what it knew of the past with it: once the blocks before
             # are gone, nobody else does.
             log.create(state.topic, state.partition, log.producers)
-        self._make(found.state, now, is_new=found.state is None and not self._has_begun)
+        try:
+            self._make(found.state, now, is_new=found.state is None and not self._has_begun)
+        except CorruptMetadata as problem:  # A newer pymq has written it, perhaps.
+            return problem
+        return None
 
     def _make(self, saved: bytes | None, now: int, *, is_new: bool) -> None:
         assert self.log is not None

@@ -236,11 +236,11 @@ class Partition:
         except StoreError as error:
             self.recover_failed(RecoverFailed(found.block, error), now)
             return
-        if first is None:
-            return
-        if opened.replicator is None:
+        if first is not None and opened.replicator is None:
             self._upkeep.opened_ms = opened.node.opened_ms
-            opened.start(first, now)
+            if (problem := opened.start(first, now)) is not None:
+                self._fail(problem, now)
+                return
             self._succession.begun(now)
             self._intake.drive_parked(now)
             self._serving.wake(now)

@@ -49,16 +49,16 @@ class Recovery:
             StoreError: what was voted on is missing.
         """
         self._found.append(found)
-        if not self._restore(log, state):
-            return None
         first = self._found[0]
-        self.begin()
         block = state.blocks[-1]
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
-        if is_voted and first.state is None and log.end > log.start:
+        if is_voted and first.state is None and first.end > first.start:
             mark("partition.votes_lost")
             # Nothing is accepted before a term is saved, so what was promised here is lost.
             raise StoreError(f"{first.block} has records, and what it has voted on is missing")
+        if not self._restore(log, state):
+            return None
+        self.begin()
         return first
 
     def _restore(self, log: BlockLog, state: PartitionState) -> bool:

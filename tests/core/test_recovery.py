@@ -13,7 +13,7 @@ from pymq.core.producers import ProducerTable
 from pymq.core.ready import CreateBlock, Recover, Recovered, RecoverFailed
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import CorruptBlock
+from pymq.errors import CorruptBlock, StoreError
 from pymq.replication.factory import replicator
 from tests.core import test_upkeep
 
@@ -144,3 +144,27 @@ def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
     partition.recovered(Recovered(log.name, 0, 0, 0, None, [], header().length), 0)
     assert isinstance(partition.problem, CorruptBlock)
     assert "durable up to 10" in str(partition.problem)
+
+
+@pytest.mark.parametrize(
+    ("saved", "why"), [(None, "voted on is missing"), (b"from 2099", "cannot be read")]
+)
+def test_records_without_votes_are_not_believed(saved: bytes | None, why: str) -> None:
+    """Who does not know what it has promised fails, by itself and aloud (thesis 3.8).
+
+    It was neither there nor given up, and votes of another version brought the broker down.
+    """
+    host = Host()
+    before, _ = states()
+    names = ("me", "b", "c")
+    block = attrs.evolve(before.blocks[0], acks=AckMode.RAFT, replicas=names, in_sync=names)
+    state = attrs.evolve(before, acks=AckMode.RAFT, blocks=(block,))
+    partition = Partition(state, host, replicator, frozenset({0}), 0)
+    (ask,) = host.out.ask
+    assert isinstance(ask, Recover)
+    one = header()
+    partition.recovered(Recovered(ask.block, 0, COUNT, one.length, None, [one], 0, saved), 0)
+    assert isinstance(partition.problem, StoreError)
+    assert why in str(partition.problem)
+    assert partition.opened.replicator is None
+    assert not host.out.write
