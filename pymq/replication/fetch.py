@@ -343,7 +343,9 @@ class Fetch:
             return
         if m.diverging is not None:
             mark("fetch.truncate")
-            log.truncate(max(min(m.diverging[1], log.end), self.high_watermark))
+            epoch, end = m.diverging
+            # Of an epoch that the leader has not, nothing is kept (KIP-279).
+            log.truncate(max(min(end, log.end_of(epoch)[1]), self.high_watermark))
             self._retry_at = now + self._host.replication.retry_ms
             return
         self.high_watermark = max(self.high_watermark, min(m.high_watermark, log.stable_end))

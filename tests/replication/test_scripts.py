@@ -1,4 +1,4 @@
-"""Raft, scenario by scenario: each file is named after where the scenario comes from."""
+"""Replicas, scenario by scenario: each file is named after where the scenario comes from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from pymq.testing.script import check_script
+from tests.replication.fetch_script import FetchScript
 from tests.replication.raft_script import RaftScript
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "data" / "raft").glob("*.txt"))
+DATA = Path(__file__).parents[1] / "data"
+SCRIPTS = sorted((DATA / "raft").glob("*.txt"))
+FETCH_SCRIPTS = sorted((DATA / "fetch").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -17,5 +20,11 @@ def test_script(path: Path, rewrite_scripts: bool) -> None:
     check_script(path, RaftScript(), rewrite=rewrite_scripts)
 
 
+@pytest.mark.parametrize("path", FETCH_SCRIPTS, ids=lambda path: path.stem)
+def test_fetch_script(path: Path, rewrite_scripts: bool) -> None:
+    check_script(path, FetchScript(), rewrite=rewrite_scripts)
+
+
 def test_there_are_scripts() -> None:
-    assert len(SCRIPTS) >= 80
+    assert len(SCRIPTS) >= 120
+    assert len(FETCH_SCRIPTS) >= 10
