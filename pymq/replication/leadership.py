@@ -314,7 +314,14 @@ class Leadership:
     # --- transfer (thesis 3.10) -----------------------------------------------------------------
 
     def transfer(self, peer: str, now: int) -> None:
-        """Take no more appends until *peer* has everything and can take over, or time is up."""
+        """Take no more appends until *peer* has everything and can take over, or time is up.
+
+        To hand over to oneself takes it back; who was told already may be elected all the same.
+        """
+        if peer == self._group.me and self.target is not None:
+            mark("raft.transfer.back")
+            self._stop_transfer()
+            return
         if peer not in self.progress or peer in self._group.learners:
             mark("raft.transfer.nobody")
             return

@@ -84,6 +84,7 @@ class Chaos:
         self.known: dict[int, Batch] = {}  # the same, by end
         self.leaders: dict[int, tuple[str, int]] = {}  # term -> (node, which of its lives)
         self.led: dict[str, int] = {}  # the term that a node was last seen leading
+        self.senders: dict[int, str] = {}  # term -> who has sent appends in it
         self.marks: dict[str, int] = {}  # the high watermark last seen, in this life
         self.incarnations: dict[tuple[str, str], int] = {}  # as (me, peer) knows
         self.lives = dict.fromkeys(names, 0)
@@ -340,6 +341,8 @@ class Chaos:
             case RaftAppend(epoch=term) | RaftSnapshot(epoch=term):
                 if (saved := hard(disk.saved)) is None or saved.term < term:
                     raise Violation(f"{node.me} leads term {term} and has not saved it")
+                if (other := self.senders.setdefault(term, node.me)) != node.me:
+                    raise Violation(f"{node.me} and {other} send appends of term {term}")
             case _:
                 pass
 
