@@ -63,6 +63,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell what was measured: of planted bugs how soon they were found, of faults what came."""
     _tell_planted(terminalreporter)
+    _tell(terminalreporter, "marks", "marks")
     _tell(terminalreporter, "faults", "faults of processes")
     _tell(terminalreporter, "fuzz", "malformed inputs")
 

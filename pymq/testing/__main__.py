@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -75,13 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_plans = [partial(Plan.from_json, options.plan.read_text(encoding="utf-8"))]
     else:
         make_plans = [partial(make, seed) for seed in options.seeds]
+    return _report(_run(make_plans, options), partial(_command, options), options)
+
+
+def _command(options: argparse.Namespace, seed: int) -> str:
+    """What carries out one of these runs again, and shows its last events."""
+    words = ["python -m pymq.testing --trace"]
+    if options.safety:
+        words.append("--safety")
+    if options.plan is not None:
+        return " ".join([*words, f"--plan {shlex.quote(str(options.plan))}"])
+    words.append(f"--profile {options.profile} --seconds {options.seconds:g}")
     sizes = ("brokers", options.brokers), ("zkservers", options.zkservers)
-    command = (
-        f"python -m pymq.testing --profile {options.profile} --seconds {options.seconds:g} "
-        + "".join(f"--{name} {number} " for name, number in sizes if number is not None)
-        + f"--restart {options.restart} --trace --seeds"
-    )
-    return _report(_run(make_plans, options), command, options)
+    words += [f"--{name} {number}" for name, number in sizes if number is not None]
+    return " ".join([*words, f"--restart {options.restart} --seeds {seed}"])
 
 
 def _seeds(text: str) -> range:
@@ -118,7 +126,9 @@ def _run_one(make: Callable[[], Plan], trace: bool, safety: bool, marks: bool) -
     return result
 
 
-def _report(results: Iterator[Result], command: str, options: argparse.Namespace) -> int:
+def _report(
+    results: Iterator[Result], command: Callable[[int], str], options: argparse.Namespace
+) -> int:
     row = "{:>7} {:>8} {:>9} {:>9} {:>8} {:>7} {:>7} {:>7}  {}"
     print(row.format(*"seed digest events events/s x-real sent acked reads outcome".split()))
     failed: dict[str, list[Result]] = {}
@@ -163,7 +173,7 @@ def _report(results: Iterator[Result], command: str, options: argparse.Namespace
     for name, results_of in sorted(failed.items()):
         print(f"\n{name}: {len(results_of)} runs; {results_of[0].message.strip()}")
         for result in results_of[:20]:
-            print(f"  to see it again: {command} {result.seed}")
+            print(f"  to see it again: {command(result.seed)}")
     return 1 if failed else 0
 
 

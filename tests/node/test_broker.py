@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -28,11 +28,13 @@ from pymq.core.message import (
     ReplicaFetch,
     ReplicaFetched,
     Seal,
+    Sealed,
     Sequence,
     Stopped,
     StopReplica,
 )
 from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.partition import Partition
 from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
@@ -183,6 +185,35 @@ def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
     assert bench.last(Ping).failed == ()
 
 
+@pytest.mark.parametrize("count", [1, 200])
+def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
+    count: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many blocks a pair of brokers shares; nobody goes through them to find that out."""
+    names = [f"t{number}" for number in range(count)]
+    shared = [state("b1", "b0", topic=n, topic_id=n, acks=AckMode.RAFT) for n in names]
+    bench.step("b1", Ping(1))
+    bench.step("zk", tell(10, *shared))
+    bench.step("b1", Ping(1))
+    bench.tick(50)
+    bench.sent.clear()
+    looks: list[str] = []
+    for name in ("tick", "flush", "peer_changed", "is_dirty"):
+        inner = Partition.__dict__[name]
+        ask = inner.fget if isinstance(inner, property) else inner
+
+        def look(self: Partition, *arguments: Any, name: str = name, ask: Any = ask) -> Any:
+            looks.append(name)
+            return ask(self, *arguments)
+
+        monkeypatch.setattr(Partition, name, property(look) if ask is not inner else look)
+    for _ in range(20):
+        bench.tick(50)
+        bench.step("b1", Ping(1))
+    assert looks == []
+    assert [type(m) for name, m in bench.sent if name == "b1"] == [Ping] * 20
+
+
 def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
     """They waited for ever for its leader, who was there, and not with the disk that was meant.
 
@@ -302,6 +333,49 @@ def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
     answer = bench.last(Sequence)
     assert answer.error is not None
     assert answer.error.retriable
+
+
+def test_a_sequence_is_told_once_its_records_are_safe(bench: Bench) -> None:
+    """Whoever goes on behind records relies on them, and those of a leader alone may be lost."""
+    found = state("b0", "b1", "b2", acks=AckMode.RAFT)
+    bench.step("zk", tell(10, found))
+    batch = RecordBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
+    bench.step("p", Produce(1, "t", "0", AckMode.RAFT, batch))
+    bench.step("p", GetSequence(2, "t", "0", 7))
+    assert not bench.sent_to("p", Sequence)
+    bench.step("b1", RaftAppended(found.block_id(found.blocks[-1]), 1, 3, 0))
+    assert [(m.next_sequence, m.error) for m in bench.sent_to("p", Sequence)] == [(3, None)]
+
+
+def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) -> None:
+    """What has waited for it to begin is for the other one."""
+    found = state("b0", "b1", "b2", acks=AckMode.RAFT)
+    block = found.block_id(found.blocks[-1])
+    bench.disk_answers = False
+    bench.step("zk", tell(10, found))
+    bench.broker.stored(bench.store.recover(block, 0, True), bench.now)  # It is yet to be saved.
+    bench.broker.step("p", attrs.evolve(PRODUCE, acks=AckMode.RAFT), bench.now)
+    bench.broker.step("b1", RaftVote(block, 2, 0, 0, pre=False), bench.now)
+    bench.pump()
+    (answer,) = bench.sent_to("p", Produced)
+    assert isinstance(answer.error, NotLeader)
+
+
+def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
+    """What the one before it was about to take over is followed again as if nothing had been."""
+    found = state("b1", "b0")
+    bench.step("zk", tell(10, found))
+    bench.step("zk", Seal(1, "t", "0", 0, 2, takeover=True))
+    assert bench.sent_to("zk", Sealed)
+    bench.sent.clear()
+    bench.tick(5_000)
+    assert not bench.sent_to("b1", ReplicaFetch)
+    bench.step("zk", tell(12, found))  # The same zkserver has only told what it knew before.
+    bench.tick(5_000)
+    assert not bench.sent_to("b1", ReplicaFetch)
+    bench.step("zk-2", tell(1, found, controller_epoch=2))
+    bench.tick(5_000)
+    assert bench.sent_to("b1", ReplicaFetch)
 
 
 def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:

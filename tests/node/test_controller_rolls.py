@@ -396,6 +396,20 @@ def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
     assert set(cluster.open().in_sync) == {leader, two}
 
 
+def test_a_wish_that_is_taken_back_voids_the_one_on_its_way() -> None:
+    """Whoever asks for what is there already counts on it again once nothing else can come."""
+    cluster = led()
+    leader = cluster.leader()
+    told, before = cluster.brokers[leader], cluster.open()
+    version = told.states[T0].version
+    cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, before.in_sync, version=version))
+    assert told.states[T0].version > version
+    cluster.to_active(
+        leader, AlterIsr(*T0, 0, 1, leader, (leader,), version=version)
+    )  # It is late.
+    assert cluster.open() == before
+
+
 def test_who_may_join_does_so_though_another_may_not() -> None:
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from random import Random
 
+import attrs
 import pytest
 
 from pymq.errors import PymqError
 from pymq.testing import Cluster
+from pymq.testing.coordinator import COORDINATOR
 from pymq.testing.faults import FAULTS, PROFILES, RATES, ROTATION, Schedule
 from pymq.testing.nemesis import Nemesis
 from pymq.testing.plan import Plan
@@ -76,6 +79,104 @@ def test_every_kind_of_fault_can_be_carried_out() -> None:
             nemesis.stop()
             cluster.run(seconds=8)
             assert cluster.is_ready(), kind
+
+
+A, B, C, Z = "broker-0", "broker-1", "broker-2", "zkserver-0"
+LASTS = 300_000  # microseconds
+
+
+def lost(cluster: Cluster) -> set[tuple[str, str]]:
+    """Between whom all is lost, in this direction."""
+    routes = [route.split(">") for route in cluster.network.status()]
+    return {(source, target) for source, target in routes}
+
+
+def between(left: Iterable[str], right: Iterable[str]) -> set[tuple[str, str]]:
+    """Both directions of all links between two groups."""
+    return {pair for a in left for b in right for pair in ((a, b), (b, a))}
+
+
+def rest(cluster: Cluster, *names: str) -> set[str]:
+    """All others, the coordinator among them."""
+    return {*cluster.network.names} - {*names}
+
+
+Look = Callable[[Cluster], object]
+# What there is to be seen while a fault lasts, and not before; nor afterwards, if it ends.
+SEEN: dict[str, tuple[list[object], Look]] = {
+    "crash": (["crash", B, "all", LASTS], lambda c: not c.brokers[B].is_up),
+    "crash_zk": (["crash", Z, "all", LASTS], lambda c: not c.zkservers[Z].is_up),
+    "crash_all": (["crash_all", "all", LASTS], lambda c: not (c.host(A).is_up or c.host(Z).is_up)),
+    "boundary": (["boundary", B, 0, "all", LASTS], lambda c: not c.brokers[B].is_up),
+    "crash_loop": (["crash_loop", B, [0], "all", LASTS], lambda c: not c.brokers[B].is_up),
+    "pause": (["pause", B, LASTS], lambda c: c.brokers[B].is_paused),
+    "wipe": (["wipe", B, LASTS], lambda c: not c.brokers[B].is_up and c.brokers[B].disks > 1),
+    "isolate": (["isolate", B, LASTS], lambda c: lost(c) == between([B], rest(c, B))),
+    "cut": (["cut", A, B, LASTS, False], lambda c: lost(c) == between([A], [B])),
+    "one_way": (["cut", A, B, LASTS, True], lambda c: lost(c) == {(A, B)}),
+    "split": (["split", [A, Z], LASTS], lambda c: lost(c) == between([A, Z], rest(c, A, Z))),
+    "bridge": (["bridge", [A], [C, Z], LASTS], lambda c: lost(c) == between([A], [C, Z])),
+    "swizzle": (["swizzle", [A, B], 0, LASTS], lambda c: {(A, C), (C, B)} <= lost(c)),
+    "clog": (["clog", A, B, LASTS], lambda c: c.network.link(A, B).clogged_until > c.world.now),
+    "slow_link": (["slow_link", A, B, LASTS, 7], lambda c: c.network.link(A, B).slow == 7),
+    "slow_disk": (["slow_disk", B, LASTS, 7], lambda c: c.brokers[B].files.slow == 7),
+    "full_disk": (["full_disk", B, LASTS, 9], lambda c: c.brokers[B].files.room is not None),
+    "fail_disk": (["fail_disk", B, "unlink", LASTS, 2], lambda c: c.brokers[B].files.failing),
+    "clock": (["clock", B, LASTS, 3_000_000], lambda c: c.brokers[B].clock.rate == 3_000_000),
+    "suspend": (["suspend", Z, LASTS], lambda c: lost(c) == between([Z], [COORDINATOR])),
+    "slow_coordinator": (["slow_coordinator", LASTS, 9], lambda c: c.ensemble.latency_us == 4_500),
+}
+# These do not end.
+STAYS: dict[str, tuple[list[object], Look]] = {
+    "jump": (["jump", B, 9_000_000], lambda c: c.brokers[B].clock() > c.brokers[C].clock() + 8_000),
+    "skew": (["skew", B, -77], lambda c: c.brokers[B].wall_skew_ms == -77),
+    "reset": (["reset", A, B], lambda c: c.network.link(A, B).generation > 0),
+    "expire": (["expire", Z], lambda c: "session-1" not in c.ensemble.sessions),
+    "flip": (["flip", B, 1, LASTS], lambda c: any("flipped" in line for line in c.trace)),
+}
+
+
+@pytest.mark.parametrize("kind", [*SEEN, *STAYS])
+def test_a_fault_does_what_its_name_says(kind: str) -> None:
+    """And to whom it says: a fault that comes to nothing would be missed by nobody."""
+    step, look = (SEEN | STAYS)[kind]
+    with Cluster(brokers=3, seed=6, coordinator_us=500, session_ms=6_000) as cluster:
+        written(cluster, 3)
+        cluster.client("app-0")
+        assert not look(cluster), "it is so anyway"
+        Nemesis(cluster, Plan(6, faults=[[1_000, *step]]), cluster.world.now)
+        cluster.run(seconds=0.2)
+        assert look(cluster), "it has not come"
+        if kind in SEEN:
+            cluster.run(seconds=3)
+            assert not look(cluster), "it has not ended"
+
+
+def test_every_kind_of_fault_is_looked_at() -> None:
+    """Applications die by what a swarm run does, and rates are looked at by themselves."""
+    assert {*SEEN, *STAYS, "crash_app"} == set(FAULTS) - set(RATES)
+
+
+def test_rates_of_a_plan_are_those_of_the_links() -> None:
+    link = {kind: 0.25 for kind in RATES if kind != "uncertain"}
+    with Cluster(brokers=2, seed=1) as cluster:
+        Nemesis(cluster, Plan(1, link=link, uncertain=0.5), cluster.world.now)
+        faults = attrs.asdict(cluster.network.link(A, B).faults)
+        assert {kind: faults[kind] for kind in link} == link
+        assert cluster.ensemble.uncertain == 0.5
+        cluster.calm()
+        assert not any(attrs.asdict(cluster.network.link(A, B).faults)[kind] for kind in link)
+        assert not cluster.ensemble.uncertain
+
+
+def test_each_process_has_a_clock_of_its_own() -> None:
+    """They tick at the rates that a run has given them."""
+    with Cluster(brokers=2, seed=1, rates={A: 0.5, Z: 3.0}) as cluster:
+        hosts = [cluster.host(name) for name in (A, B, Z)]
+        before = [host.clock() for host in hosts]
+        cluster.run(seconds=10)
+        passed = [host.clock() - at for host, at in zip(hosts, before, strict=True)]
+        assert [round(ms / 100) for ms in passed] == [50, 100, 300]
 
 
 def test_profiles_are_of_known_kinds() -> None:

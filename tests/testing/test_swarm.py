@@ -100,21 +100,27 @@ def test_every_kind_of_fault_is_planned_for() -> None:
 
 
 def run(hash_seed: int) -> list[list[str]]:
-    command = "-m pymq.testing --seeds 1:4 --brokers 1 --profile swarm --seconds 6".split()
+    """Runs of several profiles and sizes: one broker alone has nobody to put in order."""
+    command = "-m pymq.testing --seeds 0:10 --profile all --seconds 3".split()
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert not done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[1:4]]
+    rows = [line.split() for line in done.stdout.splitlines()[1:11]]
     return [row[:3] + row[5:] for row in rows]  # without how fast they were
 
 
+@pytest.mark.timeout(600)
 def test_the_hash_seed_changes_nothing() -> None:
+    plans = [generate(n, brokers=None, zkservers=None, profile="all") for n in range(10)]
+    assert {3, 5} <= {plan.brokers for plan in plans}
+    assert {1, 3} <= {plan.zkservers for plan in plans}
+    assert len({plan.profile for plan in plans}) >= 4
     assert run(1) == run(2)
 
 
