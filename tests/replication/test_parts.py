@@ -276,15 +276,15 @@ def test_what_was_held_back_leaves_in_the_same_ready_as_the_write() -> None:
     assert not node.raft.is_dirty
 
 
-def test_a_snapshot_that_is_not_at_hand_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_is_not_at_hand_is_waited_for() -> None:
     script = RaftScript()
     for line in "nodes A B C snapshots", "cut C / A B", "push A", "settle", "compact A 1":
         script(line.split()[0], line.split()[1:])
     log = script.node("A").log
-    monkeypatch.setattr(log, "snapshot", lambda: None)
-    assert script("mend", []).strip() == ""
-    assert script("pass", ["100"]).strip() == ""
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "snapshot", lambda: None)
+        assert script("mend", []).strip() == ""
+        assert script("pass", ["100"]).strip() == ""
     assert script("pass", ["100"]).strip() == "A>C t1 snapshot 1/1"
     script("settle", [])
     assert script("due", []).split() == ["A", "idle", "B", "idle", "C", "idle"]

@@ -146,6 +146,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "partition.votes_lost": partial(
         test_recovery.test_records_without_votes_are_not_believed, None, "voted on is missing"
     ),
+    "raft.snapshot.missing": test_parts.test_a_snapshot_that_is_not_at_hand_is_waited_for,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
 # What nothing here comes by, and why.
