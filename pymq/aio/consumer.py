@@ -61,10 +61,10 @@ class AsyncConsumer(Handle):
 
         Errors are those of :meth:`pymq.Consumer.poll`.
         """
-        consumer = self._consumer
-        if consumer._buffer:
+        consumer, unread = self._consumer, self._consumer._unread
+        if unread.records:
             await self._prove(timeout)
-        if max_records >= 1 and not consumer._buffer:
+        if max_records >= 1 and not unread.records:
             consumer._ack_last()
             if not await self._arrive(max_records, timeout):
                 return []
@@ -152,7 +152,7 @@ class AsyncConsumer(Handle):
         consumer = self._consumer
         while not self._is_closing:
             try:
-                if consumer._buffer:
+                if consumer._unread.records:
                     await self._prove(None)
                 else:
                     consumer._ack_previous()
@@ -169,7 +169,7 @@ class AsyncConsumer(Handle):
         ending = Ending(consumer, await self._bridge.call(consumer.end_offsets))
         try:
             while not await self._is_reached(ending):
-                if consumer._buffer:
+                if consumer._unread.records:
                     await self._prove(UNTIL_END_S)
                 else:
                     consumer._ack_previous()
@@ -180,11 +180,11 @@ class AsyncConsumer(Handle):
                     yield record
             consumer._ack_previous()
         finally:
-            consumer._bring_back()
+            consumer._unread.bring_back()
 
     async def _is_reached(self, ending: Ending) -> bool:
         consumer = self._consumer
-        if consumer._reader is not None or consumer._buffer or self._intake.chunks:
+        if consumer._reader is not None or consumer._unread.records or self._intake.chunks:
             return ending.is_reached()  # This asks nobody.
         return await self._bridge.call(ending.is_reached)
 
@@ -278,20 +278,18 @@ class AsyncConsumer(Handle):
         self._pump = self._bridge.loop.create_task(self._push(on_record, credit), name="pymq-push")
 
     async def _push(self, on_record: Callable[[Record], object], credit: int) -> None:
-        consumer = self._consumer
+        consumer, unread = self._consumer, self._consumer._unread
         try:
             while not self._is_closing:
                 self._pump_is_idle = True
                 try:
-                    await (self._prove(None) if consumer._buffer else self._arrive(credit, None))
+                    await (self._prove(None) if unread.records else self._arrive(credit, None))
                 finally:
                     self._pump_is_idle = False
-                if not consumer._buffer:
+                if not unread.records:
                     consumer._fill(credit, 0)
-                while consumer._buffer and not self._has_left() and consumer._is_ours(0):
-                    record = consumer._buffer.popleft()
-                    consumer._position(record)
-                    await self._hand_over(record, on_record)
+                while unread.records and not self._has_left() and consumer._is_ours(0):
+                    await self._hand_over(unread.show(), on_record)
         except Closed:
             return
 

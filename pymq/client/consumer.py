@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle, weakly
@@ -17,9 +17,10 @@ from pymq.client.positions import Positions
 from pymq.client.pump import Pump
 from pymq.client.reader import Reader
 from pymq.client.settling import Settler
-from pymq.client.spans import Records, Span, spans
+from pymq.client.spans import Records, spans
 from pymq.client.status import ConsumerStatus, status_of
 from pymq.client.undertaker import Undertaker
+from pymq.client.unread import Unread
 from pymq.client.worker import Worker
 from pymq.core.record import Record
 from pymq.core.view import BatchView
@@ -57,8 +58,7 @@ class Consumer(Handle):
         self._auto_ack = auto_ack and self._worker is not None
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._buffer: deque[Record] = deque()  # of an iteration
-        self._later: list[Record] = []  # set aside by ``until_end``, for the next call
+        self._unread = Unread(intake)
         self._last: list[Record | BatchView] = []  # handed out by the last poll, for auto_ack
         self._record_bytes = 1024  # about what a record takes, as last seen
         self._previous: Record | None = None  # of an iteration, for auto_ack
@@ -66,7 +66,7 @@ class Consumer(Handle):
         self._is_closed = False
         self._pump: Pump | None = None
         if self._worker is not None:
-            self._worker.unread = weakly(weakref.WeakMethod(self._unread))
+            self._worker.unread = weakly(weakref.WeakMethod(self._unread.spans))
         # A consumer that is dropped without being closed must not keep its partitions for ever.
         self._finalizer = weakref.finalize(self, intake.abandon)
         self._finalizer.atexit = False
@@ -84,9 +84,9 @@ class Consumer(Handle):
             Closed: the consumer was closed.
         """
         until = self._until(timeout)
-        while self._buffer:
+        while self._unread.records:
             if self._is_ours(self._left(until)):
-                return self._poll_buffer(max_records)
+                return self._poll_unread(max_records)
             if self._is_over(until):
                 return []
         records: list[Record] = []
@@ -94,17 +94,16 @@ class Consumer(Handle):
             records += view.records()
         return records
 
-    def _poll_buffer(self, max_records: int) -> list[Record]:
-        """Take what an iteration has left."""
+    def _poll_unread(self, max_records: int) -> list[Record]:
+        """Show what an iteration has left."""
         self._check()
         self._ack_last()
         self._ack_previous()
-        taken = [self._buffer.popleft() for _ in range(min(max_records, len(self._buffer)))]
-        for record in taken:
-            self._position(record)
+        unread = self._unread
+        shown = [unread.show() for _ in range(min(max_records, len(unread.records)))]
         if self._auto_ack:
-            self._last = list(taken)
-        return taken
+            self._last = list(shown)
+        return shown
 
     def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
@@ -135,8 +134,8 @@ class Consumer(Handle):
                 if self._is_over(until):
                     return []
                 continue
-            views = self._take(max_records, max_bytes)
-            if views:
+            self._check()
+            if views := self._intake.take(max_records, max_bytes):
                 break
             with self._driver as loop:
                 self._check()
@@ -154,6 +153,8 @@ class Consumer(Handle):
                 self._intake.is_awaited = False
             self._tell_changes()
             self._bury_dead()
+        count = sum(map(len, views))
+        self._client.tally.consumed += count  # no call in between: other threads count here, too
         if self._auto_ack:
             self._last = list(views)
         return views
@@ -182,28 +183,6 @@ class Consumer(Handle):
         lasts = hold.lasts(timeout)
         return not self._has_dropped() and lasts
 
-    def _take(self, max_records: int, max_bytes: int) -> list[BatchView]:
-        """Take what is at hand, or raise what stands in the way."""
-        self._check()
-        intake, views = self._intake, []
-        if not intake.chunks and (problem := intake.take_problem()) is not None:
-            raise problem
-        while intake.chunks and max_records > 0 and max_bytes > 0:
-            try:
-                view = intake.chunks.popleft()
-            except IndexError:
-                break  # A seek in another thread took it away.
-            if len(view) > max_records:
-                view, rest = view.cut(max_records)
-                intake.chunks.appendleft(rest)
-            intake.handed_out(view)
-            views.append(view)
-            max_records -= len(view)
-            max_bytes -= view.size
-        count = sum(map(len, views))
-        self._client.tally.consumed += count  # no call in between: other threads count here, too
-        return views
-
     def _check(self) -> None:
         self._driver.check_process()  # What a child has of records is its parent's to hand out.
         if self._is_closed:
@@ -224,17 +203,17 @@ class Consumer(Handle):
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         self._check()
-        if not self._buffer:
+        unread = self._unread
+        if not unread.records:
             self._fill(CHUNK, timeout)
         worker, hold, monotonic = self._worker, self._hold, self._driver.monotonic
-        while self._buffer and (
+        while unread.records and (
             worker is None
             or hold is None
             or (worker.drops == hold.drops and monotonic() < hold.sure_until)
             or self._is_ours(timeout)
         ):
-            record = self._buffer.popleft()
-            self._position(record)
+            record = unread.show()
             self._ack_previous()
             self._previous = record if self._auto_ack else None
             yield record
@@ -245,25 +224,13 @@ class Consumer(Handle):
         """
         if self._hold is None or not self._hold.has_lapsed():
             return False
-        self._buffer.clear()
-        self._later.clear()
+        self._unread.clear()
         return True
 
     def _fill(self, max_records: int, timeout: float | None) -> None:
         """Get records to be handed out and acknowledged one by one."""
-        views = self._poll(max_records, timeout)
-        for view in views:
-            self._buffer.extend(view.records())
+        self._unread.take(self._poll(max_records, timeout))
         self._last = []
-        if self._reader is not None:
-            for view in reversed(views):
-                self._reader.cursors[view.partition].handed = view.base_offset
-
-    def _position(self, record: Record) -> None:
-        if self._reader is not None:
-            self._reader.cursors[record.partition].handed = record.offset + 1
-        elif self._worker is not None:
-            self._worker.is_used = True
 
     def until_end(self) -> Iterator[Record]:
         """Iterate up to what is there now, then end; for tests and batch jobs.
@@ -281,20 +248,12 @@ class Consumer(Handle):
                 ending.stall()
             self._ack_previous()
         finally:
-            self._bring_back()
+            self._unread.bring_back()
 
     def _set_aside(self, record: Record) -> None:
-        """Keep what was taken and is not to be shown now."""
-        self._later.append(record)
+        """Keep what is not to be shown now for the next call."""
+        self._unread.set_aside(record)
         self._previous = None  # Nobody has seen it.
-
-    def _bring_back(self) -> None:
-        """Put what was set aside where the next call finds it."""
-        for record in reversed(self._later):
-            self._buffer.appendleft(record)
-            if self._reader is not None:
-                self._reader.cursors[record.partition].handed = record.offset
-        self._later.clear()
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
@@ -372,11 +331,6 @@ class Consumer(Handle):
             previous, self._previous = self._previous, None
             self.ack(previous)
 
-    def _unread(self) -> list[Span]:
-        # Copies: whoever turns the loop asks, while the application goes on.
-        records = (*self._buffer.copy(), *self._later.copy())
-        return [(record.partition, (record.offset, record.offset + 1)) for record in records]
-
     def _bury_dead(self) -> None:
         """Move what was delivered too often to the dead-letter topic, then acknowledge it."""
         worker = self._worker
@@ -390,19 +344,12 @@ class Consumer(Handle):
     def seek(self, partition: str, offset: int | str) -> None:
         """Go on at *offset*, an integer, ``"begin"`` or ``"end"`` (PSB)."""
         self._check()
-        self._drop({self._positions.seek(partition, offset)})
+        self._unread.drop({self._positions.seek(partition, offset)})
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
         """Go on at the first record that is not older than a time (PSB)."""
         self._check()
-        self._drop({self._positions.seek_to_time(partition, timestamp_ms)})
-
-    def _drop(self, partitions: Collection[str]) -> list[Record]:
-        """Take what an iteration has not shown yet of some partitions away from it."""
-        dropped = [record for record in self._buffer if record.partition in partitions]
-        self._buffer = deque(r for r in self._buffer if r.partition not in partitions)
-        self._later = [r for r in self._later if r.partition not in partitions]
-        return dropped
+        self._unread.drop({self._positions.seek_to_time(partition, timestamp_ms)})
 
     def position(self, partition: str) -> int:
         """The offset of the next record of a partition."""
@@ -413,7 +360,7 @@ class Consumer(Handle):
 
     def _read_so_far(self) -> dict[str, int]:
         """The offset of the next record of each partition, as far as a reader has shown them."""
-        return self._positions.read({r.partition for r in (*self._buffer, *self._later)})
+        return self._positions.read(self._unread.partitions())
 
     def end_offsets(self) -> dict[str, int]:
         """Where each partition of the topic ends now."""
@@ -451,11 +398,7 @@ class Consumer(Handle):
         positions = self._positions
         names = [positions.name(partition) for partition in partitions or positions.names()]
         with self._driver as loop:
-            dropped = self._drop(names)
-            if self._worker is None:
-                dropped = []  # A reader fetches them again.
-            unread = [(record.partition, (record.offset, record.offset + 1)) for record in dropped]
-            self._intake.pause(names, unread, loop.clock())
+            self._intake.pause(names, self._unread.drop(names), loop.clock())
             loop.touch(self._intake.name)
 
     def resume(self, *partitions: str) -> None:
@@ -500,7 +443,7 @@ class Consumer(Handle):
         self._finalizer.detach()
         try:
             with self._driver as loop:
-                self._intake.close(self._unread())
+                self._intake.close(self._unread.spans())
                 loop.touch(self._intake.name)
             with self._driver as loop:
                 loop.remove(self._intake.name)
@@ -509,7 +452,7 @@ class Consumer(Handle):
             pass  # The client went first.
         if self._reader is not None:
             self._client._unsubscribe(self.topic, self._intake.name)
-        self._buffer.clear()
+        self._unread.clear()
         self._client.forget(self)
         self._undertaker.close()
         if self._pump is not None:

@@ -41,7 +41,7 @@ class Ending:
             read = consumer._read_so_far()
             return all(read[p] >= end for p, end in active.items())
         worker = consumer._member()
-        if consumer._buffer or worker.is_bringing:
+        if consumer._unread.records or worker.is_bringing:
             return False
         try:
             consumer._settle_soon()

@@ -71,6 +71,28 @@ class Intake(Outbox, ABC):
         problem, self.problem = self.problem, None
         return problem
 
+    def take(self, max_records: int, max_bytes: int) -> list[BatchView]:
+        """Take what is at hand for the application, or raise what stands in the way.
+
+        Batches up to *max_records*, which the last one is cut for, and about *max_bytes*.
+        """
+        if not self.chunks and (problem := self.take_problem()) is not None:
+            raise problem
+        views: list[BatchView] = []
+        while self.chunks and max_records > 0 and max_bytes > 0:
+            try:
+                view = self.chunks.popleft()
+            except IndexError:
+                break  # A seek in another thread took it away.
+            if len(view) > max_records:
+                view, rest = view.cut(max_records)
+                self.chunks.appendleft(rest)
+            self.handed_out(view)
+            views.append(view)
+            max_records -= len(view)
+            max_bytes -= view.size
+        return views
+
     @abstractmethod
     def want(self, records: int, now: int) -> None:
         """The application asks for records: see that they come."""

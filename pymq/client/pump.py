@@ -35,15 +35,13 @@ class Pump:
             raise self._problem
 
     def _push(self) -> None:
-        consumer = self._consumer
+        consumer, unread = self._consumer, self._consumer._unread
         try:
             while not consumer._has_closed():
-                if not consumer._buffer:
+                if not unread.records:
                     consumer._fill(self._credit, None)
-                while consumer._buffer and not consumer._has_closed() and consumer._is_ours(None):
-                    record = consumer._buffer.popleft()
-                    consumer._position(record)
-                    self._hand_over(record)
+                while unread.records and not consumer._has_closed() and consumer._is_ours(None):
+                    self._hand_over(unread.show())
         except Closed:
             return
         except BaseException as error:  # the application's, too: raised by close()

@@ -44,7 +44,7 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
         positions = consumer._read_so_far()
     else:
         positions = {o.partition: o.committed for o in state.offsets if o.topic == consumer.topic}
-    buffered = len(consumer._buffer) + sum(map(len, intake.chunks))
+    buffered = len(consumer._unread.records) + sum(map(len, intake.chunks))
     idle = _handle_idle(consumer, assigned)
     if idle is None and not buffered:
         idle = _group_idle(consumer, assigned, positions, ends, state)
