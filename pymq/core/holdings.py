@@ -50,15 +50,15 @@ class Holdings:
         """Make the open block; *visible* is how far the partition was read before."""
         return OpenBlock(state, self._near, self._make_replicator, self._knows, visible)
 
-    def begin(self, state: PartitionState, unsealed: frozenset[int], now: int) -> None:
+    def begin(self, state: PartitionState, unsealed: frozenset[int]) -> None:
         """Have the sealed blocks completed; those *unsealed* on the disk may say otherwise."""
         for block in state.blocks[:-1]:
             if block.number in unsealed and self._host.me in block.replicas:
-                self.repairs.start(state, block, None, now)
-        self.repairs.adopt(state, now)
+                self.repairs.start(state, block, None)
+        self.repairs.adopt(state)
 
     def close(
-        self, state: PartitionState, last: BlockNode, log: BlockLog, now: int, *, is_resting: bool
+        self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
         """Let go of the *last* block that was open, or bring it to the end that *state* gives it.
 
@@ -73,7 +73,7 @@ class Holdings:
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")
             # Even a whole copy is to be made durable, with its index.
-            self.repairs.start(state, sealed, None if is_resting else log, now)
+            self.repairs.start(state, sealed, None if is_resting else log)
         return log.producers if is_whole else None
 
     def retire(self, before: PartitionState, after: PartitionState) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pymq.core.lending import Lending
 from pymq.core.message import Message
 from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicaHost, ReplicationConfig
+from pymq.core.slots import RepairSlots
 from pymq.core.types import BlockId, Rng
 
 
@@ -16,6 +18,8 @@ class Home(ReplicaHost, Protocol):
     storage_id: str
     incarnation: int
     out: Ready
+    slots: RepairSlots
+    lending: Lending
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""
@@ -66,6 +70,16 @@ class PartitionHost:
     def out(self) -> Ready:
         """What the broker wants done in this turn."""
         return self._host.out
+
+    @property
+    def slots(self) -> RepairSlots:
+        """Whose turn it is to ask others for sealed blocks, over all partitions."""
+        return self._host.slots
+
+    @property
+    def lending(self) -> Lending:
+        """What others have asked the broker for, of all partitions."""
+        return self._host.lending
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""

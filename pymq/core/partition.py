@@ -187,7 +187,7 @@ class Partition:
         if state.config != before.config:
             self._upkeep.reconsider(now)
         self._adopt_open(before, now)
-        self._repairs.adopt(state, now)
+        self._repairs.adopt(state)
         if self._repairs.are_overrated:
             self._tidings.tell_repairs(now)
         if self.opened.replicator is not None:
@@ -214,7 +214,7 @@ class Partition:
     def _begin(self, unsealed: frozenset[int], now: int) -> None:
         state, opened = self.state, self.opened
         self._serving.adopt(state)
-        self._holdings.begin(state, unsealed, now)
+        self._holdings.begin(state, unsealed)
         if self.problem is not None:
             opened.fail()
         if self._holdings.holds(opened.node):
@@ -366,9 +366,8 @@ class Partition:
 
     def advance(self, now: int) -> None:
         """The write is done, and durable as far as its mode asks for that."""
-        if self._repairs.advance(now):
-            self._repairs.adopt(self.state, now)  # Of some the zkserver knows that they are whole.
-            self._tidings.tell_repairs(now)
+        if whole := self._repairs.advance():
+            self._tidings.tell_repairs(now, whole)
         opened = self.opened
         log = opened.log
         if log is not None and opened.advance():

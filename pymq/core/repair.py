@@ -2,7 +2,8 @@
 
 A block is sealed when its end is committed, not when every replica has it. The others bring
 themselves to exactly that end: what they have and the sealed log has not is cut off, what they lack
-is fetched. Nothing is cut before the end is committed.
+is fetched. Nothing is cut before the end is committed. How many of them ask at the same time is the
+broker's affair (:mod:`~pymq.core.slots`).
 
 A copy that is damaged is left as it is until another broker has sent the beginning of a sound one;
 then that takes its place. Meanwhile whoever wants to read the block here is told what is wrong with
@@ -11,8 +12,10 @@ it, and all other blocks are served.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from pymq.core.lending import Lending
 from pymq.core.log import BlockLog, LogHost
 from pymq.core.marks import mark
 from pymq.core.message import ReplicaFetch, ReplicaFetched
@@ -21,6 +24,7 @@ from pymq.core.producers import ProducerTable
 from pymq.core.ready import CreateBlock, Ready, Recovered, RemoveBlock
 from pymq.core.replicator import ReplicaHost
 from pymq.core.runs import clip
+from pymq.core.slots import RepairSlots
 from pymq.core.types import NEVER
 from pymq.errors import (
     CorruptBatch,
@@ -33,20 +37,32 @@ from pymq.errors import (
 class RepairHost(ReplicaHost, LogHost, Protocol):
     """What a repair needs of the broker around it."""
 
+    @property
+    def slots(self) -> RepairSlots:
+        """Whose turn it is to ask others."""
+        ...
+
+    @property
+    def lending(self) -> Lending:
+        """What others have asked for."""
+        ...
+
 
 class Repair:
     """One sealed block that this broker is to hold and does not, or does not know to."""
 
     __slots__ = (
         "_asked",
+        "_asks",
         "_block",
+        "_create",
         "_host",
         "_is_sealing",
         "_is_short",
         "_is_unread",
-        "_replacement",
+        "_refusals",
         "_rests",
-        "_tries",
+        "_turn",
         "deadline",
         "is_done",
         "log",
@@ -57,15 +73,17 @@ class Repair:
         self._host = host
         self._block = block
         self.log = log
-        self.deadline = NEVER
+        self.deadline = NEVER  # of a rest: what waits for others has its deadlines with the slots
         self.is_done = False  # the copy is whole, durable and sealed
-        self._asked: str | None = None  # who is to answer
-        self._tries = 0
+        self._asked: str | None = None  # who is to answer, ...
+        self._asks = 0  # ... and what; answers have the number of what was asked
+        self._turn = 0  # which of the holders is asked first
+        self._refusals = 0  # answers in a row that were of no use
         self._is_sealing = False
         self._rests = False  # a write has failed: the next one is not before the deadline
         self._is_short = False  # when it was read, the copy lacked something
         self._is_unread = False  # the store could not say where the copy ends: it is asked again
-        self._replacement: CreateBlock | None = None  # of a damaged copy, once there is another
+        self._create: CreateBlock | None = None  # the copy is begun with the first part of it
         self.problem: PymqError | None = None  # why the copy here cannot be read, if so
 
     def recover(self) -> None:
@@ -76,7 +94,7 @@ class Repair:
         """
         self.log.recover(is_open=len(self._block.replicas) > 1)
 
-    def begin(self, topic: str, partition: str, now: int) -> None:
+    def begin(self, topic: str, partition: str) -> None:
         """Bring the log to where the sealed one is; it is recovered."""
         block, log = self._block, self.log
         if log.is_recovering:
@@ -89,22 +107,27 @@ class Repair:
         if not log.is_recovering:
             self._is_short = log.end < block.end
             if log.size == 0:
-                create = CreateBlock(log.name, block.start, topic, partition)
                 mark("repair.from_nothing")
-                log.write_first(create)
-            self._go_on(now)
+                self._create = CreateBlock(log.name, block.start, topic, partition)
+                if not self._is_short:
+                    self._begin_copy()
+            self._go_on()
 
-    def adopt(self, block: BlockNode, now: int) -> None:
+    def adopt(self, block: BlockNode) -> None:
         """Others may hold the block now."""
         self._block = block
-        if self._asked is None and not self.log.is_recovering:
-            self._go_on(now)
+        self._go_on()
 
-    def recovered(self, found: Recovered, topic: str, partition: str, now: int) -> None:
+    @property
+    def is_known(self) -> bool:
+        """Whether the zkserver takes the copy for whole."""
+        return self._host.me in self._block.in_sync
+
+    def recovered(self, found: Recovered, topic: str, partition: str) -> None:
         """The store has found where the copy ends."""
         self.log.restore(found, ProducerTable())
         self.problem = None
-        self.begin(topic, partition, now)
+        self.begin(topic, partition)
 
     def unreadable(self, error: PymqError, topic: str, partition: str, now: int) -> None:
         """The store cannot say where the copy ends, because it is damaged or for some other reason.
@@ -119,9 +142,9 @@ class Repair:
             return
         mark("repair.damaged")
         name = self.log.name
-        self.log = BlockLog(self._host, name, self._block.start, is_shared=True)
-        self._replacement = CreateBlock(name, self._block.start, topic, partition)
-        self._go_on(now)
+        self.log = BlockLog(self._host, name, self._block.start, is_shared=False)
+        self._create = CreateBlock(name, self._block.start, topic, partition)
+        self._go_on()
 
     @property
     def is_overrated(self) -> bool:
@@ -130,65 +153,103 @@ class Repair:
         Where nobody waits for a disk, a copy counts that was not synced, and a power cut may take
         the end of it.
         """
-        block, end = self._block, self._block.end or 0
-        return self._is_short and self._host.me in block.in_sync and self.log.stable_end < end
+        end = self._block.end or 0
+        return self._is_short and self.is_known and self.log.stable_end < end
 
-    def _go_on(self, now: int) -> None:
+    # --- asking others --------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
         if self._rests or self.log.is_recovering:
             return
         if self.log.end < (self._block.end or 0) and not self.log.has_unwritten:
-            self._ask(now)
+            self._host.slots.want(self)
 
-    def _ask(self, now: int) -> None:
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of the block is here."""
+        return self.log.size > 0
+
+    @property
+    def holders(self) -> Sequence[str]:
+        """The others that hold all of the block, those first that are heard of."""
+        host = self._host
+        others = [name for name in self._block.in_sync if name != host.me]
+        alive = [name for name in others if host.is_alive(name)]
+        rest = [name for name in others if name not in alive]
+        return self._in_turn(alive) + self._in_turn(rest)
+
+    def _in_turn(self, names: list[str]) -> list[str]:
+        first = self._turn % len(names) if names else 0
+        return names[first:] + names[:first]
+
+    def ask(self, holder: str) -> None:
+        """Ask *holder* for the next part; it is this repair's turn."""
+        if self._asked is not None:
+            mark("repair.asked_again")
+            self._turn += 1
+        self._asked = holder
+        self._asks += 1
         host, log = self._host, self.log
-        holders = [b for b in self._block.in_sync if b != host.me]
-        alive = [b for b in holders if host.is_alive(b)] or holders
-        self.deadline = now + 2 * host.replication.retry_ms
-        if alive:
-            self._asked = alive[self._tries % len(alive)]
-            self._tries += 1
-            limit = host.replication.append_bytes
-            last = log.epoch_at(log.end)
-            host.send(self._asked, ReplicaFetch(self._tries, log.name, log.end, last, 0, limit, 0))
+        limit, last = host.replication.append_bytes, log.epoch_at(log.end)
+        host.send(holder, ReplicaFetch(self._asks, log.name, log.end, last, 0, limit, 0))
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> None:
         """Take in a part of the block."""
-        if source != self._asked or m.id != self._tries or m.offset != self.log.end:
+        if source != self._asked or m.id != self._asks or m.offset != self.log.end:
             return
         self._asked = None
-        if m.error is None and m.data:
-            try:
-                # Who holds the block may have compacted it meanwhile.
-                data = clip(m.data, self.log.end)
-                if data is not m.data:
-                    mark("repair.clipped")
-                self.log.extend(data)
-            except CorruptBatch:
-                mark("repair.corrupt")  # Another holder may have it sound: the deadline asks it.
-            else:
-                mark("repair.part")
-                self._replace()
-                self._tries -= 1  # Who has answered well is asked again.
-                self.deadline = NEVER
+        self._host.slots.answered(self, source, now)
+        if m.error is None and m.data and self._take(m.data):
+            self._refusals = 0
+        else:
+            self._refusals += 1
+            self._turn += 1  # Another holder may have it sound.
+            self._host.slots.rest(self, self._refusals, now)
 
-    def _replace(self) -> None:
-        """Begin another copy in the place of one that is damaged."""
-        if self._replacement is not None:
+    def _take(self, data: bytes) -> bool:
+        end = self.log.end
+        try:
+            # Who holds the block may have compacted it meanwhile.
+            clipped = clip(data, end)
+            if clipped is not data:
+                mark("repair.clipped")
+            self.log.extend(clipped)
+        except CorruptBatch:
+            mark("repair.corrupt")
+            return False
+        if self.log.end == end:
+            return False
+        mark("repair.part")
+        self._begin_copy()
+        return True
+
+    def _begin_copy(self) -> None:
+        """Begin a copy where there is none, or one that is damaged."""
+        if self._create is None:
+            return
+        if self.problem is not None:
             mark("repair.replaced")
             self._host.out.write.append(RemoveBlock(self.log.name))
-            self.log.write_first(self._replacement)
-            self._replacement = self.problem = None
+            self.problem = None
+        self.log.write_first(self._create)
+        self._create = None
+
+    def leave(self) -> None:
+        """Ask for nothing any more."""
+        self._asked = None
+        self._host.slots.leave(self)
+
+    # --- the disk -------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Ask again, somebody else."""
+        """Go on after a rest."""
         if now >= self.deadline:
-            mark("repair.asked_again")
-            self._asked, self._rests = None, False
+            self._rests = False
             self.deadline = NEVER
             if self._is_unread:
                 self._is_unread = False
                 self.recover()
-            self._go_on(now)
+            self._go_on()
 
     @property
     def is_dirty(self) -> bool:
@@ -205,15 +266,16 @@ class Repair:
             self._is_sealing = True
             self.log.seal_block(ready)
 
-    def advance(self, now: int) -> None:
+    def advance(self) -> None:
         """The write is done."""
         if not self.log.advance():
             return
+        self.log.release()  # Nobody is sent anything from here before it is whole.
         if self._is_sealing:
             self.is_done = True
-            self.deadline = NEVER
+            self.leave()
         else:
-            self._go_on(now)
+            self._go_on()
 
     def failed(self, now: int, *, is_fatal: bool) -> None:
         """The write failed: try again, later, from what is on the disk by now.
@@ -224,7 +286,7 @@ class Repair:
         self.log.fail()
         mark("repair.write_failed")
         self._is_sealing, self._rests = False, True
-        self._asked = None
+        self.leave()
         if not (is_fatal or self.log.is_recovering):
             self.recover()
         self.deadline = now + 10 * self._host.replication.retry_ms

@@ -33,6 +33,8 @@ class ReplicationConfig:
     in_flight: int = 8  # messages to a follower that has not answered yet
     fetch_wait_ms: int = 500  # a follower's fetch waits so long for something new
     lag_max_ms: int = 10_000  # a follower that has not caught up for so long leaves the in-sync set
+    repairs: int = 8  # sealed blocks for which a broker asks others at the same time
+    lend_bytes: int = 16 << 20  # of sealed blocks to others, in one turn of a broker
 
 
 class Log(Protocol):

@@ -111,7 +111,7 @@ class Succession:
         self._intake.refuse(rolled, now)
         past = None
         if log is not None and partition.problem is None:
-            past = holdings.close(state, last, log, now, is_resting=before.is_resting)
+            past = holdings.close(state, last, log, is_resting=before.is_resting)
         partition.look(now)
         if holdings.holds(opened.node) and partition.problem is None:
             if opened.node.past:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pymq.core.marks import mark
@@ -72,15 +73,19 @@ class Tidings:
             self._host.tell_controller(elected)
             self.deadline = now + ASK_RETRY_MS
 
-    def tell_repairs(self, now: int) -> None:
-        """Tell of the blocks that are whole now, or not as was thought, until it is known."""
+    def tell_repairs(self, now: int, numbers: Sequence[int] | None = None) -> None:
+        """Tell of the blocks that are whole now, or not as was thought, until it is known.
+
+        Of all that there are, or of those with *numbers*; the others have been told.
+        """
         host, state = self._host, self._partition.state
-        ends = self._repairs.ends(state)
+        ends = self._repairs.ends(state, numbers)
         if ends:
             mark("partition.progress")
             topic_ids = (state.topic_id,) * len(ends)
             host.tell_controller(Progress(host.me, tuple(ends), host.incarnation, topic_ids))
-            self.deadline = now + ASK_RETRY_MS
+            due = now + ASK_RETRY_MS
+            self.deadline = due if numbers is None else min(self.deadline, due)
 
     def refuse_seal(self, m: Seal, error: PymqError) -> None:
         """Tell why the open block is not sealed; whoever wants it asks again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pymq.core.journal import Journal
+from pymq.core.lending import Lending
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
@@ -58,8 +59,16 @@ from pymq.core.ready import (
     WriteFailed,
 )
 from pymq.core.replicator import ReplicatorFactory
+from pymq.core.slots import RepairSlots
 from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
-from pymq.errors import InvalidRequest, NotController, NotLeader, NotRegistered, StoreError
+from pymq.errors import (
+    InvalidRequest,
+    NotController,
+    NotLeader,
+    NotRegistered,
+    ReplicaNotAvailable,
+    StoreError,
+)
 from pymq.node.coordinators import Coordinators
 from pymq.node.departure import Departure, hand_over
 from pymq.node.hosting import Hosting, Leftovers
@@ -90,6 +99,8 @@ class Broker:
         self.rng = rng
         self.replication = config.replication
         self.out = Ready()
+        self.slots = RepairSlots(config.replication)
+        self.lending = Lending(config.replication.lend_bytes)
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
         self._sharing = Sharing(self._peers)
@@ -297,6 +308,8 @@ class Broker:
                 partition.tick(now)
             self._schedule.touch(partition)
         self._coordinators.tick(now)
+        if now >= self.slots.deadline:
+            self.slots.tick(now)
         if now >= self._registration.deadline:
             self._registration.beat(self.out, now)
         if now >= self._departure.deadline:
@@ -321,6 +334,11 @@ class Broker:
                     self._flushed.append(partition)
                     self._schedule.arm(partition)
             dirty.clear()
+        if self.slots.is_wanted:
+            self.slots.fill(now)
+            self.deadline = min(self.deadline, self.slots.deadline)
+        if self.lending.deadline != NEVER:
+            self.lending.fill(self.out, now)
         if not self.out:
             return None
         out, self.out, self._is_busy = self.out, Ready(), True
@@ -343,6 +361,10 @@ class Broker:
             due = self._peers.deadline
         if self._departure.deadline < due:
             due = self._departure.deadline
+        if self.slots.deadline < due:
+            due = self.slots.deadline
+        if self.lending.deadline < due:
+            due = self.lending.deadline
         for coordinator in self._coordinators.values():
             if coordinator.deadline < due:
                 due = coordinator.deadline
@@ -405,6 +427,10 @@ class Broker:
         if partition is not None:
             partition.replicate(source, m, now)
             self._schedule.touch(partition)
+        elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
+            # Who waits for a part of a sealed block asks somebody else then.
+            error = ReplicaNotAvailable(f"{self.me} does not hold {m.block}")
+            self.send(source, ReplicaFetched(m.id, m.block, m.offset, 0, 0, error=error))
 
     def _pinged(self, source: str, m: Ping, now: int) -> None:
         is_other, blocks = self._peers.heard(source, m, now)

@@ -138,6 +138,9 @@ class BrokerHost(Host):
                 in_flight=self.knobs.in_flight,
                 fetch_wait_ms=self.knobs.fetch_wait_ms,
                 lag_max_ms=self.knobs.lag_max_ms,
+                # So few that they are waited for here, too, where there are few blocks.
+                repairs=2,
+                lend_bytes=self.knobs.append_bytes,
             ),
         )
         found, unsealed = self.store.blocks(), self.store.unsealed()

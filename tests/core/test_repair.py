@@ -8,6 +8,7 @@ import attrs
 
 from pymq.core.config import TopicConfig
 from pymq.core.header import Header
+from pymq.core.lending import Lending
 from pymq.core.log import BlockLog
 from pymq.core.message import Message, ReplicaFetch, ReplicaFetched
 from pymq.core.metadata import BlockNode, PartitionState
@@ -25,7 +26,8 @@ from pymq.core.repair import Repair
 from pymq.core.repairs import Repairs
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.runs import split
-from pymq.core.types import AckMode, BlockId
+from pymq.core.slots import RepairSlots
+from pymq.core.types import NEVER, AckMode, BlockId
 from pymq.errors import CorruptBlock, StoreError
 from pymq.store.memory import MemoryStore
 
@@ -43,6 +45,8 @@ class Host:
     def __init__(self) -> None:
         self.out = Ready()
         self.rng = random.Random(0)
+        self.slots = RepairSlots(self.replication)
+        self.lending = Lending(self.replication.lend_bytes)
         self.asked: list[tuple[str, ReplicaFetch]] = []
 
     def wall_ms(self, now: int) -> int:
@@ -79,7 +83,8 @@ class Bench:
         headers: list[Header] = [batch.header for batch in (*self.batches[:end], *mine)]
         end += others
         size = sum(header.length for header in headers)
-        self.repair.recovered(Recovered(NAME, 0, end, size, None, headers, 0), "t", "0", 0)
+        self.repair.recovered(Recovered(NAME, 0, end, size, None, headers, 0), "t", "0")
+        self.host.slots.fill(0)
 
     def answer(self, *batches: RecordBatch) -> None:
         """Let who was asked last send *batches*, and the disk write them."""
@@ -88,6 +93,13 @@ class Bench:
         self.repair.step(peer, ReplicaFetched(ask.id, NAME, ask.offset, 0, 0, data), 0)
         self.write()
 
+    def wait(self) -> None:
+        """Let an answer not come, or a rest be over."""
+        slots = self.host.slots
+        now = slots.deadline
+        slots.tick(now)
+        slots.fill(now)
+
     def is_dirty(self) -> bool:
         return self.repair.is_dirty
 
@@ -95,7 +107,8 @@ class Bench:
         ready = Ready()
         if self.repair.is_dirty:
             self.repair.flush(ready)
-            self.repair.advance(0)
+            self.repair.advance()
+        self.host.slots.fill(0)
         self.written = [b for w in ready.write if isinstance(w, Append) for b in w.batches]
         self.is_sealed = any(isinstance(w, SealBlock) for w in ready.write)
         return self.written
@@ -120,7 +133,7 @@ def test_a_damaged_batch_is_asked_of_another() -> None:
         first = bench.host.asked[-1][0]
         bench.answer(RecordBatch(bad.head, bytes(len(bad.body)), bad.header))
         assert not bench.written
-        bench.repair.tick(bench.repair.deadline)
+        bench.wait()
         assert bench.host.asked[-1][0] != first
         bench.answer(*bench.batches[5:])
         assert bench.repair.is_done
@@ -167,9 +180,11 @@ def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None
     found = store.recover(recover.block, recover.start, recover.is_open)
     assert isinstance(found, Recovered)
     asked = len(host.asked)
-    repair.recovered(found, "t", "0", 0)
+    repair.recovered(found, "t", "0")
+    host.slots.fill(0)
     assert len(host.asked) == asked  # not at once
     repair.tick(repair.deadline)
+    host.slots.fill(0)
     assert host.asked[-1][1].offset == 5
     bench.answer(*rest)
     assert store.write([Append(NAME, bench.written, False), SealBlock(NAME)]) == []
@@ -188,7 +203,9 @@ def damaged() -> Bench:
     """A copy of which the store says that it is damaged."""
     bench = Bench(end=5)
     bench.log.recover()
+    bench.repair.leave()
     bench.repair.unreadable(CorruptBlock("bad", file="f"), "t", "0", 0)
+    bench.host.slots.fill(0)
     return bench
 
 
@@ -198,7 +215,7 @@ def test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before() -> None
     assert bench.host.asked[-1][1].offset == 0
     bad = bench.batches[0]
     bench.answer(RecordBatch(bad.head, bytes(len(bad.body)), bad.header))
-    bench.repair.tick(bench.repair.deadline)
+    bench.wait()
     assert removals(bench) == []
     assert "bad" in str(bench.repair.problem)
     bench.answer(*bench.batches[:4])
@@ -213,11 +230,11 @@ def test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before() -> None
 def test_a_damaged_copy_that_nobody_else_holds_stays() -> None:
     bench = damaged()
     alone = attrs.evolve(bench.block, in_sync=("me",))
-    bench.repair.tick(bench.repair.deadline)
-    bench.repair.adopt(alone, 0)
+    bench.wait()
+    bench.repair.adopt(alone)
     asked = len(bench.host.asked)
-    bench.repair.tick(bench.repair.deadline)
-    bench.repair.tick(bench.repair.deadline)
+    while bench.host.slots.deadline != NEVER:
+        bench.wait()
     assert len(bench.host.asked) == asked
     assert removals(bench) == []
 
@@ -242,7 +259,7 @@ def test_of_the_only_copy_nothing_is_cut() -> None:
     state = PartitionState("t", "id", "0", 0, AckMode.LEADER, 1, "me", TopicConfig(), ())
     for replicas, is_open in (("me",), False), (("me", "b"), True):
         block = BlockNode(0, 0, 10, EPOCH, AckMode.LEADER, None, replicas, replicas)
-        Repairs(host).start(state, block, None, 0)
+        Repairs(host).start(state, block, None)
         assert host.out.ask.pop() == Recover(NAME, 0, is_open)
 
 
@@ -257,14 +274,14 @@ def test_a_copy_that_counts_as_whole_and_is_not_is_told() -> None:
     repair, block = bench.repair, bench.block
     overrated = attrs.evolve(block, in_sync=("a", "b", "me"))
     found = [repair.is_overrated]  # Nobody takes it for whole.
-    repair.adopt(overrated, 0)
+    repair.adopt(overrated)
     found.append(repair.is_overrated)
     bench.answer(*bench.batches[5:8])
     found.append(repair.is_overrated)
-    repair.adopt(block, 0)
+    repair.adopt(block)
     found.append(repair.is_overrated)
     bench.answer(*bench.batches[8:])
-    repair.adopt(overrated, 0)
+    repair.adopt(overrated)
     found.append(repair.is_overrated)
     assert found == [False, True, True, False, False]
     assert repair.is_done
@@ -272,5 +289,5 @@ def test_a_copy_that_counts_as_whole_and_is_not_is_told() -> None:
 
 def test_a_copy_that_is_whole_when_it_is_read_needs_no_word() -> None:
     bench = Bench(end=10)
-    bench.repair.adopt(attrs.evolve(bench.block, in_sync=("a", "b", "me")), 0)
+    bench.repair.adopt(attrs.evolve(bench.block, in_sync=("a", "b", "me")))
     assert not bench.repair.is_overrated

@@ -8,11 +8,13 @@ import attrs
 
 from pymq.core.config import TopicConfig
 from pymq.core.host import PartitionHost
+from pymq.core.lending import Lending
 from pymq.core.message import Message
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.ready import Compact, Ready
 from pymq.core.replicator import ReplicationConfig
+from pymq.core.slots import RepairSlots
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
 from pymq.core.upkeep import RETENTION_CHECK_MS, Upkeep
 from pymq.errors import PymqError
@@ -33,6 +35,8 @@ class Host:
     def __init__(self) -> None:
         self.out = Ready()
         self.rng = random.Random(0)
+        self.slots = RepairSlots(self.replication)
+        self.lending = Lending(self.replication.lend_bytes)
 
     def wall_ms(self, now: int) -> int:
         return WALL_MS + now

@@ -21,10 +21,12 @@ from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
 from tests.core import (
     test_group,
+    test_lending,
     test_log,
     test_producers,
     test_recovery,
     test_repair,
+    test_slots,
     test_upkeep,
 )
 from tests.node import (
@@ -85,6 +87,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "repair.replaced": (
         test_repair.test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before
     ),
+    "repair.nobody_answers": (
+        test_slots.test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often
+    ),
+    "repair.unanswered": (test_slots.test_whoever_else_holds_it_is_asked_when_one_does_not_answer),
+    "lending.later": test_lending.test_what_is_beyond_the_bound_has_the_next_turns,
     "repair.unreadable": test_repair.test_a_copy_that_cannot_be_read_now_is_read_again,
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"

@@ -308,8 +308,8 @@ bug(
 
 
 @plant("whole-too-early", Repair, "advance")
-def advance_and_claim(advance: Any, self: Repair, now: int) -> None:
-    advance(self, now)
+def advance_and_claim(advance: Any, self: Repair) -> None:
+    advance(self)
     self.is_done = True
 
 
@@ -322,9 +322,9 @@ def dirty_as_before(is_dirty: Any, self: Repair) -> Any:
 
 
 @plant("whole-too-early", Repairs, "ends")
-def ends_of_the_blocks(ends: Any, self: Repairs, state: Any) -> Any:
+def ends_of_the_blocks(ends: Any, self: Repairs, state: Any, numbers: Any = None) -> Any:
     wanted = {block.number: block.end for block in state.blocks}
-    return [(*name, number, wanted[number]) for *name, number, _ in ends(self, state)]
+    return [(*name, number, wanted[number]) for *name, number, _ in ends(self, state, numbers)]
 
 
 bug(
