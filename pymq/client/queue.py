@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from pymq.client.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
+RETRY_MS = (
+    20  # before what was refused is sent again, the first time; then twice as long, up to ...
+)
+RETRY_MAX_MS = 250
 PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
 _SINGLE = frozenset({tuple})
 
@@ -101,7 +105,7 @@ class Queue:
         self.target: PartitionLeader | None = None  # to whom they were sent
         self.epoch = self.config.producer_epoch  # rises when a batch is lost for good
         self.next_sequence = -1 if self.config.is_named else 0  # -1: to be asked for
-        self.is_asking = 0  # the request for it that is under way
+        self.is_asking = 0  # the request for it that is under way: see Sequences
         self.known = Waitable()  # done once the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
         # Whether the partition has taken a batch of this epoch since we began to send. Before, only
@@ -393,6 +397,11 @@ class Queue:
             and batch.sequence >= 0
             and encoded.header.producer_epoch < self.epoch
         )
+
+    @property
+    def pause_ms(self) -> int:
+        """How long to wait before something is tried again, after what has failed so far."""
+        return min(RETRY_MS << min(self.tries, 10), RETRY_MAX_MS)
 
     def shift(self) -> None:
         """Let go of what is answered, up to the first that is not."""

@@ -20,10 +20,10 @@ from pymq.client.base import Driver, Loop, Outbox
 from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
 from pymq.client.router import Router
+from pymq.client.sequences import Sequences
 from pymq.client.tally import Tally
 from pymq.core.deadlines import Deadlines
-from pymq.core.message import GetSequence, Message, Produce, Produced
-from pymq.core.message import Sequence as SequenceFound
+from pymq.core.message import Message, Produce, Produced, Sequence
 from pymq.core.metadata import TopicMetadata
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER, AckMode
@@ -40,14 +40,11 @@ from pymq.errors import (
 
 __all__ = ["Queue", "Sender", "SenderConfig"]
 
-RETRY_MS = 20
-RETRY_MAX_MS = 250
 PROBE_MS = 500  # what is not answered in this time makes us ask who leads, ...
 PROBE_AGAIN_MS = 150  # ... again and again; after ...
 REQUEST_MS = 2_000  # ... it is sent again, and then after twice as long each time, up to ...
 REQUEST_MAX_MS = 16_000
 SHARE = 16  # of the requests under way: so few new ones more are left to gather into a packet
-DOUBTS = 2  # times that a partition must say that it has lost something
 
 
 @define
@@ -91,10 +88,10 @@ class Sender(Outbox):
         self._driver = driver
         self._wall_ms = wall_ms
         self._sent: dict[int, Batch] = {}  # by request
-        self._asked: dict[int, Queue] = {}
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
         self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
         self._timers: Deadlines[Queue] = Deadlines()
+        self._sequences = Sequences(router, self, self._timers)
         self._has_news = False  # of leaders, and of partitions
         self._is_closed = False
         router.listen(name, self._on_metadata)
@@ -220,10 +217,7 @@ class Sender(Outbox):
             self._expire(queue, now)
             if queue.in_flight:
                 self._look_at_silence(queue, now)
-            if queue.is_asking and queue.retry_at <= now:
-                self._asked.pop(queue.is_asking, None)
-                queue.is_asking = 0
-                self._router.distrust(queue.topic, queue.partition)
+            self._sequences.look(queue, now)
             if queue in self._live:
                 self._dirty[queue] = None
                 self._rearm(queue, now)
@@ -243,8 +237,11 @@ class Sender(Outbox):
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
-        if isinstance(message, SequenceFound):
-            self._sequence_found(message, now)
+        if isinstance(message, Sequence):
+            queue = self._sequences.answered(message, now)
+            if queue is not None:
+                self._live[queue] = self._dirty[queue] = None
+                self._rearm(queue, now)
         elif isinstance(message, Produced):
             batch = self._sent.pop(message.id, None)
             if batch is not None:
@@ -319,8 +316,8 @@ class Sender(Outbox):
         if queue.is_for_another(known.topic_id):
             if queue.in_flight and queue.in_flight[0].sequence >= 0:
                 self._send_again(queue, now)
-            self._asked.pop(queue.is_asking, None)
-            queue.is_asking = queue.retry_at = 0
+            self._sequences.forget(queue)
+            queue.retry_at = 0
         queue.meet(known.topic_id)
 
     def _give_up_if_gone(self, queue: Queue) -> None:
@@ -333,35 +330,10 @@ class Sender(Outbox):
                 self._fail(queue.sealed.popleft(), error)
 
     def _ask(self, queue: Queue, now: int) -> None:
-        if queue.is_asking or now < queue.retry_at:
-            return
-        leader = self._router.leader(queue.topic, queue.partition)
-        if leader is None or leader.leader is None:
-            return
-        self._meet(queue, now)
-        self._requests += 1
-        queue.is_asking = self._requests
-        self._asked[self._requests] = queue
-        producer_id, topic_id = self.config.producer_id, queue.topic_id
-        ask = GetSequence(self._requests, queue.topic, queue.partition, producer_id, topic_id)
-        self.out.send.append((leader.leader, ask))
-        queue.retry_at = now + PROBE_MS
-        self._timers.set(queue, queue.retry_at)
-
-    def _sequence_found(self, m: SequenceFound, now: int) -> None:
-        queue = self._asked.pop(m.id, None)
-        if queue is None:
-            return
-        queue.is_asking = 0
-        self._live[queue] = self._dirty[queue] = None
-        if m.error is None:
-            queue.next_sequence = m.next_sequence
-            queue.retry_at = 0
-            queue.known.finish()
-        else:
-            self._router.refresh(queue.topic)
-            queue.retry_at = now + self._pause(queue)
-        self._rearm(queue, now)
+        leader = self._sequences.whom(queue, now)
+        if leader is not None:
+            self._meet(queue, now)
+            self._sequences.ask(queue, leader, now)
 
     # --- silence --------------------------------------------------------------------------------
 
@@ -419,7 +391,7 @@ class Sender(Outbox):
         elif error.retriable:
             self._refused(source, batch, error, now)
         elif isinstance(error, OutOfOrderSequence) and batch.sequence >= 0:
-            self._out_of_order(batch, error, now)
+            self._send_again(queue, now, self._sequences.out_of_order(batch, error))
         else:
             queue.in_flight.remove(batch)
             queue.shift()
@@ -440,7 +412,7 @@ class Sender(Outbox):
             if not isinstance(error, QuotaExceeded):
                 self._router.refresh(queue.topic)
         # Two brokers may take each other for the leader, so even a hint is not followed for ever.
-        pause = 0 if is_known and queue.tries == 0 else self._pause(queue)
+        pause = 0 if is_known and queue.tries == 0 else queue.pause_ms
         if isinstance(error, QuotaExceeded):
             pause = max(pause, error.retry_ms)
         queue.tries += 1
@@ -448,24 +420,6 @@ class Sender(Outbox):
             self._send_again(queue, now, pause)
         elif not queue.must_resend:
             queue.must_resend, queue.retry_at = True, now + pause
-
-    def _out_of_order(self, batch: Batch, error: PymqError, now: int) -> None:
-        """Something before it is missing: on its way to the broker, or in the broker's log."""
-        queue = batch.queue
-        expected = error.details.get("expected")
-        pause = self._pause(queue) if queue.tries else 0
-        queue.tries += 1
-        if batch is queue.in_flight[0] and isinstance(expected, int):
-            if expected < batch.sequence and queue.tries <= DOUBTS:
-                # It has lost what was acknowledged, or leads no more and does not know.
-                self._router.refresh(queue.topic)
-                pause = self._pause(queue)
-            else:
-                queue.void(expected)
-        self._send_again(queue, now, pause)
-
-    def _pause(self, queue: Queue) -> int:
-        return min(RETRY_MS << min(queue.tries, 10), RETRY_MAX_MS)
 
     def _resume(self, queue: Queue, now: int) -> None:
         if queue.must_resend and queue.resume():
