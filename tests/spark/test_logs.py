@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
 
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 import pymq
@@ -126,6 +127,25 @@ def test_a_batch_of_a_topic_that_was_deleted_does_not_keep_a_query_from_going_on
         assert reader.partitions(start, end) == []
         (task,) = reader.partitions(end, reader.latestOffset(end))
         assert sum(batch.num_rows for batch in reader.read(task)) == 1
+
+
+def test_a_query_that_is_to_end_does_not_run_after_what_comes_meanwhile(tmp_path: Path) -> None:
+    """``Trigger.AvailableNow``: else it would go on for as long as somebody sends."""
+    found = {"path": str(tmp_path), "subscribe": "t", "startingoffsets": "earliest"}
+    reader = StreamReader(
+        source_options(found, is_stream=True), StructType().add("value", "binary")
+    )
+    with pymq.open(tmp_path) as mq, mq.producer() as producer:
+        _sent(mq, b"1", b"2", b"3")
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        producer.send("t", b"4").result()
+        first = reader.latestOffset(start, ReadMaxRows(2))
+        assert first["t"] == {"0": 2}
+        last = reader.latestOffset(first, ReadMaxRows(2))
+        assert last["t"] == {"0": 3}
+        assert reader.latestOffset(last, ReadMaxRows(2)) == last
+        assert reader.reportLatestOffset()["t"] == {"0": 4}  # which is how far it is behind
 
 
 def test_a_cluster_is_asked_about_the_topic_that_is_meant() -> None:

@@ -478,6 +478,23 @@ def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
         assert transport.dropped > 10
 
 
+def test_what_was_flushed_leaves_before_a_transport_is_closed() -> None:
+    """More of it than fits into the network at once."""
+    with server() as transport:
+        client = ZmqTransport("client-1", tuning=Tuning(linger_ms=round(WAIT_S * 1000)))
+        client.learn("server", transport.endpoint)
+        client.send("server", "client-1", Produced(0))
+        client.flush()
+        assert len(polled_of(transport, client, 1)) == 1
+        data = bytes(1 << 20)
+        for number in range(30):
+            client.send("server", "client-1", Fetched(number, "t", "0", 0, 0, 0, data))
+            client.flush()
+        client.close()
+        found = [message for _, _, message in polled(transport, 30)]
+        assert [each.id for each in found if isinstance(each, Fetched)] == list(range(30))
+
+
 def test_a_gate_sees_every_message_and_answers_for_the_machine() -> None:
     seen: list[tuple[str, str, Message]] = []
 
