@@ -25,7 +25,6 @@ MORE = {
     "spark.rpc.message.maxSize": "1",  # MiB
     "spark.executor.extraJavaOptions": SETTINGS["spark.driver.extraJavaOptions"],
     "spark.executor.memory": "512m",
-    "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
     "spark.speculation": "true",
     "spark.speculation.interval": "200ms",
     "spark.speculation.minTaskRuntime": "2s",
@@ -33,15 +32,19 @@ MORE = {
 }
 
 
-def main(url: str) -> None:
-    """Copy a topic, then write with a task that hangs, then with an executor that dies."""
+def main(url: str, package: str) -> None:
+    """Copy a topic, then write with a task that hangs, then with an executor that dies.
+
+    Executors have pymq out of *package*, as with ``spark-submit --py-files``.
+    """
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
-    for name, setting in (SETTINGS | MORE).items():
+    for name, setting in (SETTINGS | MORE | {"spark.submit.pyFiles": package}).items():
         builder = builder.config(name, setting)
     spark = builder.getOrCreate()
     pymq.spark.register(spark)
     source = spark.read.format("pymq").options(url=url, subscribe="big").load()
     found: dict[str, Any] = {"read": source.agg({"value": "count"}).collect()[0][0]}
+    found["from"] = spark.sparkContext.range(4, numSlices=4).map(where_pymq_is).collect()
     write(source.select("key", "value"), url, "copied")
     try:
         source.collect()
@@ -59,6 +62,13 @@ def main(url: str) -> None:
 
 def write(frame: DataFrame, url: str, topic: str) -> None:
     frame.write.format("pymq").options(url=url, topic=topic).mode("append").save()
+
+
+def where_pymq_is(_: int) -> str:
+    """The file of the package that a task has imported."""
+    import pymq
+
+    return str(pymq.__file__)
 
 
 def is_first() -> bool:
@@ -87,4 +97,4 @@ def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

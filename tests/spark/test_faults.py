@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pymq
 from pymq.testing.child import environment
 from tests.deployed.processes import processes
 from tests.deployed.test_security import POLICY, Secured
-from tests.spark.conftest import fill, run
+from tests.spark.conftest import ROOT, fill, run
 from tests.spark.test_sink import values, write
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
     """What is read and written goes past the driver; a slow task and a dead executor are no matter.
 
     The driver could take no more than 64 KiB of results, and send no more than 1 MiB.
+    Executors have pymq out of the file that they are given.
     """
     size, count = 400, 20_000
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
@@ -79,8 +81,9 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
             rows = [b"%0*d" % (size, number) for number in range(count)]
             producer.send_many("big", rows).result()
         script = Path(__file__).with_name("in_cluster.py")
+        package = shutil.make_archive(str(tmp_path / "given"), "zip", ROOT, "pymq")
         done = subprocess.run(
-            [sys.executable, str(script), cluster.url],
+            [sys.executable, str(script), cluster.url, package],
             cwd=tmp_path,
             env={**environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
             capture_output=True,
@@ -90,6 +93,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-4000:]
         found = json.loads(done.stdout.splitlines()[-1])
         assert found["read"] == count
+        assert all("given.zip" in path for path in found["from"]), found["from"]
         assert "maxResultSize" in found["collect"]  # It would have been noticed.
         assert values(mq, "copied") == list(range(count))
         assert found["acknowledged"] == 8000
