@@ -1,0 +1,69 @@
+"""Once faults have ended everything must work again, and each of these rules can be broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pymq.core.answers import Answers
+from pymq.core.leases import Leases
+from pymq.core.serving import Serving
+from pymq.node.election import Election
+from pymq.replication.raft import Raft
+from pymq.testing import swarm
+from pymq.testing.plan import Plan
+from pymq.testing.swarm import Run, run_plan
+from pymq.testing.world import SECOND
+
+TOPIC = {"name": "t0", "partitions": 1, "replicas": 3, "acks": "raft", "config": {}}
+APP = {"readers": ["t0"], "groups": [["t0", "g"]]}
+PLAN = Plan(
+    seed=1,
+    duration_us=4 * SECOND,
+    topics=[TOPIC],
+    apps=[APP],
+    ops=[[SECOND + 300_000 * n, "send", 0, "t0", "0", 1, 100] for n in range(8)],
+)
+step = Raft.step
+
+
+def step_elsewhere(self: Raft, source: str, message: Any, now: int) -> None:
+    if self._host.me != "broker-2":
+        step(self, source, message, now)
+
+
+def nothing(*arguments: Any, **named: Any) -> Any:
+    return ()
+
+
+# A machine that does something no more, and what is to be missed then.
+BROKEN: dict[str, tuple[type, str, Any]] = {
+    "zkserver-comes-back": (Election, "decided", nothing),
+    "partitions-take-records": (Answers, "due", nothing),
+    "readers-reach-the-end": (Serving, "fetch", nothing),
+    "groups-reach-the-end": (Leases, "acquire", nothing),
+    "replicas-converge": (Raft, "step", step_elsewhere),
+}
+
+
+def test_what_works_breaks_none() -> None:
+    result = run_plan(PLAN)
+    assert result.violation is None, result.message
+    assert result.acked >= 8
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_what_does_not_work_again_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "HEAL_S", 20.0)
+    heal = Run._heal
+
+    def break_it(self: Run) -> None:
+        monkeypatch.setattr(*BROKEN[rule])
+        if rule == "zkserver-comes-back":
+            self.cluster.restart("zkserver-0")
+        heal(self)
+
+    monkeypatch.setattr(Run, "_heal", break_it)
+    result = run_plan(PLAN)
+    assert result.violation == rule, result.message
