@@ -45,7 +45,9 @@ from pymq.errors import (
     NotLeader,
     OffsetOutOfRange,
     ReplicaNotAvailable,
+    StaleControllerEpoch,
     StaleEpoch,
+    UnknownPartition,
 )
 from pymq.hash.assign import assignor
 from pymq.node.broker import Broker
@@ -168,6 +170,35 @@ def test_a_late_state_of_a_deleted_topic_does_not_replace_the_new_one(bench: Ben
     ((_, _, error),) = bench.last(LeaderAndIsrAnswer).errors
     assert isinstance(error, StaleEpoch)
     assert [block.topic_id for block in bench.store.blocks()] == ["id-2"]
+
+
+def test_what_a_replaced_zkserver_orders_is_refused_whole(bench: Bench) -> None:
+    """E-1: no change by a lower controller epoch, however new its states are."""
+    bench.step("zk-2", tell(10, state("b0"), controller_epoch=2))
+    other = state("b0", topic="u", topic_id="id-2")
+    bench.step("zk", tell(99, state("b0", epoch=5, version=5), other, controller_epoch=1))
+    answer = bench.last(LeaderAndIsrAnswer)
+    assert (type(answer.error), answer.errors) == (StaleControllerEpoch, ())
+    bench.step("p", attrs.evolve(PRODUCE, topic="u"))
+    assert isinstance(bench.last(Produced).error, NotLeader)
+    bench.step("zk-2", tell(11, state("b0", epoch=2, version=2), controller_epoch=2))
+    assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
+
+
+def test_each_partition_of_an_order_has_an_answer_of_its_own(bench: Bench) -> None:
+    """L-10: what one is refused for keeps none of the others from being acted on."""
+    bench.step("zk", tell(10, state("b0", epoch=3, version=3)))
+    orders = [
+        state("b0", epoch=2, version=2),
+        state("b1", "b2", topic="u", topic_id="id-2"),
+        state("b0", topic="v", topic_id="id-3"),
+    ]
+    bench.step("zk", tell(11, *orders))
+    found = {topic: type(error) for topic, _, error in bench.last(LeaderAndIsrAnswer).errors}
+    assert found == {"t": StaleEpoch, "u": UnknownPartition, "v": type(None)}
+    for topic, error in (("t", None), ("u", NotLeader), ("v", None)):
+        bench.step("p", attrs.evolve(PRODUCE, topic=topic))
+        assert isinstance(bench.last(Produced).error, error or type(None))
 
 
 def test_another_zkserver_begins_its_own_count(bench: Bench) -> None:
