@@ -185,6 +185,25 @@ def test_what_a_replaced_zkserver_orders_is_refused_whole(bench: Bench) -> None:
     assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
 
 
+def test_a_replaced_zkserver_neither_seals_nor_stops_anything(bench: Bench) -> None:
+    bench.step("zk-2", tell(10, state("b0"), controller_epoch=2))
+    bench.step("zk", Seal(1, "t", "0", 0, 9))
+    bench.step("zk", stop(99, epoch=9))
+    bench.step("p", PRODUCE)
+    assert bench.last(Produced).error is None
+    assert not bench.sent_to("zk", Sealed)
+    assert not bench.sent_to("zk", Stopped)
+
+
+def test_an_order_to_the_life_before_is_not_heard() -> None:
+    """E-5: what was meant for a broker that has ended since does not act on the next one."""
+    bench = Bench(incarnation=8)
+    bench.step("zk", attrs.evolve(tell(10, state("b0")), incarnation=7))
+    bench.step("p", PRODUCE)
+    assert isinstance(bench.last(Produced).error, NotLeader)
+    assert not bench.sent_to("zk", LeaderAndIsrAnswer)
+
+
 def test_each_partition_of_an_order_has_an_answer_of_its_own(bench: Bench) -> None:
     """L-10: what one is refused for keeps none of the others from being acted on."""
     bench.step("zk", tell(10, state("b0", epoch=3, version=3)))
