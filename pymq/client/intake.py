@@ -6,6 +6,7 @@ records: the handle does that, in the thread that asks for them.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
@@ -33,6 +34,9 @@ class Intake(Outbox, ABC):
         self.topic = topic
         self.group = group
         self.chunks: deque[BatchView] = deque()  # ready to be handed out
+        # Held by who hands some of them out, and by who takes them away: nothing is in between. A
+        # signal handler that closes the consumer may do the one in the midst of the other.
+        self.chunks_lock = threading.RLock()
         self.problem: PymqError | None = None  # to be raised by the next poll
         self.started = Waitable()  # done once it is known where to begin
         self.paused: dict[str, None] = {}
@@ -79,18 +83,16 @@ class Intake(Outbox, ABC):
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem
         views: list[BatchView] = []
-        while self.chunks and max_records > 0 and max_bytes > 0:
-            try:
+        with self.chunks_lock:
+            while self.chunks and max_records > 0 and max_bytes > 0:
                 view = self.chunks.popleft()
-            except IndexError:
-                break  # A seek in another thread took it away.
-            if len(view) > max_records:
-                view, rest = view.cut(max_records)
-                self.chunks.appendleft(rest)
-            self.handed_out(view)
-            views.append(view)
-            max_records -= len(view)
-            max_bytes -= view.size
+                if len(view) > max_records:
+                    view, rest = view.cut(max_records)
+                    self.chunks.appendleft(rest)
+                self.handed_out(view)
+                views.append(view)
+                max_records -= len(view)
+                max_bytes -= view.size
         return views
 
     @abstractmethod

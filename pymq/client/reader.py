@@ -131,8 +131,9 @@ class Reader(Intake):
             self.want(1, now)
 
     def _rewind(self, cursor: Cursor, offset: int) -> None:
-        self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
-        cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
+        with self.chunks_lock:
+            self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
+            cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
         cursor.floor, cursor.is_reached = self._requests + 1, False
         cursor.route.others.clear()
 

@@ -142,12 +142,13 @@ class Worker(Intake):
         self.settler.settle()
         membership = self.membership
         coordinator = membership.coordinator.find()
+        with self.chunks_lock:
+            chunks, self.chunks = self.chunks, deque()
         if coordinator is not None and membership.is_known:
-            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks]
+            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
             unread += self._leased.coming()
             leave = Leave(self.number(), membership.group, membership.name, tuple(unread))
             self.post(coordinator, leave)
-        self.chunks.clear()
         self.dead.clear()
         self._leased.close()
         self._is_closed = True
@@ -160,12 +161,13 @@ class Worker(Intake):
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
         """Lease nothing more of some partitions and give back what was not handed out."""
         self.paused.update(dict.fromkeys(partitions))
-        chunks, self.chunks = self.chunks, deque()
-        for chunk in chunks:
-            if chunk.partition in self.paused:
-                unread.append((chunk.partition, (chunk.base_offset, chunk.end_offset)))
-            else:
-                self.chunks.append(chunk)
+        with self.chunks_lock:
+            chunks, self.chunks = self.chunks, deque()
+            for chunk in chunks:
+                if chunk.partition in self.paused:
+                    unread.append((chunk.partition, (chunk.base_offset, chunk.end_offset)))
+                else:
+                    self.chunks.append(chunk)
         self.settler.give_back(unread)
         if self._acquiring.is_waiting:
             self._acquiring.ask(now)  # The request that waits would bring records of them.
@@ -355,14 +357,17 @@ class Worker(Intake):
         self._has_news = True
 
     def _drop_leases(self, error: PymqError) -> None:
+        is_awaited = not self.has_chunks
+        with self.chunks_lock:
+            # Without the leases these would be worked on here and by others. They go first: what is
+            # taken before that is forgotten below, and nothing is taken after it.
+            self.chunks.clear()
         self.settler.fenced(error)
         self._acquiring.forget()
-        if self._leased and not self.has_chunks:
+        if self._leased and is_awaited:
             self._acquiring.wanted = self._acquiring.wanted or 1  # Somebody may wait for them.
-        # Without the leases these would be worked on here and by others.
         self._leased.forget()
         self._is_unsure = False
-        self.chunks.clear()
         self.dead.clear()
         self.drops += 1
         self._proof.finish()

@@ -1,0 +1,89 @@
+"""What is at hand is taken by one thread, while whoever turns the loop may take it away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pymq.client.intake import Intake
+from pymq.client.membership import WorkerConfig
+from pymq.client.reader import Reader
+from pymq.client.router import Router
+from pymq.client.worker import LOOKS, Worker
+from pymq.core.record import RecordBatch
+from pymq.core.view import BatchView
+
+MAX_POLL_MS = 1_000
+BARRED_S = 0.2  # how long the other thread gets to come in between, if it can
+
+
+class Interrupted(BatchView):
+    """Ten records; while they are cut another thread does something."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        batch = RecordBatch.encode([b"x"] * 10, timestamp_ms=0)
+        super().__init__(batch.stamp(0, 1, 0).at("t", "0"))
+        self.other = threading.Thread(target=do)
+
+    def cut(self, count: int) -> tuple[BatchView, BatchView]:
+        self.other.start()
+        self.other.join(BARRED_S)
+        return super().cut(count)
+
+
+def take_one(intake: Intake, meanwhile: Callable[[], None]) -> None:
+    """Take the first of ten records; *meanwhile* all is taken away."""
+    view = Interrupted(meanwhile)
+    intake.chunks.append(view)
+    assert [len(taken) for taken in intake.take(1, 1 << 20)] == [1]
+    view.other.join()
+
+
+def machines() -> tuple[Router, Any]:
+    driver = SimpleNamespace(loop=SimpleNamespace(clock=lambda: 0, touch=lambda name: None))
+    return Router("client", ["zk"], lambda: None), driver
+
+
+def worker() -> Worker:
+    config = WorkerConfig("g", "sticky", 30_000, 0, 0, MAX_POLL_MS)
+    return Worker("client.w", "t", *machines(), config, lambda: "member")
+
+
+def lapse(member: Worker) -> None:
+    """Let time pass in which the application does not ask for anything."""
+    member.membership.is_joined = True
+    for look in range(LOOKS + 1):
+        member.is_used = False
+        member.tick(look * MAX_POLL_MS)
+
+
+@pytest.mark.parametrize(
+    "do",
+    [lapse, lambda member: member.pause(["0"], [], 0), lambda member: member.close([])],
+    ids=["lapse", "pause", "close"],
+)
+def test_what_a_member_lost_while_it_was_taken_is_not_put_back(
+    do: Callable[[Worker], None],
+) -> None:
+    member = worker()
+    take_one(member, lambda: do(member))
+    assert not member.chunks
+
+
+def test_what_was_taken_when_all_was_lost_is_not_held_for_handed_out() -> None:
+    """Its acknowledgement would be one of what is leased next, and not handed out yet."""
+    member = worker()
+    take_one(member, lambda: lapse(member))
+    assert member.lapses == 1
+    assert member.settler.handed.take("0", (0, 10)) == []
+
+
+def test_a_reader_stands_where_it_was_sent_while_records_were_taken() -> None:
+    reader = Reader("client.r", "t", *machines(), ["0"], 0)
+    take_one(reader, lambda: reader.seek("0", 5))
+    assert not reader.chunks
+    assert reader.cursors["0"].handed == 5
