@@ -10,11 +10,17 @@ import pytest
 
 from pymq.core.config import TopicConfig
 from pymq.core.message import (
+    BEGIN,
     END,
+    Acquire,
+    Acquired,
+    Assigned,
     Fetch,
     Fetched,
     FindOffset,
     GetSequence,
+    Heartbeat,
+    Join,
     LeaderAndIsr,
     LeaderAndIsrAnswer,
     Message,
@@ -449,6 +455,26 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
     first, second = asked
     assert len(first) == len(second) == 2
     assert len({*first, *second}) == 4
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, bench: Bench) -> None:
+    """Immigration loads them, and emigration answers whoever waits, also when it is taken away."""
+    found = state("b0", "b1", topic=OFFSETS_TOPIC)
+    bench.step("c", Join(1, "g", "m", "t", ("0",), "sticky", 10_000, 1_000, 0, BEGIN))
+    assert isinstance(bench.last(Assigned).error, NotLeader)
+    bench.step("zk", tell(10, found))
+    bench.step("c", Join(2, "g", "m", "t", ("0",), "sticky", 10_000, 1_000, 0, BEGIN))
+    assert bench.last(Assigned).partitions == ("0",)
+    bench.step("c", Acquire(3, "g", "m", (("0", 0, 0),), 5, 60_000))
+    assert not bench.sent_to("c", Acquired)
+    sealed = attrs.evolve(found.blocks[0], end=0)
+    opened = attrs.evolve(found.blocks[0], number=1, epoch=2, leader="b1")
+    gone = attrs.evolve(found, epoch=2, version=2, leader="b1", blocks=(sealed, opened))
+    bench.step("zk", attrs.evolve(stop(11), topic=OFFSETS_TOPIC) if is_stopped else tell(11, gone))
+    assert [(m.id, type(m.error)) for m in bench.sent_to("c", Acquired)] == [(3, NotLeader)]
+    bench.step("c", Heartbeat(4, "g", "m", ("0",)))
+    assert isinstance(bench.last(Assigned).error, NotLeader)
 
 
 def test_only_coordinators_write_offsets(bench: Bench) -> None:
