@@ -127,9 +127,9 @@ class AsyncConsumer(Handle):
 
         def ask(turning: Loop) -> Waitable:
             turning.touch(worker.name)
-            return worker.prove(turning.clock())
+            return worker.standing.prove(turning.clock())
 
-        if not worker.is_sure():
+        if not worker.standing.is_sure():
             await self._bridge.wait(ask, None if timeout is None else max(0.0, timeout))
         self._consumer._has_dropped()
 

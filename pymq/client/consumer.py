@@ -206,11 +206,10 @@ class Consumer(Handle):
         unread = self._unread
         if not unread.records:
             self._fill(CHUNK, timeout)
-        worker, hold, monotonic = self._worker, self._hold, self._driver.monotonic
+        hold, monotonic = self._hold, self._driver.monotonic
         while unread.records and (
-            worker is None
-            or hold is None
-            or (worker.drops == hold.drops and monotonic() < hold.sure_until)
+            hold is None
+            or (hold.standing.drops == hold.drops and monotonic() < hold.sure_until)
             or self._is_ours(timeout)
         ):
             record = unread.show()

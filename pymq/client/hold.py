@@ -14,19 +14,20 @@ from pymq.errors import RequestTimeout
 class Hold:
     """What one member of a group holds of its leases."""
 
-    __slots__ = ("_driver", "_worker", "drops", "sure_until")
+    __slots__ = ("_driver", "_worker", "drops", "standing", "sure_until")
 
     def __init__(self, worker: Worker, driver: Driver) -> None:
         self._worker = worker
         self._driver = driver
-        self.drops = 0  # of the worker, that its user has noticed
+        self.standing = worker.standing
+        self.drops = 0  # of its standing, that its user has noticed
         self.sure_until = 0.0  # what is at hand is leased until then, if nothing was dropped
 
     def has_lapsed(self) -> bool:
         """Whether all that was leased is leased no more; told once for each time."""
-        if self._worker.drops == self.drops:
+        if self.standing.drops == self.drops:
             return False
-        self.drops = self._worker.drops
+        self.drops = self.standing.drops
         return True
 
     def lasts(self, timeout: float | None) -> bool:
@@ -38,15 +39,15 @@ class Hold:
         Raises:
             PymqError: what keeps the consumer from asking.
         """
-        worker = self._worker
-        if not worker.is_sure():
+        worker, standing = self._worker, self.standing
+        if not standing.is_sure():
             with self._driver as loop:
-                proof = worker.prove(loop.clock())
+                proof = standing.prove(loop.clock())
                 loop.touch(worker.name)
             self._driver.wait(proof, None if timeout is None else max(0.0, timeout))
-            if worker.drops != self.drops:
+            if standing.drops != self.drops:
                 return False
-        left_ms = worker.sure_ms()
+        left_ms = standing.sure_ms()
         if left_ms <= 0 and (problem := worker.take_problem()) is not None:
             raise problem
         self.sure_until = self._driver.monotonic() + left_ms / 1000

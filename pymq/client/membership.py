@@ -9,8 +9,9 @@ from pymq.client.base import Outbox
 from pymq.client.coordinator import Coordinator
 from pymq.client.route import RETRY_MAX_MS, RETRY_MS
 from pymq.client.router import Router
+from pymq.client.spans import Span
 from pymq.core.deadlines import Deadlines
-from pymq.core.message import Assigned, Heartbeat, Join
+from pymq.core.message import Assigned, Heartbeat, Join, Leave
 from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import StaleEpoch
@@ -165,6 +166,13 @@ class Membership:
             self.changes.append((lost, gained))
         self.assigned = m.partitions
         return lost, gained
+
+    def leave(self, unread: list[Span]) -> None:
+        """Say that we go, and what the application has not seen of our leases."""
+        coordinator = self.coordinator.find()
+        if coordinator is not None and self.is_known:
+            leave = Leave(self._outbox.number(), self.group, self.name, tuple(unread))
+            self._outbox.post(coordinator, leave)
 
     def fenced(self) -> None:
         """The coordinator does not know us: we come as another member."""

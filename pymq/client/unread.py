@@ -41,7 +41,7 @@ class Unread:
         if self._reader is not None:
             self._reader.cursors[record.partition].handed = record.offset + 1
         elif self._worker is not None:
-            self._worker.is_used = True
+            self._worker.poll_timer.is_used = True
         return record
 
     def set_aside(self, record: Record) -> None:

@@ -12,27 +12,25 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pymq.client.acquiring import Acquiring
-from pymq.client.base import Driver, Waitable
+from pymq.client.base import Driver
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
+from pymq.client.poll_timer import PollTimer
 from pymq.client.route import RETRY_MAX_MS
 from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
 from pymq.client.spans import Span
+from pymq.client.standing import Standing
 from pymq.client.watches import Watches
 from pymq.core.deadlines import Deadlines
-from pymq.core.marks import mark
-from pymq.core.message import Acquired, Assigned, Fetched, Leave, Message, Settled
+from pymq.core.message import Acquired, Assigned, Fetched, Message, Settled
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.view import BatchView
 from pymq.errors import FencedMember, PymqError
 
 __all__ = ["Worker", "WorkerConfig"]
-
-LOOKS = 4  # in an interval, whether the application still polls
-SURE_MS = 250  # so long after an answer of the coordinator there is no other one, or it is new
 
 
 class Worker(Intake):
@@ -62,25 +60,18 @@ class Worker(Intake):
         self._acquiring = Acquiring(
             self.membership, self.watches, self._leased, self, timers, self.paused
         )
-        self.is_used = True  # the application has asked for records; set by any thread
-        self.lapses = 0  # times that it had not, for so long that it lost its partitions
-        self.drops = 0  # times that all that was leased turned out to be leased no more
-        self._is_lapsed = False
-        self._idle_looks = 0  # in a row that found it not used
-        self._look_at = 0  # at first at once
+        self.poll_timer = PollTimer(config.max_poll_ms)
+        self.standing = Standing(self.membership, driver)
         self._is_closed = False
         self._renew_at = NEVER
-        self._heard_at = -NEVER  # when the coordinator has last answered a member
-        self._is_unsure = False  # what has come is not handed over before it does so again
-        self._proof = Waitable()  # of what is at hand; done once it does, or has given us up
 
     # --- the handle -----------------------------------------------------------------------------
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
-        self._acquiring.wanted, self.is_used = records, True
-        if self._is_lapsed:
-            self._is_lapsed, self._has_news = False, True
+        self._acquiring.wanted = records
+        if self.poll_timer.asked():
+            self._has_news = True
         if self.topic in self._router.gone:
             self._gone()
             return
@@ -107,56 +98,28 @@ class Worker(Intake):
         """Whether records are leased that the handle has not taken yet, also those on their way."""
         return bool(self.chunks or self._leased)
 
-    def is_sure(self) -> bool:
-        """Whether what is at hand is still leased; see :meth:`sure_ms`."""
-        return self.sure_ms() > 0
-
-    def sure_ms(self) -> int:
-        """For how long what is at hand is leased for certain; any thread may ask.
-
-        Then its coordinator may be none any more, and its successor have given it to others.
-        """
-        return SURE_MS - (self._driver.loop.clock() - self._heard_at)
-
-    def prove(self, now: int) -> Waitable:
-        """Ask whether what is at hand is still leased; done once the coordinator has answered.
-
-        Either :meth:`is_sure` then, or :attr:`drops` has grown, or there is a problem.
-        """
-        if self._proof.is_done:
-            self._proof = Waitable()
-        if self.is_sure() or not self.membership.is_joined:
-            self._proof.finish()
-        else:
-            self._doubt(now)
-        return self._proof
-
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records; their lease began when they were leased."""
         self.settler.handed.out(chunk)
-        self.is_used = True
+        self.poll_timer.is_used = True
 
     def close(self, unread: list[Span]) -> None:
         """Settle and leave; the caller holds the driver."""
         super().close(unread)
         self.settler.settle()
-        membership = self.membership
-        coordinator = membership.coordinator.find()
         with self.chunks_lock:
             chunks, self.chunks = self.chunks, deque()
-        if coordinator is not None and membership.is_known:
-            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
-            unread += self._leased.coming()
-            leave = Leave(self.number(), membership.group, membership.name, tuple(unread))
-            self.post(coordinator, leave)
+        unread += [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
+        self.membership.leave(unread + self._leased.coming())
         self.dead.clear()
         self._leased.close()
         self._is_closed = True
-        self._proof.finish()
-        membership.left()
+        self.standing.unanswerable()
+        self.membership.left()
         self.settler.close()
         self._timers.clear()
-        self._renew_at = self._look_at = NEVER
+        self.poll_timer.stop()
+        self._renew_at = NEVER
 
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
         """Lease nothing more of some partitions and give back what was not handed out."""
@@ -215,8 +178,10 @@ class Worker(Intake):
             self.settler.settle()
         if now >= self.membership.beat_at:
             self.membership.heartbeat(now)
-        if now >= self._look_at:
-            self._look(now)
+        if now >= self.poll_timer.look_at:
+            is_over = self.poll_timer.look(now, is_awaited=self.is_awaited)
+            if is_over and self.membership.is_joined:
+                self._lapse()
         if now >= self._renew_at:
             self._renew(now)
         for kind, what in self._timers.over(now):
@@ -249,7 +214,7 @@ class Worker(Intake):
         return min(
             self.membership.beat_at,
             self._renew_at,
-            self._look_at,
+            self.poll_timer.look_at,
             self.settler.due,
             self.membership.retry_at or NEVER,
             self._timers.due,
@@ -264,7 +229,7 @@ class Worker(Intake):
                 self._router.refresh(self.topic)
                 membership.retry(now, BEAT_MS)
             return
-        if self._is_lapsed:
+        if self.poll_timer.has_lapsed:
             return
         if membership.is_joined and membership.is_made_again():
             why = f"topic {self.topic!r} was deleted and made again"
@@ -277,7 +242,7 @@ class Worker(Intake):
         if membership.retry_at > now:
             return
         self.settler.settle_held()
-        if self._is_unsure:
+        if self.standing.is_unsure:
             membership.heartbeat(now)
         if not set(membership.partitions()) <= set(membership.told):
             membership.heartbeat(now)  # The topic has grown.
@@ -327,11 +292,11 @@ class Worker(Intake):
         if m.error is not None:
             if not self._turned_down(source, m.error, now):
                 self.fail(m.error)
-                self._proof.finish()
+                self.standing.unanswerable()
                 membership.retry(now, BEAT_MS)
             return
         membership.coordinator.answered()
-        self._heard(now)
+        self.standing.heard(now)
         lost, gained = membership.assign(m, now)
         self.watches.change(lost, gained)
         self._has_news = True
@@ -339,8 +304,7 @@ class Worker(Intake):
             self.settler.settle()
         if not gained:
             self._acquiring.introduce(now)
-        if self._is_unsure:
-            self._is_unsure = False
+        if self.standing.assured():
             self._hand_over(now)
         self._go_on(now)
 
@@ -367,22 +331,8 @@ class Worker(Intake):
         if self._leased and is_awaited:
             self._acquiring.wanted = self._acquiring.wanted or 1  # Somebody may wait for them.
         self._leased.forget()
-        self._is_unsure = False
         self.dead.clear()
-        self.drops += 1
-        self._proof.finish()
-
-    def _heard(self, now: int) -> None:
-        """The coordinator takes us for a member."""
-        self._heard_at = now
-        self._proof.finish()
-
-    def _doubt(self, now: int) -> None:
-        """Whether the coordinator still does has to be asked first."""
-        if not self._is_unsure:
-            mark("worker.unsure")
-            self._is_unsure = True
-            self.membership.heartbeat(now)
+        self.standing.dropped()
 
     def _on_settled(self, source: str, m: Settled, now: int) -> None:
         if not self.settler.is_waiting_for(m.id):
@@ -393,50 +343,33 @@ class Worker(Intake):
         elif isinstance(m.error, FencedMember):
             self._lost_group(m.error)
         else:
-            self._heard(now)
+            self.standing.heard(now)
             if (problem := self.settler.answered(m)) is not None:
                 self.fail(problem)
 
-    def _look(self, now: int) -> None:
-        """Whether the application still asks for records; looked at four times an interval."""
-        self._look_at = now + max(1, self.config.max_poll_ms // LOOKS)
-        is_used = self.is_used or self.is_awaited
-        self._idle_looks = 0 if is_used else self._idle_looks + 1
-        self.is_used = False
-        if self._idle_looks >= LOOKS and self.membership.is_joined:
-            self._lapse()
-
     def _lapse(self) -> None:
         """Leave, until the application asks again: others get what it does not work on."""
-        membership, coordinator = self.membership, self.membership.coordinator.find()
         self.settler.settle()
-        if coordinator is not None:
-            unread = self.unread() + self._leased.coming()
-            unread += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
-            leave = Leave(self.number(), membership.group, membership.name, tuple(unread))
-            self.post(coordinator, leave)
-        self.lapses += 1
-        self._is_lapsed = True
-        self.watches.change(membership.assigned, ())
-        membership.lapsed()
-        self._drop_leases(
-            FencedMember(
-                f"nothing was polled for {self.config.max_poll_ms / 1000:g} s "
-                "(max_poll_interval_s), so its records go to others of the group"
-            )
-        )
+        self.membership.leave(self._at_hand())
+        self.watches.change(self.membership.assigned, ())
+        self.membership.lapsed()
+        self._drop_leases(self.poll_timer.lapse())
         self._renew_at = NEVER
 
     def _buffered(self) -> list[Span]:
         return self.unread()
 
+    def _at_hand(self) -> list[Span]:
+        """What is leased, and the application has not seen yet."""
+        found = self.unread() + self._leased.coming()
+        # A copy: the application takes chunks away meanwhile.
+        found += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
+        return found
+
     def _renew(self, now: int) -> None:
         """What the application has not seen yet must not be taken for abandoned."""
         self._renew_at = NEVER
-        held = self.unread() + self._leased.coming()
-        # A copy: the application takes chunks away meanwhile.
-        held += [(c.partition, (c.base_offset, c.end_offset)) for c in self.chunks.copy()]
-        if held:
+        if held := self._at_hand():
             is_told = self.settler.renew(held)
             third = self.config.ack_wait_ms // 3
             self._renew_at = now + (third if is_told else min(third, RETRY_MAX_MS))
@@ -452,7 +385,7 @@ class Worker(Intake):
                 self.fail(m.error)
             return
         self.membership.coordinator.answered()
-        self._heard(now)
+        self.standing.heard(now)
         is_introduction = acquiring.granted(m)
         if m.leases:
             self._renew_at = min(self._renew_at, now + self.config.ack_wait_ms // 3)
@@ -489,13 +422,8 @@ class Worker(Intake):
             self._acquiring.ask(now)
 
     def _hand_over(self, now: int) -> None:
-        """Make ready for the application what has come.
-
-        What has been long on its way was perhaps leased by a coordinator that is none any more, and
-        its successor, who knows of no leases, has given it to others. So it is asked first.
-        """
-        if now - self._heard_at > SURE_MS:
-            self._doubt(now)
+        """Make ready for the application what has come, unless it may be leased to others."""
+        if not self.standing.holds(now):
             return
         unread: list[Span] = []
         for view, is_dead in self._leased.lined_up():

@@ -70,9 +70,9 @@ class Consuming(ABC):
         if not self.is_up:
             return
         intake, records = self.intake, []
-        if isinstance(intake, Worker) and intake.chunks and not intake.is_sure():
+        if isinstance(intake, Worker) and intake.chunks and not intake.standing.is_sure():
             with self.app.driver as loop:
-                proof = intake.prove(loop.clock())
+                proof = intake.standing.prove(loop.clock())
                 loop.touch(intake.name)
             proof.then(lambda: self.app.world.after(self._pause(), self._poll))
             return

@@ -11,9 +11,10 @@ import pytest
 
 from pymq.client.intake import Intake
 from pymq.client.membership import WorkerConfig
+from pymq.client.poll_timer import LOOKS
 from pymq.client.reader import Reader
 from pymq.client.router import Router
-from pymq.client.worker import LOOKS, Worker
+from pymq.client.worker import Worker
 from pymq.core.record import RecordBatch
 from pymq.core.view import BatchView
 
@@ -57,7 +58,7 @@ def lapse(member: Worker) -> None:
     """Let time pass in which the application does not ask for anything."""
     member.membership.is_joined = True
     for look in range(LOOKS + 1):
-        member.is_used = False
+        member.poll_timer.is_used = False
         member.tick(look * MAX_POLL_MS)
 
 
@@ -78,7 +79,8 @@ def test_what_was_taken_when_all_was_lost_is_not_held_for_handed_out() -> None:
     """Its acknowledgement would be one of what is leased next, and not handed out yet."""
     member = worker()
     take_one(member, lambda: lapse(member))
-    assert member.lapses == 1
+    assert member.poll_timer.has_lapsed
+    assert member.standing.drops == 1
     assert member.settler.handed.take("0", (0, 10)) == []
 
 
