@@ -24,6 +24,7 @@ class Unread:
     def __init__(self, intake: Intake) -> None:
         self.records: deque[Record] = deque()  # in the order in which they are shown
         self._aside: list[Record] = []  # they are shown by what follows this iteration
+        self._first_aside: dict[str, int] = {}  # their first offset, by partition
         self._reader = intake if isinstance(intake, Reader) else None
         self._worker = intake if isinstance(intake, Worker) else None
 
@@ -33,13 +34,13 @@ class Unread:
             self.records.extend(view.records())
         if self._reader is not None:
             for view in reversed(views):
-                self._reader.cursors[view.partition].handed = view.base_offset
+                self._stand(view.partition, view.base_offset)
 
     def show(self) -> Record:
         """Take out the first one, which the application sees now; there must be one."""
         record = self.records.popleft()
         if self._reader is not None:
-            self._reader.cursors[record.partition].handed = record.offset + 1
+            self._stand(record.partition, record.offset + 1)
         elif self._worker is not None:
             self._worker.poll_timer.is_used = True
         return record
@@ -47,26 +48,37 @@ class Unread:
     def set_aside(self, record: Record) -> None:
         """What was to be shown is not to be seen before :meth:`bring_back`."""
         self._aside.append(record)
+        self._first_aside.setdefault(record.partition, record.offset)
+        if self._reader is not None:
+            self._stand(record.partition, record.offset)
+
+    def _stand(self, partition: str, offset: int) -> None:
+        """A reader is before *offset*, or before what is set aside: who pauses goes on there."""
+        assert self._reader is not None
+        if self._first_aside:
+            offset = self._first_aside.get(partition, offset)
+        self._reader.cursors[partition].handed = offset
 
     def bring_back(self) -> None:
         """What was set aside comes first."""
-        for record in reversed(self._aside):
-            self.records.appendleft(record)
-            if self._reader is not None:
-                self._reader.cursors[record.partition].handed = record.offset
+        self.records.extendleft(reversed(self._aside))
         self._aside.clear()
+        self._first_aside.clear()
 
     def drop(self, partitions: Container[str]) -> list[Span]:
         """Let go of what is of some partitions; returns what was to come of them."""
-        dropped = [_span(record) for record in self.records if record.partition in partitions]
+        dropped = [span for span in self.spans() if span[0] in partitions]
         self.records = deque(r for r in self.records if r.partition not in partitions)
         self._aside = [r for r in self._aside if r.partition not in partitions]
+        for partition in [p for p in self._first_aside if p in partitions]:
+            del self._first_aside[partition]
         return dropped
 
     def clear(self) -> None:
         """Let go of everything."""
         self.records.clear()
         self._aside.clear()
+        self._first_aside.clear()
 
     def partitions(self) -> set[str]:
         """Of which there is something."""
