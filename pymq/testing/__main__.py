@@ -41,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--zkservers", type=int, help="else 1 to 3")
     parser.add_argument("--seconds", type=float, default=20.0, help="of faults, in virtual time")
     parser.add_argument(
-        "--restart", default="all", choices=["all", "apps", "none"], help="when the faults end"
+        "--restart",
+        default="any",
+        choices=["any", "all", "apps", "none"],
+        help="when the faults end; else as the seed decides",
     )
     parser.add_argument(
         "--safety", action="store_true", help="ask not whether all works again after the faults"

@@ -30,8 +30,10 @@ class Nemesis:
         self.restart_app: Callable[[str], None] = lambda name: None
         self.crash_app: Callable[[str], None] = lambda name: None
         self._world = cluster.world
+        self._plan = plan
         self._down: dict[str, int] = {}  # how long what dies next stays down
         self._rotten: dict[str, int] = {}  # brokers with a damaged disk, and which one that is
+        self._failing: set[str] = set()  # brokers whose disk could not write, not restarted since
         faults = attrs.evolve(cluster.network.faults, **plan.link)
         cluster.network.set_faults(faults)
         cluster.ensemble.uncertain = plan.uncertain
@@ -43,6 +45,11 @@ class Nemesis:
     def stop(self) -> None:
         """No more faults, and an end to those there are."""
         self.is_over = True
+        for name in sorted(self._failing):
+            # A replica whose sync has failed takes no part before its broker is started anew, and
+            # whoever looks after it does so, also if he has not come to that until now.
+            if self._plan.restart != "all" and self.cluster.brokers[name].is_up:
+                self.cluster.crash(name, "random")
         self.cluster.calm()
 
     def replace_disks(self) -> bool:
@@ -250,10 +257,13 @@ class Nemesis:
     def _fail_disk(self, name: str, what: str, duration: int, times: int) -> None:
         """The disk fails some times; whoever looks after the broker restarts it then."""
         self.cluster.fail_disk(name, what, times)
+        if what != "read":  # What could not be read may be readable the next time.
+            self._failing.add(name)
 
         def restart() -> None:
             self.cluster.brokers[name].files.failing.clear()
-            if what != "read":  # What could not be read may be readable the next time.
+            if what != "read":
+                self._failing.discard(name)
                 self._crash(name, "random", 100_000)
 
         self._later(duration, restart)

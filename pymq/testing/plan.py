@@ -106,8 +106,12 @@ def generate(
     """Make the plan of a seed: which faults there are at all, how often, and everything else.
 
     Without *brokers* there are mostly three or five, and without *zkservers* one to three. The
-    profile ``"all"`` is another one for each seed.
+    profile ``"all"`` is another one for each seed. When the faults end ``"all"`` nodes and clients
+    are restarted, the ``"apps"``, ``"none"``, or one of these (``"any"``): what a restart mends is
+    not asked for where there is one.
     """
+    if restart == "any":
+        restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])
     rng = Random(mix(seed, "size"))
     if profile == "all":
         profile = ROTATION[seed % len(ROTATION)]
