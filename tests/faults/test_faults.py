@@ -44,10 +44,6 @@ def test_wires_are_cut(tmp_path: Path, tell: Tell) -> None:
 
 
 @pytest.mark.skipif(Disk.why_not() is not None, reason=str(Disk.why_not()))
-@pytest.mark.xfail(
-    strict=False,
-    reason="a copy that stayed short is mended; not run often enough since to be sure of the rest",
-)
 def test_a_disk_is_full(tmp_path: Path, tell: Tell) -> None:
     """A broker whose disk is full does not keep the others from going on, and recovers."""
     with Storm(tmp_path, seed=3, is_small=True) as storm:
