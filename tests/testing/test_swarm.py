@@ -73,10 +73,16 @@ def test_not_everything_is_restarted_when_the_faults_end() -> None:
     assert generate(0, seconds=1, restart="none").restart == "none"
 
 
-def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work() -> None:
-    """The faults end here between a sync that fails and the restart that it asks for."""
-    plan = generate(560, brokers=None, zkservers=None, profile="all", seconds=3, restart="none")
-    assert run_plan(plan).violation is None
+@pytest.mark.parametrize(("seed", "seconds"), [(560, 3), (324_036, 4), (324_562, 4)])
+def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work(
+    seed: int, seconds: float
+) -> None:
+    """The faults end between a sync that fails, or a block that cannot be read, and a restart."""
+    plan = generate(
+        seed, brokers=None, zkservers=None, profile="all", seconds=seconds, restart="none"
+    )
+    result = run_plan(plan)
+    assert result.violation is None, result.message
 
 
 def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
