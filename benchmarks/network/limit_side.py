@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model import batches, random_values
+from benchmarks.network.roles import paced
 from benchmarks.network.servers import HOST, free_ports
 
 BATCH = 1000
@@ -190,17 +191,12 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
     """One record at a time; finds how long each answer took."""
     socket = _socket("DEALER", port)
     yield
-    found = []
-    due = time.monotonic()
-    for _ in range(count):
-        due += pause_s
-        time.sleep(max(0.0, due - time.monotonic()))
-        start = time.monotonic_ns()
-        value = start.to_bytes(8, "big") + bytes(92)
+
+    def send(value: bytes) -> None:
         socket.send_multipart([PUT, zlib.crc32(value).to_bytes(4, "big"), value])
         socket.recv()
-        found.append(time.monotonic_ns() - start)
-    return found
+
+    return paced(count, pause_s, send)
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:

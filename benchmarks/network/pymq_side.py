@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import ROOT
 from benchmarks.model import batches, random_values
+from benchmarks.network.roles import paced
 from benchmarks.network.servers import HOST, free_ports, listens, running
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def in_one_process_paced(
     with _together(folder) as mq, mq.producer(linger_ms=0) as producer:
         producer.send(TOPIC, bytes(8)).result(timeout=30)
         yield
-        return _paced(producer, count, pause_s)
+        return paced(count, pause_s, lambda value: producer.send(TOPIC, value).result(timeout=30))
 
 
 def produce(url: str, count: int, size: int, many: bool) -> Generator[None, None, None]:
@@ -217,19 +218,7 @@ def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None,
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:
         producer.send(TOPIC, bytes(8)).result(timeout=30)
         yield
-        return _paced(producer, count, pause_s)
-
-
-def _paced(producer: pymq.Producer, count: int, pause_s: float) -> list[int]:
-    found = []
-    due = time.monotonic()
-    for _ in range(count):
-        due += pause_s
-        time.sleep(max(0.0, due - time.monotonic()))
-        start = time.monotonic_ns()
-        producer.send(TOPIC, start.to_bytes(8, "big") + bytes(92)).result(timeout=30)
-        found.append(time.monotonic_ns() - start)
-    return found
+        return paced(count, pause_s, lambda value: producer.send(TOPIC, value).result(timeout=30))
 
 
 def consume_paced(url: str, count: int) -> Generator[None, None, list[int]]:

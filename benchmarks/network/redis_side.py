@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from benchmarks.model import batches, random_values
+from benchmarks.network.roles import paced
 from benchmarks.network.servers import HOST
 
 STREAM = "records"
@@ -108,15 +109,7 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
     db = redis.Redis(host=HOST, port=port)
     db.xadd("warm", {b"v": b""})
     yield
-    found = []
-    due = time.monotonic()
-    for _ in range(count):
-        due += pause_s
-        time.sleep(max(0.0, due - time.monotonic()))
-        start = time.monotonic_ns()
-        db.xadd(STREAM, {b"v": start.to_bytes(8, "big") + bytes(92)})
-        found.append(time.monotonic_ns() - start)
-    return found
+    return paced(count, pause_s, lambda value: db.xadd(STREAM, {b"v": value}))
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:

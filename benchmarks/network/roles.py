@@ -140,6 +140,22 @@ def both(count: int, consume: tuple[Any, ...], produce: tuple[Any, ...]) -> Meas
     return {"both": count / (consumed.end - produced.start)}
 
 
+def paced(count: int, pause_s: float, send: Callable[[bytes], object]) -> list[int]:
+    """One record at a time, each with the time at which it left; how long each *send* took, in ns.
+
+    *send* takes a record of 100 B and returns when it is answered.
+    """
+    found = []
+    due = time.monotonic()
+    for _ in range(count):
+        due += pause_s
+        time.sleep(max(0.0, due - time.monotonic()))
+        start = time.monotonic_ns()
+        send(start.to_bytes(8, "big") + bytes(92))
+        found.append(time.monotonic_ns() - start)
+    return found
+
+
 def percentiles(nanoseconds: Sequence[int]) -> Measures:
     """What is said of latencies, in milliseconds."""
     ordered = sorted(nanoseconds)

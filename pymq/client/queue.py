@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from pymq.client.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
-RETRY_MS = (
-    20  # before what was refused is sent again, the first time; then twice as long, up to ...
-)
+RETRY_MS = 20  # before what was refused is sent again; each time twice as long, up to ...
 RETRY_MAX_MS = 250
 PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
 _SINGLE = frozenset({tuple})

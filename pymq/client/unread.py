@@ -40,7 +40,10 @@ class Unread:
         """Take out the first one, which the application sees now; there must be one."""
         record = self.records.popleft()
         if self._reader is not None:
-            self._stand(record.partition, record.offset + 1)
+            if self._first_aside:
+                self._stand(record.partition, record.offset + 1)
+            else:  # as nearly always, and this is for each record
+                self._reader.cursors[record.partition].handed = record.offset + 1
         elif self._worker is not None:
             self._worker.poll_timer.is_used = True
         return record
@@ -55,9 +58,7 @@ class Unread:
     def _stand(self, partition: str, offset: int) -> None:
         """A reader is before *offset*, or before what is set aside: who pauses goes on there."""
         assert self._reader is not None
-        if self._first_aside:
-            offset = self._first_aside.get(partition, offset)
-        self._reader.cursors[partition].handed = offset
+        self._reader.cursors[partition].handed = self._first_aside.get(partition, offset)
 
     def bring_back(self) -> None:
         """What was set aside comes first."""

@@ -158,7 +158,7 @@ class _Http(ThreadingHTTPServer):
         except OSError as error:
             if error.errno in _WANTING:
                 # It stays readable, and would be tried again at once, with all the time there is.
-                time.sleep(ACCEPT_S)
+                time.sleep(ACCEPT_S)  # No descriptor that is given back wakes anybody.
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pymq
+from pymq.client.router import Router
+from pymq.core.config import TopicConfig
+from pymq.core.message import Answer, GetMetadata
+from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.types import AckMode
 
 WAIT_S = 10.0  # how long anything may take on a busy machine
 
@@ -23,6 +28,20 @@ def opened(kind: str, folder: Path) -> Iterator[pymq.Client]:
         broker = pymq.Broker("broker-0", zkservers=[zkserver.endpoint], data=folder)
         with broker.start(), pymq.open("zmq+" + zkserver.endpoint) as client:
             yield client
+
+
+def router_to(leader: str) -> Router:
+    """A router which knows that *leader* leads the one partition of topic ``t``."""
+    router = Router("client", ["zk"], lambda: None)
+    router.refresh("t")
+    ready = router.ready(0)
+    assert ready is not None
+    ((_, asked),) = ready.send
+    assert isinstance(asked, GetMetadata)
+    known = PartitionLeader("0", 0, AckMode.LEADER, 1, leader, None)
+    found = TopicMetadata("t", "id", TopicConfig(), (known,))
+    router.step("zk", Answer(asked.id, found), 0)
+    return router
 
 
 def produce(

@@ -6,27 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from pymq.client.reader import Reader
-from pymq.client.router import Router
-from pymq.core.config import TopicConfig
-from pymq.core.message import Answer, Fetch, Fetched, GetMetadata
-from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.message import Fetch, Fetched
 from pymq.core.record import RecordBatch
-from pymq.core.types import AckMode
+from tests.client.helpers import router_to
 
 
 class Bench:
     """A reader of one partition that knows where the log begins, and is asked for records."""
 
     def __init__(self) -> None:
-        router = Router("client", ["zk"], lambda: None)
-        router.refresh("t")
-        ready = router.ready(0)
-        assert ready is not None
-        ((_, asked),) = ready.send
-        assert isinstance(asked, GetMetadata)
-        leader = PartitionLeader("0", 0, AckMode.LEADER, 1, "broker", None)
-        found = TopicMetadata("t", "id", TopicConfig(), (leader,))
-        router.step("zk", Answer(asked.id, found), 0)
+        router = router_to("broker")
         driver: Any = SimpleNamespace()
         self.reader = Reader("client.r", "t", router, driver, ["0"], 0)
         self.reader.want(1, 0)

@@ -6,14 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from pymq.client.queue import Queue
-from pymq.client.router import Router
 from pymq.client.sender import Sender, SenderConfig
 from pymq.client.sequences import ANSWER_MS
-from pymq.core.config import TopicConfig
-from pymq.core.message import Answer, GetMetadata, GetSequence, Sequence
-from pymq.core.metadata import PartitionLeader, TopicMetadata
-from pymq.core.types import AckMode
+from pymq.core.message import GetSequence, Sequence
 from pymq.errors import NotLeader
+from tests.client.helpers import router_to
 
 
 class Driver:
@@ -34,15 +31,7 @@ class Bench:
     """A producer with a name, which wants to know how far it has got in one partition."""
 
     def __init__(self) -> None:
-        router = Router("client", ["zk"], lambda: None)
-        router.refresh("t")
-        ready = router.ready(0)
-        assert ready is not None
-        ((_, asked),) = ready.send
-        assert isinstance(asked, GetMetadata)
-        leader = PartitionLeader("0", 0, AckMode.LEADER, 1, "broker", None)
-        found = TopicMetadata("t", "id", TopicConfig(), (leader,))
-        router.step("zk", Answer(asked.id, found), 0)
+        router = router_to("broker")
         config = SenderConfig(None, 0, 1 << 20, 1 << 20, 0, 7, 0, 120_000, 2, is_named=True)
         driver: Any = Driver()
         self.sender = Sender("client.p", router, driver, config, lambda: 0)

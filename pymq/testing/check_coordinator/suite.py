@@ -100,7 +100,7 @@ class Client:
         end = time.monotonic() + self._timeout_s
         while (found := len(self.load(root))) != count:
             assert time.monotonic() < end, f"{found} nodes at {root}, expected {count}"
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S)  # What another session did is seen some time later, untold.
 
     def answer(self, tag: int) -> CoordEvent:
         return self.wait(lambda event: getattr(event, "tag", None) == tag, f"the answer to {tag}")
@@ -119,7 +119,7 @@ class Client:
             self.seen += self.backend.poll()
             if len(self.seen) == since:
                 assert time.monotonic() < end, f"{what} did not come within {self._timeout_s} s"
-                time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)  # A coordinator is polled: no call of the contract waits.
 
     def paths(self, since: int) -> list[str]:
         """The paths that were reported as changed after the first *since* events."""
