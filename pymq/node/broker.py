@@ -15,6 +15,7 @@ from pymq.core.message import (
     Acquire,
     Answer,
     CommitOffset,
+    Copy,
     DescribePartitions,
     Fetch,
     Fetched,
@@ -70,6 +71,7 @@ from pymq.errors import (
     StoreError,
 )
 from pymq.node.coordinators import Coordinators
+from pymq.node.copies import COPIES, Copies
 from pymq.node.departure import Departure, hand_over
 from pymq.node.hosting import Hosting, Leftovers
 from pymq.node.peers import Peers
@@ -109,6 +111,7 @@ class Broker:
         self._departure = Departure(config.name, config.incarnation)
         self._led: dict[TopicPartition, None] = {}
         self._coordinators = Coordinators(self.me, self, assignors, config.incarnation)
+        self._copies = Copies(self)
         self._schedule = Schedule()
         self._hosting = Hosting(
             self,
@@ -146,8 +149,10 @@ class Broker:
         return now + self._wall_offset_ms
 
     def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer, to another machine or to a group coordinator of this broker."""
-        if source.startswith("#"):
+        """Send an answer, to another machine, or to who asks within this broker."""
+        if source == COPIES:
+            self._copies.answered(message, now)
+        elif source.startswith("#"):
             self._coordinators.answered(int(source[1:]), message, now)
         else:
             self.out.send.append((source, message))
@@ -224,7 +229,7 @@ class Broker:
         """Take in one message."""
         match message:  # in the order of how many there are: each case is looked at in turn
             case Produce() | Fetch() | GetSequence() | FindOffset():
-                self._on_partition(source, message, now)
+                self.on_partition(source, message, now)
             case Ping():
                 self._pinged(source, message, now)
             case (
@@ -249,8 +254,14 @@ class Broker:
                 | GetLeases()
             ):
                 self._coordinators.step(source, message, now)
-            case Fetched(partition=index) if index.isdecimal():  # asked for by a coordinator here
-                self._coordinators.answered(int(index), message, now)
+            case Copy():
+                self._copies.begin(source, message, now)
+            case Fetched(topic=topic, partition=index):  # asked for here
+                if topic != OFFSETS_TOPIC:
+                    if source == self.me:
+                        self._copies.answered(message, now)
+                elif index.isdecimal():
+                    self._coordinators.answered(int(index), message, now)
             case LeaderAndIsr():
                 self._hosting.leader_and_isr(source, message, now)
             case Seal():
@@ -372,9 +383,14 @@ class Broker:
 
     # --- clients --------------------------------------------------------------------------------
 
-    def _on_partition(
+    def hosted(self, topic: str, partition: str) -> Partition | None:
+        """A partition that is hosted here."""
+        return self._partitions.get((topic, partition))
+
+    def on_partition(
         self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
     ) -> None:
+        """Have a partition asked; the answer goes to *source*."""
         partition = self._partitions.get((m.topic, m.partition))
         if partition is None:
             error = NotLeader(f"{self.me} does not host {m.topic}/{m.partition}", leader=None)

@@ -36,7 +36,7 @@ FRESH_MAX = 1_000  # times that wait to be counted
 _NONE = AckMode.NONE
 
 REQUESTS = (
-    *(msg.Produce, msg.Fetch, msg.GetSequence, msg.FindOffset),
+    *(msg.Produce, msg.Fetch, msg.GetSequence, msg.FindOffset, msg.Copy),
     *(msg.Join, msg.Heartbeat, msg.Leave, msg.Acquire, msg.Settle, msg.CommitOffset),
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
@@ -49,7 +49,7 @@ ALWAYS_WELL = frozenset((msg.Stopped, msg.PartitionReports))  # answers that are
 ANSWERS = frozenset(
     (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.Copied),
         *(msg.LeaderAndIsrAnswer, msg.Stopped, msg.PartitionReports),
     )
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pymq.core.header import COMPACTED, Header
-from pymq.core.message import Fetched, Message, Produce, Produced
+from pymq.core.message import Copied, Copy, Fetched, Message, Produce, Produced
+from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import AckMode, TopicPartition
 from pymq.core.values import define
@@ -39,13 +40,16 @@ class Answers(Checker):
         "durable-before-acked",
         "realtime-order",
     )
-    sends = (Produce, Produced)
+    sends = (Produce, Produced, Copy, Copied)
     receives = (Produced,)
 
     def __init__(self, watch: Watch, immutable: Immutable) -> None:
         super().__init__(watch)
         self._sent = immutable.sent
         self._asked: dict[tuple[str, int], Asked] = {}
+        self._batches: dict[int, RecordBatch] = {}  # of nobody's numbers, by CRC: may be copied
+        self._placed: dict[tuple[str, str, int], RecordBatch] = {}  # those that were answered
+        self._copies: dict[tuple[str, int], tuple[Copy, list[int]]] = {}  # and the CRCs of copies
         self._ends: dict[Name, tuple[int, int]] = {}  # after what was acknowledged; losses then
         self._floors: dict[tuple[Name, int], tuple[int, int]] = {}  # of batches, by CRC
 
@@ -53,6 +57,8 @@ class Answers(Checker):
         if isinstance(message, Produce) and isinstance(process, ClientHost):
             header, name = message.batch.header, self._name(message.topic, message.partition)
             self._sent[header.batch_crc] = header.count
+            if header.producer_id < 0:
+                self._batches[header.batch_crc] = message.batch
             floor, losses = self._ends.get(name, (0, 0))
             # A batch that is sent again was sent first when it was sent first.
             floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
@@ -66,6 +72,42 @@ class Answers(Checker):
             asked = self._asked.get((peer, message.id))
             if asked is not None and message.error is None:
                 self._check_answer(process, peer, asked, message)
+        elif isinstance(message, Copy) and isinstance(process, ClientHost):
+            self._copies[source, message.id] = message, self._copy(message)
+        elif isinstance(message, Copied) and isinstance(process, BrokerHost):
+            copy = self._copies.get((peer, message.id))
+            if copy is not None and message.error is None:
+                self._check_copied(process, peer, *copy)
+
+    def _copy(self, message: Copy) -> list[int]:
+        """Take note of what a client has sent by saying where it is; gives the CRCs."""
+        sequence, found = message.base_sequence, []
+        for piece in message.pieces:
+            batch = self._placed.get((message.origin, piece.partition, piece.offset))
+            if batch is not None and len(batch) == piece.records:
+                copy = batch.renamed(message.producer_id, message.producer_epoch, sequence)
+                self._sent[copy.header.batch_crc] = piece.records
+                found.append(copy.header.batch_crc)
+            sequence += piece.records
+        return found
+
+    def _check_copied(self, host: BrokerHost, peer: str, asked: Copy, crcs: list[int]) -> None:
+        """A broker that has copied batches has them, as safely as if they had been sent to it."""
+        looked = host.looks.get(TopicPartition(asked.topic, asked.partition))
+        log = self.watch.ledger.log(host.name, looked.block) if looked is not None else None
+        if looked is None or log is None:
+            return
+        place = f"{asked.topic}/{asked.partition}"
+        if asked.producer_id not in (header.producer_id for header in log.headers):
+            return  # It was copied before, into a block that is sealed by now.
+        missing = set(crcs).difference(header.batch_crc for header in log.headers)
+        starts_here = log.headers[0].base_offset == 0
+        if missing and starts_here:
+            self.fail("acked-is-written", f"{host.name} tells {peer} that its copy is in {place}")
+        if asked.acks is AckMode.RAFT and looked.is_strict:
+            for index, header in enumerate(log.headers):
+                if header.batch_crc in crcs:
+                    self._check_durable(host, log, index, looked.majority, place)
 
     def _name(self, topic: str, partition: str) -> Name:
         return topic, partition, self.watch.indexes.get((topic, partition))
@@ -107,6 +149,9 @@ class Answers(Checker):
         if not isinstance(message, Produced) or not isinstance(process, ClientHost):
             return
         asked = self._asked.get((peer, message.id))
+        if asked is not None and message.error is None and asked.header.producer_id < 0:
+            batch = self._batches[asked.header.batch_crc]
+            self._placed[asked.topic, asked.partition, message.base_offset] = batch
         if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
             return  # What only the leader has may go with it.
         history = self.watch.history_of(asked.topic, asked.partition)

@@ -80,6 +80,8 @@ NUMBERS: dict[int, type] = {
     15: msg.Fetched,
     16: msg.FindOffset,
     17: msg.OffsetFound,
+    18: msg.Copy,
+    19: msg.Copied,
     30: msg.Join,
     31: msg.Heartbeat,
     32: msg.Assigned,

@@ -38,6 +38,7 @@ CLASSES = [  # all that clients ask: what may hold an error is an answer
 _INT64 = [number for number in INTEGERS if -(1 << 63) <= number < 1 << 63]
 _NAMES = {
     "topic": ("t", "t", "t", "u", "missing", "", "..", "x" * 300, "__consumer_offsets"),
+    "origin": ("t", "t", "u", "missing", "", "__consumer_offsets"),
     "name": ("t", "u", "v", "t:g", "", "x" * 300, "__x", "a/b", "ä"),
     "partition": ("0", "0", "1", "9", "", "-1", "ä"),
     "partitions": ("0", "1", "2", ""),
@@ -87,6 +88,8 @@ class Nodes:
             count = rng.choice((0, 1, 1, 2, 5)) if args[-1] is Ellipsis else len(args)
             kinds = (args[0],) * count if args[-1] is Ellipsis else args
             return tuple(self._value(rng, kind, name) for kind in kinds)
+        if isinstance(hint, type) and issubclass(hint, tuple):  # a named one
+            return hint(*[self._value(rng, kind, f) for f, kind in get_type_hints(hint).items()])
         if hint is int:
             return rng.choice((0, 1, 2, 5, 10, 100, -1, -2, rng.choice(_INT64)))
         if hint is str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.core.values import value
@@ -103,6 +105,53 @@ class OffsetFound:
     error: PymqError | None = None
 
 
+class Piece(NamedTuple):
+    """One batch of a topic, named by where it is."""
+
+    partition: str
+    offset: int  # of its first record
+    records: int
+
+
+@value
+class Copy:
+    """Append batches that another topic holds, in this order, as *producer_id* would have.
+
+    Only a broker that leads the partition and every one that the batches are in can do it.
+    """
+
+    id: int
+    topic: str
+    partition: str
+    acks: AckMode  # LEADER or RAFT
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int  # of the first record; those of all the others follow
+    origin: str  # the topic that holds them
+    pieces: tuple[Piece, ...]
+    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    origin_id: str = ""
+
+
+@value
+class Copied:
+    """All of it is in the log, as safely as was asked for; an *error*: some of it may be."""
+
+    id: int
+    records: int = 0
+    size: int = 0  # bytes of their batches
+    error: PymqError | None = None
+
+
 RecordMessage = (
-    Produce | Produced | GetSequence | Sequence | Fetch | Fetched | FindOffset | OffsetFound
+    Produce
+    | Produced
+    | GetSequence
+    | Sequence
+    | Fetch
+    | Fetched
+    | FindOffset
+    | OffsetFound
+    | Copy
+    | Copied
 )

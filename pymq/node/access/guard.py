@@ -65,6 +65,9 @@ class Guard:
         """Count what is sent to *principal*: it has asked for it."""
         if type(message) is msg.Fetched and message.data:
             self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
+        elif type(message) is msg.Copied and message.size:
+            # It has sent only where they are; how much it had written is known by now.
+            self._quotas.charge(principal, self._clock(), produced_bytes=message.size)
 
     def _quota(self, principal: str) -> Quota | None:
         return self._policy.quota(principal)
@@ -119,6 +122,8 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             return (msg.Fetched(message.id, *place, 0, 0, error=error),)
         case msg.FindOffset():
             return (msg.OffsetFound(message.id, error=error),)
+        case msg.Copy():
+            return (msg.Copied(message.id, error=error),)
         case msg.Settle(id=0):
             return ()
         case (

@@ -57,6 +57,13 @@ def _topic(operation: Operation, field: str = "topic") -> Callable[[Any], Needs]
     return needs
 
 
+def _copy(message: msg.Copy) -> Needs:
+    return (
+        *_topic(Operation.WRITE)(message),
+        *_topic(Operation.READ, "origin")(message),
+    )
+
+
 def _group(operation: Operation) -> Callable[[Any], Needs]:
     return lambda message: (Requirement(operation, Kind.GROUP, message.group),)
 
@@ -96,6 +103,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.GetSequence: _topic(Operation.WRITE),
     msg.Fetch: _topic(Operation.READ),
     msg.FindOffset: _topic(Operation.READ),
+    msg.Copy: _copy,
     msg.Join: _join,
     msg.Heartbeat: _group(Operation.READ),
     msg.Leave: _group(Operation.READ),
@@ -127,6 +135,7 @@ _NEEDS |= dict.fromkeys(
     (
         # Answers: who is asked by a server is one.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
+        msg.Copied,
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         # Between brokers and the zkserver.
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),

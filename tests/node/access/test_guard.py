@@ -26,7 +26,7 @@ UNANSWERED = {
     for cls in (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
-        msg.LeaderAndIsrAnswer,
+        *(msg.LeaderAndIsrAnswer, msg.Copied),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
@@ -44,6 +44,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.InitProducer: {("Write", "producer", "name")},
     msg.Fetch: {("Read", "topic", "topic")},
     msg.FindOffset: {("Read", "topic", "topic")},
+    msg.Copy: {("Write", "topic", "topic"), ("Read", "topic", "origin")},
     msg.Locate: {("Read", "topic", "topic")},
     msg.Unsubscribe: {("Read", "topic", "topic")},
     msg.Subscribe: {("Read", "topic", "topic"), ("Read", "group", "group")},
@@ -221,6 +222,16 @@ def test_bytes_are_paid_for_with_the_time_after_them() -> None:
     (answer,) = door.ask(fetch, "reader")
     assert isinstance(answer.error, QuotaExceeded)
     assert answer.error.details["retry_ms"] == 501
+
+
+def test_what_is_copied_counts_as_produced() -> None:
+    quota = {"*": {"produce_bytes_per_second": 1000}}
+    door = Door(parse_policy({"superusers": ["p"], "quota": quota}))
+    copy = msg.Copy(1, "t", "0", AckMode.RAFT, 7, 0, 0, "o", (msg.Piece("0", 0, 1),))
+    assert door.ask(copy) is None
+    door.guard.sent("p", msg.Copied(1, 1, 5000))
+    (answer,) = door.ask(produce(1))
+    assert 4000 < answer.error.details["retry_ms"] <= 5000
 
 
 def test_nobody_pays_for_what_another_has_used_up() -> None:
