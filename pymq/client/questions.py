@@ -56,6 +56,11 @@ class Questions:
         with self._driver:
             self._router.forget(topic)
 
+    def leader(self, topic: str, partition: str) -> str | None:
+        """Who leads a partition, as far as that is known; asks nobody."""
+        with self._driver:
+            return self._router.find(topic, partition)
+
     def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
         """Where a topic's partitions are led, asked anew.
 

@@ -1,17 +1,23 @@
-"""Brings what was decided to where it belongs, from wherever a crash has left it."""
+"""Brings what was decided to where it belongs, from wherever a crash has left it.
+
+Brokers copy what they lead on both sides themselves; what is left goes through this process.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
 
 from pymq.client.client import Client
 from pymq.client.router import Call
+from pymq.core import message as msg
+from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
 from pymq.errors import DuplicateSequence, InternalError, OutOfOrderSequence, UnknownTopic
-from pymq.spark.appends import ON_THEIR_WAY, Appends, sequences
+from pymq.spark.appends import ON_THEIR_WAY, Appends, mode, sequences
 from pymq.spark.logs import ClusterLog
 from pymq.spark.planning import Place, Range
 from pymq.spark.staging import Piece
@@ -19,6 +25,7 @@ from pymq.spark.staging import Piece
 FETCH_BYTES = 4 << 20
 AHEAD = 5  # staged batches that are asked for before they are needed
 ON_THEIR_WAY_MAX = 32  # of all partitions, each of up to a megabyte
+PIECES = 32  # that a broker is asked to copy at once, for one partition
 TRIES = 20  # that another process, which is doing the same, gets in between
 
 Numbered = tuple[int, Piece]  # what is to be copied, and the sequence of its first record
@@ -68,6 +75,9 @@ class Copy:
         Raises:
             ProducerFenced: another process has taken over; it goes on.
         """
+        if rest := self._missing():
+            with suppress(UnknownTopic):  # Another process has been at it, perhaps to the end.
+                self._ask(rest)
         tries = TRIES
         while rest := self._missing():
             try:
@@ -114,16 +124,69 @@ class Copy:
                 found[target.place] = start, now[target.place[1]] - start
         return found
 
+    def _ask(self, rest: dict[Place, list[Numbered]]) -> None:
+        """Have the brokers copy what they lead themselves, without a way through this process.
+
+        What they do not do, for whatever reason, is still missing afterwards.
+        """
+        known = self._topics(rest)
+        stage = self._questions.topic_metadata(self._stage, self._timeout_s)
+        waiting = {place: deque(_parts(numbered)) for place, numbered in rest.items()}
+        asked: deque[tuple[Place, Call]] = deque()
+
+        def ask(place: Place) -> None:
+            if some := waiting[place]:
+                call = self._begin(known[place[0]], stage, place, some.popleft())
+                if call is not None:
+                    asked.append((place, call))
+
+        for place in waiting:
+            ask(place)
+        while asked:
+            place, call = asked.popleft()
+            if isinstance(self._questions.end(call), msg.Copied):
+                ask(place)
+
+    def _begin(
+        self,
+        topic: TopicMetadata,
+        stage: TopicMetadata,
+        place: Place,
+        numbered: Sequence[Numbered],
+    ) -> Call | None:
+        (sequence, _), (name, partition) = numbered[0], place
+        pieces = tuple(msg.Piece(each.staged, each.offset, each.count) for _, each in numbered)
+        acks, writer = mode(topic, partition), self._writer
+
+        def make(request: int) -> msg.Message:
+            return msg.Copy(
+                request,
+                name,
+                partition,
+                acks,
+                writer.producer,
+                writer.epoch,
+                sequence,
+                stage.topic,
+                pieces,
+                topic.topic_id,
+                stage.topic_id,
+            )
+
+        return self._questions.begin(name, partition, make)
+
+    def _topics(self, rest: Iterable[Place]) -> dict[str, TopicMetadata]:
+        """The topics that are copied to."""
+        names = dict.fromkeys(topic for topic, _ in rest)
+        return {name: self._questions.topic_metadata(name, self._timeout_s) for name in names}
+
     def _append(self, rest: dict[Place, list[Numbered]]) -> None:
         """Copy all that is left, of each partition in turn.
 
         Some batches are read while others are written. Each has its sequence, so that of those that
         follow one that was lost none is taken.
         """
-        known = {
-            topic: self._questions.topic_metadata(topic, self._timeout_s)
-            for topic in dict.fromkeys(topic for topic, _ in rest)
-        }
+        known = self._topics(rest)
         turns = [each for each in chain(*zip_longest(*rest.values())) if each is not None]
         window = min(max(2 * len(rest), ON_THEIR_WAY), ON_THEIR_WAY_MAX)
         appends = Appends(self._questions, self._timeout_s, window)
@@ -149,3 +212,9 @@ class Copy:
                     f"{self._stage}/{piece.staged} at {piece.offset} holds another batch"
                 )
             yield batch
+
+
+def _parts(numbered: Sequence[Numbered]) -> Iterator[Sequence[Numbered]]:
+    """What is asked for at once."""
+    for first in range(0, len(numbered), PIECES):
+        yield numbered[first : first + PIECES]

@@ -174,7 +174,7 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
     rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
-    staged = Stage(mq, stage, options.timeout_s, turn)
+    staged = Stage(mq, stage, options.timeout_s)
     to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
     counts: dict[Place, int] = {}
     for place, encoded in rows.all(batches):
@@ -222,10 +222,14 @@ def new_producer() -> int:
 
 
 def gather(messages: Sequence[WriterCommitMessage | None]) -> tuple[Piece, ...]:
-    """What all tasks have staged, in their order."""
-    return tuple(
-        piece for message in messages if isinstance(message, Staged) for piece in message.pieces
+    """What all tasks have staged; of each, what goes to one place stays in its order.
+
+    What lies together is named together, so that it is read at once when it is copied.
+    """
+    pieces = (
+        each for message in messages if isinstance(message, Staged) for each in message.pieces
     )
+    return tuple(sorted(pieces, key=lambda each: (each.place, each.staged, each.offset)))
 
 
 def commit(

@@ -15,11 +15,13 @@ from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
 from pymq.errors import UnknownTopic
+from pymq.hash.partitioner import key_partition
 from pymq.spark.appends import Appends
 from pymq.spark.planning import Place
 
 PREFIX = "pymq-spark."  # of the topics that Spark's tasks and drivers keep for themselves
-PARTITIONS = 4  # of a staging topic: so many appends a task are under way
+PARTITIONS = 4  # of a staging topic, or as many as there are brokers, so that each leads some ...
+PARTITIONS_MAX = 16  # ... up to so many
 KEPT_MS = 7 * 24 * 3600 * 1000  # what nobody comes back for
 REPLICAS = 3
 
@@ -37,13 +39,13 @@ class Piece:
 class Stage:
     """The staging topic of one batch of a sink, as one task uses it."""
 
-    def __init__(self, client: Client, topic: str, timeout_s: float, turn: int = 0) -> None:
+    def __init__(self, client: Client, topic: str, timeout_s: float) -> None:
         self._client = client
         self._topic = topic
         self._timeout_s = timeout_s
-        self._turn = turn
         self._metadata: TopicMetadata | None = None
         self._appends = Appends(client.questions, timeout_s)
+        self._chosen: dict[Place, str] = {}
         self._put: list[tuple[str, Place, int]] = []  # of each batch: where it is staged, and whose
         self.pieces: list[Piece] = []
 
@@ -54,12 +56,29 @@ class Stage:
         answered is ever told of.
         """
         if self._metadata is None:
-            create(self._client, self._topic, PARTITIONS, retention_ms=KEPT_MS)
+            create(self._client, self._topic, PARTITIONS, PARTITIONS_MAX, retention_ms=KEPT_MS)
             self._metadata = self._client.questions.topic_metadata(self._topic, self._timeout_s)
-        names = self._metadata.partitions
-        name = names[(self._turn + len(self._put)) % len(names)].partition
+        name = self._chosen.get(place)
+        if name is None:
+            name = self._chosen[place] = self._near(place, self._metadata)
         self._appends.put(self._metadata, name, batch)
         self._put.append((name, place, len(batch)))
+
+    def _near(self, place: Place, metadata: TopicMetadata) -> str:
+        """The staging partition for what goes to *place*: one with the same leader, if there is.
+
+        Which copies it then without asking anybody, and what all tasks have for a place at once.
+        """
+        questions, (topic, partition) = self._client.questions, place
+        names = [each.partition for each in metadata.partitions]
+        if questions.leader(*place) is None:
+            questions.topic_metadata(topic, self._timeout_s)
+        leader = questions.leader(*place)
+        near = [name for name in names if questions.leader(self._topic, name) == leader]
+        among = near or names
+        if partition.isdecimal():  # as most are: neighbours go to different ones
+            return among[int(partition) % len(among)]
+        return among[key_partition(partition.encode(), len(among))]
 
     def flush(self) -> None:
         """Wait until all of it is staged, as safe as can be."""
@@ -70,14 +89,20 @@ class Stage:
         ]
 
 
-def create(client: Client, topic: str, partitions: int, **config: object) -> None:
+def create(
+    client: Client, topic: str, partitions: int, partitions_max: int = 0, **config: object
+) -> None:
     """Make a topic, if there is none of the name, that loses nothing but with most of a cluster.
+
+    It has one partition for each broker, if that is more than *partitions* and not more than
+    *partitions_max*.
 
     Of two replicas either may stop a partition: with fewer brokers than three, one is better.
     """
     alive = [each for each in client.cluster().brokers if each.alive and not each.is_draining]
     replicas = REPLICAS if len(alive) >= REPLICAS else 1
-    client.create_topic(topic, partitions, replicas, "raft", exist_ok=True, **config)
+    count = max(partitions, min(len(alive), partitions_max))
+    client.create_topic(topic, count, replicas, "raft", exist_ok=True, **config)
 
 
 def drop(client: Client, topic: str) -> None:

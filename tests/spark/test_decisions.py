@@ -12,11 +12,11 @@ import pytest
 import pymq
 from pymq.client.questions import Questions
 from pymq.client.router import Call
-from pymq.core.message import Message, Produce
+from pymq.core.message import Copied, Copy, Fetch, Message, Produce
 from pymq.core.record import RecordBatch
 from pymq.errors import InvalidRequest, ProducerFenced
 from pymq.hash.partitioner import key_partition
-from pymq.spark.decisions import PARTITIONS, Ledger, task_name
+from pymq.spark.decisions import PARTITIONS, TOPIC, Ledger, task_name
 from pymq.spark.staging import PREFIX, Piece, Stage
 from pymq.testing import Cluster
 
@@ -65,11 +65,18 @@ class Mortal(Questions):
         return answer
 
 
-class Deaf(Questions):
+class Alone(Mortal):
+    """Has nobody who copies for it: its brokers are of a version that does not."""
+
+    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
+        return None if isinstance(make(0), Copy) else super().begin(topic, partition, make)
+
+
+class Deaf(Alone):
     """Asks, and does not hear one answer, by when all that was begun after it is done."""
 
     def __init__(self, like: Questions, misses: int) -> None:
-        super().__init__(like._name, like._router, like._driver)
+        super().__init__(like, -1, is_heard=True)
         self._appends: list[Call] = []
         self._misses = misses  # of the appends
 
@@ -148,7 +155,8 @@ def test_what_is_staged_is_not_to_be_seen() -> None:
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_a_driver_may_die_at_any_question(is_heard: bool) -> None:
+@pytest.mark.parametrize(("kind", "least"), [(Mortal, 12), (Alone, 20)])
+def test_a_driver_may_die_at_any_question(kind: type[Mortal], least: int, is_heard: bool) -> None:
     """Its successor gets the same batch, staged anew in another order, and then another one."""
     lives, has_died = 0, True
     while has_died:
@@ -159,7 +167,7 @@ def test_a_driver_may_die_at_any_question(is_heard: bool) -> None:
             mq.create_topic("t", partitions=2)
             first, again, second = rows(3, "a"), rows(3, "a")[::-1], rows(2, "b")
             pieces = stage(mq, "pymq-spark.s.7", first)
-            mq.questions = Mortal(mq.questions, lives, is_heard=is_heard)
+            mq.questions = kind(mq.questions, lives, is_heard=is_heard)
             try:
                 Ledger(mq, "s", TIMEOUT_S).commit(7, "pymq-spark.s.7", pieces)
             except Died:
@@ -170,7 +178,7 @@ def test_a_driver_may_die_at_any_question(is_heard: bool) -> None:
             ledger.commit(8, "pymq-spark.s.8", stage(heir, "pymq-spark.s.8", second))
             assert written(heir) in (expected(first, second), expected(again, second)), lives
             assert stages(heir) == []
-    assert lives > 20
+    assert lives > least
 
 
 @pytest.mark.parametrize("misses", range(8))
@@ -187,6 +195,72 @@ def test_an_answer_may_be_lost_of_a_batch_before_many(misses: int) -> None:
             found = [(record.partition, record.value) for record in consumer.until_end()]
         assert sorted(found) == sorted((place, each[0]) for place, each in mine)
         assert [each for place, each in found if place == "0"] == [b"%d" % n for n in range(13)]
+
+
+class Lossy(Questions):
+    """Asks brokers to copy, and hears one of them only when it is too late."""
+
+    def __init__(self, like: Questions, misses: int) -> None:
+        super().__init__(like._name, like._router, like._driver)
+        self.copied: list[bool] = []  # of what they were asked, whether it was heard that it is
+        self.moved: list[str] = []  # the topics whose batches came or went through this process
+        self._misses = misses
+
+    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
+        if isinstance(make(0), Produce | Fetch):
+            self.moved.append(topic)
+        return super().begin(topic, partition, make)
+
+    def ask_leaders(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        make: Callable[[int, str], Message],
+        timeout: float = TIMEOUT_S,
+    ) -> dict[str, Message]:
+        partitions = list(partitions)
+        if partitions and isinstance(make(0, partitions[0]), Produce | Fetch):
+            self.moved.append(topic)
+        return super().ask_leaders(topic, partitions, make, timeout)
+
+    def end(self, call: Call) -> Message | None:
+        answer = super().end(call)
+        if isinstance(call.message, Copy):
+            self.copied.append(isinstance(answer, Copied) and len(self.copied) != self._misses)
+            return answer if self.copied[-1] else None
+        return answer
+
+
+@pytest.mark.parametrize("misses", range(3))
+def test_an_answer_of_a_broker_that_copies_may_be_lost(misses: int) -> None:
+    """It was copied all the same, once; and what nobody hears of is asked for no more there."""
+    with Cluster(brokers=1, seed=misses) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=1)
+        mine = [("0", [b"%d" % number]) for number in range(70)]
+        pieces = stage(mq, "pymq-spark.s.0", mine)
+        questions = mq.questions = Lossy(mq.questions, misses)
+        assert Ledger(mq, "s", TIMEOUT_S).commit(0, "pymq-spark.s.0", pieces)
+        assert questions.copied == [*[True] * misses, False]
+        with mq.consumer("t", mode="psb") as consumer:
+            assert [each.value for each in consumer.until_end()] == [b"%d" % n for n in range(70)]
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
+    """Where a place is led, its batches are staged, and copied by who leads both."""
+    with Cluster(brokers=brokers, seed=5) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=6, replicas=brokers, acks="raft")
+        mine = [(str(number % 6), [b"%d" % number]) for number in range(24)]
+        pieces = stage(mq, "pymq-spark.s.0", mine)
+        questions = mq.questions = Lossy(mq.questions, -1)
+        assert Ledger(mq, "s", TIMEOUT_S).commit(0, "pymq-spark.s.0", pieces)
+        assert questions.copied == [True] * 6
+        assert set(questions.moved) == {TOPIC}  # nothing but the decision
+        with mq.consumer("t", mode="psb") as consumer:
+            found = sorted((each.partition, each.value) for each in consumer.until_end())
+        assert found == sorted((place, values[0]) for place, values in mine)
 
 
 def test_of_two_drivers_one_writes() -> None:
