@@ -32,6 +32,10 @@ class Job:
         """How many records to use where *usual* are in a long run; a multiple of 1,000."""
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 
+    def whole(self, usual: int) -> int:
+        """*usual* records at every scale but a tiny one: fewer would measure something else."""
+        return self.count(usual) if self.scale == "tiny" else usual
+
     def few(self, usual: int) -> int:
         """As :meth:`count`, for work so slow that a thousand records are many."""
         return max(16, round(usual * SHARE[self.scale]))

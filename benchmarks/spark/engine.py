@@ -1,4 +1,8 @@
-"""A Spark in this process, and rows that are the same for everybody."""
+"""A Spark in this process, and rows that are the same for everybody.
+
+At every scale but a tiny one all sides have the same rows, as many as in a long run, and a JVM that
+is warm: what is measured is to be the work, not the compiler of the JVM (decision 115).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ KEYS = 100_000
 VALUE_BYTES = 100
 PATIENCE = 4  # times that of other parts: a JVM starts slowly where there is much else to do
 TRIES = 4
-TIMES = 5  # that each thing is done after it was done once: the JVM is slow at first
+WARM = 4  # times that each thing is done before it is measured: the JVM compiles what it runs
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
 
 
@@ -64,15 +68,26 @@ def session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def passes(job: Job) -> tuple[int, int]:
+    """How often each thing is done: first to warm up, then to be measured."""
+    return job.pick(tiny=1, default=WARM), job.pick(tiny=1, default=3, long=5)
+
+
 def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
-    """How many of *count* rows a second, in the median; *work* may say itself how long it took."""
+    """How many of *count* rows a second, in the median; *work* may say itself how long it took.
+
+    A JVM interprets at first and compiles what it runs often. Until it has done so, which is some
+    millions of rows, it makes and takes a third of them, so that most of the time of any side would
+    be the same time of the JVM. Each thing of each side is done as often before it counts,
+    whether that side needs it or not.
+    """
+    warm, measured = passes(job)
     found = []
-    for number in range(1 + job.pick(tiny=1, default=3, long=TIMES)):
+    for _ in range(warm + measured):
         with Stopwatch() as watch:
             said = work()
-        if number:  # The first only warms up.
-            found.append(count / (watch.seconds if said is None else said))
-    return statistics.median(found)
+        found.append(count / (watch.seconds if said is None else said))
+    return statistics.median(found[warm:])
 
 
 def took(sink: DataStreamWriter) -> float:

@@ -41,7 +41,7 @@ def make_parquet(job: Job) -> None:
 
     folder = job.folder / TOPIC
     folder.mkdir()
-    each = job.count(ROWS) // FILES
+    each = job.whole(ROWS) // FILES
     for number in range(FILES):
         pq.write_table(table(number * each, each), folder / f"{number}.parquet")
 
@@ -52,7 +52,7 @@ def make_json(job: Job) -> None:
 
     folder = job.folder / TOPIC
     folder.mkdir()
-    each = job.count(ROWS) // FILES
+    each = job.whole(ROWS) // FILES
     for number in range(FILES):
         rows = table(number * each, each)
         text = rows["timestamp"].cast("timestamp[us]").cast("string").to_pylist()
@@ -83,7 +83,7 @@ def make_cluster(job: Job) -> None:
 
 def _fill(mq: Any, job: Job) -> None:
     mq.create_topic(TOPIC, partitions=FILES)
-    each = job.count(ROWS) // FILES
+    each = job.whole(ROWS) // FILES
     with mq.producer(delivery_timeout_s=300) as producer:
         for number in range(FILES):
             rows = table(number * each, each)
@@ -102,7 +102,7 @@ def _aggregate(frame: DataFrame, count: int) -> None:
 
 
 def _read(job: Job, load: Load) -> Measures:
-    count = job.count(ROWS) // FILES * FILES
+    count = job.whole(ROWS) // FILES * FILES
     with session(job.folder) as spark:
         return {"read": rate(job, count, lambda: _aggregate(load(spark), count))}
 
@@ -121,7 +121,7 @@ def ours(place: Callable[[Path], AbstractContextManager[str]]) -> Callable[[Job]
     """Table and stream of a cluster, or of a folder."""
 
     def run(job: Job) -> Measures:
-        count = job.count(ROWS) // FILES * FILES
+        count = job.whole(ROWS) // FILES * FILES
         with place(job.folder) as url, session(job.folder) as spark:
             options = {"url": url, "subscribe": TOPIC, "startingOffsets": "earliest"}
 

@@ -15,7 +15,7 @@ from benchmarks.network import limit_side
 from benchmarks.network.pymq_side import cluster
 from benchmarks.network.roles import Actor
 from benchmarks.network.servers import HOST
-from benchmarks.spark.engine import KEYS, NEEDS, OURS, PATIENCE, rate, session, took
+from benchmarks.spark.engine import KEYS, NEEDS, OURS, PATIENCE, passes, rate, session, took
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ def make_numbers(job: Job) -> None:
 
     folder = job.folder / "numbers"
     folder.mkdir()
-    each = job.count(ROWS) // FILES
+    each = job.whole(ROWS) // FILES
     for number in range(FILES):
         ids = np.arange(number * each, (number + 1) * each, dtype=np.int64)
         pq.write_table(pa.table({"id": ids}), folder / f"{number}.parquet")
@@ -60,7 +60,7 @@ def _stream(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -
 
 def parquet(job: Job) -> Measures:
     """Spark's own writers."""
-    count, out = job.count(ROWS), str(job.folder / "out")
+    count, out = job.whole(ROWS), str(job.folder / "out")
 
     with session(job.folder) as spark:
 
@@ -81,18 +81,18 @@ def _with_cluster(work: Callable[[SparkSession, Job, str], Measures], job: Job) 
     home = job.folder / "cluster"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    job.warm(4 * job.count(ROWS) * 150)
+    job.warm(sum(passes(job)) * job.whole(ROWS) * 150)
     with cluster(home) as url, pymq.open(url) as mq, session(job.folder) as spark:
         mq.create_topic(TOPIC, PARTITIONS, acks="leader", fsync="os")
         found = work(spark, job, url)
         ends = [each.end_offset for each in mq.describe_topic(TOPIC).partitions]
-        if sum(ends) % job.count(ROWS):
-            raise ValueError(f"{sum(ends)} rows are there, not so many times {job.count(ROWS)}")
+        if sum(ends) % job.whole(ROWS):
+            raise ValueError(f"{sum(ends)} rows are there, not so many times {job.whole(ROWS)}")
     return found
 
 
 def _write(spark: SparkSession, job: Job, url: str) -> Measures:
-    options, count = {"url": url, "topic": TOPIC}, job.count(ROWS)
+    options, count = {"url": url, "topic": TOPIC}, job.whole(ROWS)
 
     def write() -> None:
         _rows(spark, job).write.format("pymq").options(**options).mode("append").save()
@@ -109,7 +109,7 @@ def _write(spark: SparkSession, job: Job, url: str) -> Measures:
 def _produce(spark: SparkSession, job: Job, url: str) -> Measures:
     import pymq.spark
 
-    count, number = job.count(ROWS), itertools.count()
+    count, number = job.whole(ROWS), itertools.count()
 
     def produce(**options: Any) -> None:
         function = pymq.spark.produce_in_arrow(TOPIC, url=url, **options)
@@ -133,7 +133,7 @@ def _produce(spark: SparkSession, job: Job, url: str) -> Measures:
 
 def prototype(job: Job) -> Measures:
     """Columns as they are in Arrow, a checksum, ZeroMQ and a file: an answer for each batch."""
-    count = job.count(ROWS)
+    count = job.whole(ROWS)
     (port,) = limit_side.ports(1)
     serve = partial(limit_side.broker, is_durable=False)
     with ExitStack() as stack:
