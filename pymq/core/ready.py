@@ -146,6 +146,7 @@ class RecoverFailed:
 
     block: BlockId
     error: Exception
+    fatal: bool = False  # after a failed sync, as for a write: the replica must stop
 
 
 @value

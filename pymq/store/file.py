@@ -298,7 +298,8 @@ class FileStore:
                 with contextlib.suppress(OSError):
                     self._handles.let_go(block)
                 path = self._folder.file(block)
-                return RecoverFailed(block, store_error(error, "recover", path))
+                cause = store_error(error, "recover", path)
+                return RecoverFailed(block, cause, fatal=is_sync(cause))
             self._blocks[block] = found
             if found.is_sealed and found.index_end < found.end:
                 self._attempt(block, {}, partial(self._other, SealBlock(block)))

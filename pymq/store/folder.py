@@ -209,7 +209,7 @@ class Folder:
                     self.files.unlink(self.file(block, suffix))
                     gone = True
             if gone:
-                with _syncing(self.of(block)):
+                with syncing(self.of(block)):
                     self.files.sync_dir(self.of(block))
 
     def prune(self, block: BlockId) -> None:
@@ -253,13 +253,13 @@ class Draft:
 
     def sync(self) -> None:
         """Make what was written durable."""
-        with _syncing(self._path):
+        with syncing(self._path):
             self._files.sync(self._handle)
 
     def take_place(self) -> int:
         """Give it its name, durably, and hand over its handle."""
         self._files.rename(self._tmp, self._path)
-        with _syncing(self._path):
+        with syncing(self._path):
             self._files.sync_dir(os.path.dirname(self._path))
         self._is_mine = False
         return self._handle
@@ -293,7 +293,7 @@ def check_format(data: bytes, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _syncing(path: str) -> Iterator[None]:
+def syncing(path: str) -> Iterator[None]:
     """Mark an error as that of a sync."""
     try:
         yield

@@ -48,7 +48,7 @@ from pymq.store.blockfile import (
     look_behind,
     walk,
 )
-from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Folder, explained
+from pymq.store.folder import BLOCK, CKPT, CUT, INDEX, TMP, Folder, explained, syncing
 from pymq.store.openblock import OpenBlock
 
 
@@ -76,7 +76,7 @@ def recover(
     size = window.size
     holding = {suffix: k for suffix, k in marks.items() if _holds(k, window, block)}
     trusted = max((known.position for known in holding.values()), default=0)
-    with explained("sync", path):
+    with syncing(path):
         # What a killed process left is not durable yet, not even that it has cut the file; and what
         # a failed sync left in the cache is not what the disk has.
         files.sync(block.handle)
@@ -108,7 +108,8 @@ def recover(
     if found.fault:
         with explained("cut the torn tail of", path):
             files.truncate(block.handle, found.position)
-            files.sync(block.handle)
+            with syncing(path):
+                files.sync(block.handle)
     block.stand(found, index)
     block.is_sealed = not is_open
     _note(block, holding)

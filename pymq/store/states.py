@@ -36,7 +36,7 @@ from pymq.core import codec
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBlock, InvalidRequest, StoreError
 from pymq.store.files import store_error
-from pymq.store.folder import TMP, Folder, explained, is_sync
+from pymq.store.folder import TMP, Folder, explained, is_sync, syncing
 
 STATES = "states.log"
 BEGIN = b"pymq states\nv 1\n"
@@ -87,8 +87,9 @@ class States:
                 return
             # What a killed process left is not durable yet, nor is the name; and what a failed sync
             # left in the cache is not what the disk has.
-            self._files.sync(self._handle)
-            self._files.sync_dir(self._folder.path)
+            with syncing(self.path):
+                self._files.sync(self._handle)
+                self._files.sync_dir(self._folder.path)
             self._files.forget(self._handle, 0)
             data = self._files.pread(self._handle, self._files.size(self._handle), 0)
         self._states, self._size = parse(data, self.path)
@@ -96,7 +97,8 @@ class States:
         if self._size < len(data):
             with explained("cut the torn tail of", self.path):
                 self._files.truncate(self._handle, self._size)
-                self._files.sync(self._handle)
+                with syncing(self.path):
+                    self._files.sync(self._handle)
 
     def get(self, block: BlockId) -> bytes | None:
         """Return what was saved last for *block*."""

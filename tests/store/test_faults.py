@@ -17,6 +17,7 @@ from pymq.core.ready import (
     Checkpoint,
     CreateBlock,
     Recovered,
+    RecoverFailed,
     SealBlock,
     Sync,
     Truncate,
@@ -191,6 +192,20 @@ def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
         store.read(BLOCK, 0, 3, 100)
     assert not isinstance(caught.value, CorruptBlock)
     assert store.read(BLOCK, 0, 3, 100) == raw([batch(0)])
+
+
+def test_a_block_that_cannot_be_recovered_now(store: FileStore, files: FaultyFiles) -> None:
+    """It can be the next time; but after a failed sync nobody is to go on without a restart."""
+    for fault, is_fatal in (("pread", False), ("sync", True)):
+        files.faults[fault] = [errno.EIO]
+        failed = store.recover(BLOCK, 0, True)
+        assert isinstance(failed, RecoverFailed)
+        assert isinstance(failed.error, StoreError)
+        assert not isinstance(failed.error, CorruptBlock)
+        assert failed.fatal == is_fatal
+    found = store.recover(BLOCK, 0, True)
+    assert isinstance(found, Recovered)
+    assert found.end == 3
 
 
 def test_a_truncation_that_fails_is_fatal(store: FileStore, files: FaultyFiles) -> None:
