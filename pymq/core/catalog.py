@@ -35,7 +35,7 @@ BROKER = {
         GAUGE, (), "Partitions led here with fewer replicas in sync than min_in_sync"
     ),
     "pymq_failed_partitions": Spec(
-        GAUGE, (), "Partitions whose copy here is damaged or cannot be written"
+        GAUGE, (), "Partitions whose copy here is damaged, or cannot be written or read"
     ),
     "pymq_hosted_partitions": Spec(GAUGE, (), "Partitions of which this broker has something"),
     "pymq_led_partitions": Spec(GAUGE, (), "Partitions whose open block it leads"),

@@ -68,7 +68,8 @@ class Holdings:
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            return log.producers  # It was empty, and is no more.
+            # It was empty, and is no more; before it was read, it knew nothing.
+            return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")

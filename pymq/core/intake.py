@@ -138,7 +138,7 @@ class Intake:
     def _refusal(self, m: Produce) -> PymqError | None:
         partition = self._partition
         if partition.problem is not None:
-            return partition.problem
+            return partition.opened.refusal(partition.problem)
         state, name = partition.state, partition.name
         if state.acks is AckMode.UNSET:
             return PartitionUnset(
@@ -201,10 +201,12 @@ class Intake:
         """Tell how far a producer has got."""
         partition = self._partition
         error, known = partition.problem, 0
-        if error is None and not partition.is_settled:
+        if error is not None:
+            error = partition.opened.refusal(error)
+        elif not partition.is_settled:
             mark("partition.sequence_too_early")
             error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
-        elif error is None and not partition.leads:
+        elif not partition.leads:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)

@@ -40,7 +40,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "partition_led": ("This broker leads a partition", ("topic", "partition", "epoch")),
     "partition_not_led": ("It does so no more", ("topic", "partition")),
     "partition_failed": (
-        "The copy here is damaged or cannot be written",
+        "The copy here is damaged, or cannot be written or read",
         ("topic", "partition", "why"),
     ),
 }

@@ -22,6 +22,7 @@ from pymq.core.sealing import Sealing
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
 from pymq.errors import CorruptMetadata, NotLeader, PymqError, ReplicaNotAvailable
 
+READ_AGAIN_MAX_MS = 30_000  # the longest pause before what could not be read is asked for again
 RESTART_MS = 200  # a replica whose write has failed starts over after it
 IDLE_MS = 30_000  # nothing was appended for as long: what was kept in memory for followers may go
 
@@ -40,6 +41,7 @@ class OpenBlock:
         "_recovery",
         "_restart_at",
         "_sync_at",
+        "_unread",
         "is_appointed",
         "log",
         "replicator",
@@ -68,6 +70,7 @@ class OpenBlock:
         self._has_begun = False  # it has had a replicator in this process
         self._is_broken = False  # nothing can be read or written any more
         self._is_unsent = False  # the other replicas have not been sent what was appended
+        self._unread = 0  # how often in a row the store could not read it, and may the next time
         self._sync_at = self._restart_at = self._idle_at = NEVER
         self._idle_end = -1  # where the log ended when that was set
         host.open_block = None
@@ -109,6 +112,21 @@ class OpenBlock:
             return True
         log = self.log
         return log is not None and log.is_recovering and not self.awaits(log.name)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the store could not read it, and is asked again."""
+        return self._unread > 0 and not self._is_broken
+
+    def refusal(self, problem: PymqError) -> PymqError:
+        """What those are told who cannot be served because of *problem*.
+
+        It is worth waiting for what is tried again soon. What stays unreadable is told as it is:
+        perhaps somebody has to do something about the disk.
+        """
+        if not self.is_unread or self._pause_ms >= READ_AGAIN_MAX_MS:
+            return problem
+        return ReplicaNotAvailable(f"{problem}; {self._host.me} tries again", **problem.details)
 
     @property
     def leads(self) -> int | None:
@@ -199,7 +217,9 @@ class OpenBlock:
 
     def awaits(self, block: BlockId) -> bool:
         """Whether the store is to say something about *block* before this one can go on."""
-        return self.log is not None and self._recovery.awaits(block, self.log)
+        if self.log is None or self._is_broken:
+            return False
+        return self._recovery.awaits(block, self.log)
 
     def restore(self, found: Recovered) -> Recovered | None:
         """Take in what the store has found; once that is enough, returns the block's own part.
@@ -212,15 +232,29 @@ class OpenBlock:
         assert self.log is not None
         return self._recovery.add(found, self.log, self.state)
 
-    def recover_failed(self) -> None:
-        """The store cannot say what is here: forget what it has said so far."""
-        self._recovery.begin()
+    def read_again(self, now: int) -> None:
+        """The store cannot say what is here, and may the next time: ask it again, later.
+
+        What of the log was durable in this process must be found then, so the log stays.
+        """
+        mark("partition.unreadable")
+        self.start_over(now)
+        self._sync_at = self._idle_at = NEVER
+        self._unread += 1
+        self._restart_at = now + self._pause_ms
+
+    @property
+    def _pause_ms(self) -> int:
+        """How long to wait before what could not be read is asked for again."""
+        first = 10 * self._host.replication.retry_ms
+        return min(first << min(self._unread - 1, 16), READ_AGAIN_MAX_MS)
 
     def start(self, found: Recovered, now: int) -> CorruptMetadata | None:
         """Go on with what was restored; returns why not, if what was saved cannot be read."""
         log, state = self.log, self.state
         assert log is not None
         self._restart_at = NEVER  # A write may have failed after the store was asked.
+        self._unread = 0
         if log.size == 0:
             # A crash has taken it, and what it knew of the past with it: once the blocks before
             # are gone, nobody else does.
@@ -417,6 +451,7 @@ class OpenBlock:
         if now >= self._restart_at:
             self._restart_at = NEVER
             if log is not None:
+                self._recovery.begin()
                 log.recover()
         if now >= self._sync_at:
             self._sync_at = NEVER

@@ -43,6 +43,7 @@ from pymq.core.ready import (
     TimeFound,
     WriteFailed,
 )
+from pymq.core.recovery import as_told, may_pass
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.serving import Serving
 from pymq.core.succession import Succession
@@ -94,7 +95,7 @@ class Partition:
     ) -> None:
         self.name = TopicPartition(state.topic, state.partition)
         self.state = state
-        self.problem: PymqError | None = None  # why nothing can be read or written any more
+        self.problem: PymqError | None = None  # why nothing can be read or written
         self.deadline = NEVER
         self._host = host
         self._holdings = Holdings(host, make_replicator)
@@ -225,55 +226,57 @@ class Partition:
     def recovered(self, found: Recovered, now: int) -> None:
         """The store has found a block's end."""
         opened = self.opened
+        if self._repairs.recovered(self.state, found, now) and self._repairs.are_overrated:
+            self._tidings.tell_repairs(now)
+        if not opened.awaits(found.block):
+            self._rearm()
+            return
         try:
-            is_taken = self._repairs.recovered(self.state, found, now)
-            if is_taken or not opened.awaits(found.block):
-                if self._repairs.are_overrated:
-                    self._tidings.tell_repairs(now)
-                self._rearm()
-                return
             first = opened.restore(found)
-        except StoreError as error:
-            self.recover_failed(RecoverFailed(found.block, error), now)
+        except StoreError as error:  # It was read, and is not what it has to be.
+            self._fail(error, now)
             return
         if first is not None and opened.replicator is None:
             self._upkeep.opened_ms = opened.node.opened_ms
             if (problem := opened.start(first, now)) is not None:
                 self._fail(problem, now)
                 return
+            self.problem = None  # if there was one, it has passed
+            self._host.shares(self, now)
             self._succession.begun(now)
             self._intake.drive_parked(now)
             self._serving.wake(now)
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """A block is damaged, and nothing of it is changed.
+        """A block is damaged or cannot be read, and nothing of it is changed.
 
         Without the open one nothing is served, and everybody is told why; so it is without one that
         the open one goes on from. A sealed one under repair is only missed by who reads it.
         """
-        error = (
-            failed.error if isinstance(failed.error, PymqError) else StoreError(str(failed.error))
-        )
-        if self._repairs.unreadable(self.state, failed.block.number, error, now):
+        error = as_told(failed.error)
+        is_repaired = self._repairs.unreadable(self.state, failed.block.number, error, now)
+        if self.opened.awaits(failed.block):
+            self._fail(error, now, is_final=not may_pass(failed))
+        elif is_repaired:
             self._serving.wake(now)
             self._rearm()
-            return
-        if self.opened.awaits(failed.block):
-            self.opened.recover_failed()
-            self._fail(failed.error, now)
 
-    def _fail(self, error: Exception, now: int) -> None:
-        self.problem = error if isinstance(error, PymqError) else StoreError(str(error))
-        # Nothing is due any more.
-        self._tidings.stop()
-        self._upkeep.stop()
-        self.opened.fail()
-        self._intake.refuse(self.problem, now)
-        self._intake.refuse_parked(self.problem, now)
+    def _fail(self, error: PymqError, now: int, *, is_final: bool = True) -> None:
+        self.problem = error
+        seal = self.opened.sealing.give_up()
+        if not is_final:
+            self.opened.read_again(now)
+        else:  # Nothing is due any more.
+            self._tidings.stop()
+            self._upkeep.stop()
+            self.opened.fail()
+        refusal = self.opened.refusal(error)
+        self._intake.refuse(refusal, now)
+        self._intake.refuse_parked(refusal, now)
         self._serving.wake(now)
-        if (seal := self.opened.sealing.give_up()) is not None:
-            self._tidings.refuse_seal(seal, self.problem)
+        if seal is not None and (is_final or not seal.takeover):  # else it is asked for again
+            self._tidings.refuse_seal(seal, error)
         self._leads_at = None
         self._host.role_changed(self, now)
         self._rearm()
@@ -381,9 +384,7 @@ class Partition:
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
         """Nothing of the write counts; after a failed sync the replica stops for good."""
-        error = failed.error
-        if not isinstance(error, PymqError):
-            error = StoreError(str(error))
+        error = as_told(failed.error)
         opened = self.opened
         log = opened.log
         if self._repairs.failed(failed.block.number, now, is_fatal=failed.fatal):

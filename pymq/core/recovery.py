@@ -3,6 +3,9 @@
 The store says where the block ends and what its batches tell of their producers since the last
 checkpoint. When there is none, the producers before it are known to the blocks before it only, so
 these are asked too, one by one, until one has a checkpoint.
+
+A disk may fail to read what it can read the next time. So the store is asked again, ever more
+seldom, and until then the replica takes no part. What is damaged stays so.
 """
 
 from __future__ import annotations
@@ -13,9 +16,21 @@ from pymq.core.log import BlockLog, LogHost
 from pymq.core.marks import mark
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
-from pymq.core.ready import Recover, Recovered
+from pymq.core.ready import Recover, Recovered, RecoverFailed
 from pymq.core.types import AckMode, BlockId
-from pymq.errors import StoreError
+from pymq.errors import CorruptBlock, CorruptMetadata, PymqError, StoreError
+
+
+def as_told(error: Exception) -> PymqError:
+    """What a store has met, as everybody else is told of it."""
+    return error if isinstance(error, PymqError) else StoreError(str(error))
+
+
+def may_pass(failed: RecoverFailed) -> bool:
+    """Whether what could not be read may be readable the next time."""
+    if failed.fatal or isinstance(failed.error, CorruptBlock | CorruptMetadata):
+        return False
+    return isinstance(failed.error, OSError)
 
 
 class Recovery:

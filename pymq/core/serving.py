@@ -20,6 +20,7 @@ from pymq.core.message import (
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.ready import FindTime, Read, Ready, TimeFound
+from pymq.core.recovery import as_told
 from pymq.core.types import TopicPartition
 from pymq.core.waits import Waits
 from pymq.errors import (
@@ -27,7 +28,6 @@ from pymq.errors import (
     OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
-    StoreError,
 )
 
 
@@ -140,7 +140,7 @@ class Serving:
         """Why a fetch of *offset* cannot be served here, if so."""
         partition = self._partition
         if partition.problem is not None:
-            return partition.problem
+            return partition.opened.refusal(partition.problem)
         if asked == END or offset >= self.open_start:
             if partition.leads or partition.state.leader is None:
                 return None
@@ -235,16 +235,15 @@ class Serving:
                 name = state.block_id(block)
                 self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
                 return True
-        found = OffsetFound(m.id, partition.opened.high_watermark, partition.problem)
-        self._host.reply(source, found, now)
+        problem = partition.problem
+        error = None if problem is None else partition.opened.refusal(problem)
+        self._host.reply(source, OffsetFound(m.id, partition.opened.high_watermark, error), now)
         return False
 
     def found(self, m: TimeFound, now: int) -> bool:
         """The store has searched one block; whether it is asked about the next one."""
         source, request, number = self._times.pop(m.token)
-        error = m.error
-        if error is not None and not isinstance(error, PymqError):
-            error = StoreError(str(error))
+        error = as_told(m.error) if m.error is not None else None
         if m.offset is None and error is None and number is not None:
             # What was the newest of it may be gone: cut off, or compacted.
             return self._search(source, request, now, m.token, number)

@@ -74,7 +74,8 @@ class Succession:
         opened = partition.opened
         if m.block != opened.node.number or m.epoch <= partition.state.epoch or opened.log is None:
             return  # From a roll that is over, or from a controller that has been replaced.
-        if partition.problem is not None:
+        is_asked_again = m.takeover and opened.is_unread  # A refusal would count for good.
+        if partition.problem is not None and not is_asked_again:
             self._tidings.refuse_seal(m, partition.problem)
         elif opened.replicator is None or opened.is_recovering:
             mark("partition.seal_too_early")  # It is asked for again.
@@ -110,6 +111,8 @@ class Succession:
         rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)
         self._intake.refuse(rolled, now)
         past = None
+        if before.is_unread:
+            partition.problem = None  # It is the sealed block that cannot be read.
         if log is not None and partition.problem is None:
             past = holdings.close(state, last, log, is_resting=before.is_resting)
         partition.look(now)

@@ -24,6 +24,7 @@ from tests.core import (
     test_lending,
     test_log,
     test_producers,
+    test_reading_again,
     test_recovery,
     test_repair,
     test_slots,
@@ -150,6 +151,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "partition.sequence_waits": lambda: (
         test_broker.test_a_sequence_is_told_once_its_records_are_safe(test_broker.Bench())
     ),
+    "partition.unreadable": test_reading_again.test_the_block_before_cannot_be_read,
     "partition.votes_lost": partial(
         test_recovery.test_records_without_votes_are_not_believed, None, "voted on is missing"
     ),
