@@ -12,12 +12,10 @@ import attrs
 from pymq.coord import paths
 from pymq.core.metadata import BlockNode, BrokerNode, decode_node
 from pymq.core.types import AckMode, BlockId
-from pymq.errors import CorruptBlock
 from pymq.testing import probe
 from pymq.testing.cluster import Cluster
 from pymq.testing.coordinator import COORDINATOR
 from pymq.testing.faults import Step
-from pymq.testing.nodes import BrokerHost
 from pymq.testing.plan import Plan
 from pymq.testing.process import Process
 from pymq.testing.world import SECOND
@@ -48,19 +46,11 @@ class Nemesis:
         """No more faults, and an end to those there are."""
         self.is_over = True
         for name, host in self.cluster.brokers.items():
-            # A replica whose sync has failed, or whose block could not be read, takes no part
-            # before its broker is started anew, and whoever looks after it does so, also if he has
-            # not come to that until now.
-            is_hurt = name in self._failing or self._cannot_read(host)
-            if is_hurt and host.is_up and self._plan.restart != "all":
+            # A replica whose sync has failed takes no part before its broker is started anew, and
+            # whoever looks after it does so, also if he has not come to that until now.
+            if name in self._failing and host.is_up and self._plan.restart != "all":
                 self.cluster.crash(name, "random")
         self.cluster.calm()
-
-    def _cannot_read(self, host: BrokerHost) -> bool:
-        """Whether a partition waits for a restart because its block could not be read."""
-        partitions = host.broker.partitions.values() if host.broker is not None else ()
-        problems = [partition.problem for partition in partitions]
-        return any(p is not None and not isinstance(p, CorruptBlock) for p in problems)
 
     def replace_disks(self) -> bool:
         """Replace the disks that are damaged, as far as others have it all; are there none left?"""

@@ -77,7 +77,10 @@ def test_not_everything_is_restarted_when_the_faults_end() -> None:
 def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work(
     seed: int, seconds: float
 ) -> None:
-    """The faults end between a sync that fails, or a block that cannot be read, and a restart."""
+    """The faults end between a sync that fails, and a restart.
+
+    In two of them a block could not be read, which needs none: it is read again.
+    """
     plan = generate(
         seed, brokers=None, zkservers=None, profile="all", seconds=seconds, restart="none"
     )
