@@ -316,4 +316,6 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
         advice = "; raise the limit of open files (ulimit -n) or lower handles_max"
     elif error.errno == errno.EIO:
         advice = "; the disk may be failing, look into the system's log"
-    return StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
+    told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
+    told.errno = error.errno  # for who tells what may pass from what will not
+    return told

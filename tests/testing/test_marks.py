@@ -36,6 +36,7 @@ from tests.node import (
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
+    test_copies,
     test_departures,
     test_made_anew,
     test_subscribers,
@@ -61,6 +62,8 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
         test_broker.Bench()
     ),
+    "copies.again": test_copies.test_who_asks_again_takes_its_copy_over,
+    "copies.failed": test_copies.test_an_append_that_is_refused_ends_a_copy,
     "departures.asked_again": (
         test_commits.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
     ),
