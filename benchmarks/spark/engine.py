@@ -35,7 +35,7 @@ MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBase
 
 @contextmanager
 def session(folder: Path) -> Iterator[SparkSession]:
-    """Spark with two slots, as ``format("pymq")`` knows it; nothing else of it is tuned."""
+    """Spark with two slots and what docs/spark.md advises under Sizing, for all sides alike."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -45,6 +45,8 @@ def session(folder: Path) -> Iterator[SparkSession]:
     import pymq.spark
 
     settings = {
+        "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true",
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
