@@ -207,11 +207,12 @@ class Pipeline:
                     last, until = at, time.monotonic() + PATIENCE_S
                 step.at(min(at.records, total))
                 feed.check()
-                if at.records == total:
+                has_all = at.records >= total
+                if has_all and self._reaper.is_done:  # Else it would end before it was killed.
                     feed.finish()
-                elif at.records > total:
-                    query.finish()
-                if query.is_running and self._reaper.strikes(at):
+                    if at.records > total:
+                        query.finish()
+                if query.is_running and self._reaper.strikes(at, has_all=has_all):
                     return False
                 if time.monotonic() > until:
                     stop(f"the query does not get on: see {query.log}")
@@ -278,12 +279,18 @@ class Reaper:
         self._born, self._when = at, None
         self._is_hasty = self._rng.random() < 0.3  # It dies while it repeats what was begun.
 
-    def strikes(self, at: Position) -> bool:
-        """Whether it dies now."""
-        if self.done == self.kills:
+    @property
+    def is_done(self) -> bool:
+        """Whether it has been killed as often as it should be."""
+        return self.done == self.kills
+
+    def strikes(self, at: Position, *, has_all: bool) -> bool:
+        """Whether it dies now; *has_all*: it has counted all there is, and gets no further."""
+        if self.is_done:
             return False
         if self._when is None:
-            if at.planned >= self._due[self.done] and (self._is_hasty or at != self._born):
+            is_due = at.planned >= self._due[self.done] and (self._is_hasty or at != self._born)
+            if is_due or has_all:
                 self._when = time.monotonic() + self._rng.uniform(0, KILL_S)
             return False
         if time.monotonic() < self._when:

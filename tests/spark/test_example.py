@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,30 @@ def test_spark_counts_as_we_do(folder: str, load: Callable[..., DataFrame]) -> N
     assert difference(found, direct(flights)) == ""
     assert "1 hours are missing" in difference(found[1:], direct(flights))
     assert "1 are there twice" in difference([*found, found[0]], direct(flights))
+
+
+class AtOnce(random.Random):
+    """Chance that waits for nothing."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_query_that_has_counted_all_is_killed_as_often_as_was_asked_for(seed: int) -> None:
+    """It was over before its last kill came, where it is fast."""
+    from examples.spark_pipeline import Position, Reaper
+
+    reaper, at = Reaper(3, 10, AtOnce(seed)), Position(9, 10, 1000)
+    for done in range(3):
+        assert not reaper.is_done
+        reaper.begin(at)
+        assert not reaper.strikes(at, has_all=True)
+        assert reaper.strikes(at, has_all=True)
+        assert reaper.done == done + 1
+    reaper.begin(at)
+    assert reaper.is_done
+    assert not reaper.strikes(at, has_all=True)
 
 
 @pytest.mark.slow  # each life of the query starts a Spark of its own
