@@ -146,7 +146,7 @@ class RecoverFailed:
 
     block: BlockId
     error: Exception
-    fatal: bool = False  # after a failed sync, as for a write: the replica must stop
+    fatal: bool = False  # after a failed sync, as for a write, or for good: the replica must stop
 
 
 @value

@@ -11,7 +11,6 @@ seldom, and until then the replica takes no part. What is damaged stays so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from errno import EACCES, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
 from pymq.core.log import BlockLog, LogHost
 from pymq.core.marks import mark
@@ -21,9 +20,6 @@ from pymq.core.ready import Recover, Recovered, RecoverFailed
 from pymq.core.types import AckMode, BlockId
 from pymq.errors import CorruptBlock, CorruptMetadata, PymqError, StoreError
 
-# What somebody has done to the files and is to be told of at once: no disk comes by it.
-LASTING = frozenset((EACCES, EPERM, EROFS, ENOENT, EISDIR, ENOTDIR))
-
 
 def as_told(error: Exception) -> PymqError:
     """What a store has met, as everybody else is told of it."""
@@ -32,10 +28,9 @@ def as_told(error: Exception) -> PymqError:
 
 def may_pass(failed: RecoverFailed) -> bool:
     """Whether what could not be read may be readable the next time."""
-    error = failed.error
-    if failed.fatal or isinstance(error, CorruptBlock | CorruptMetadata):
+    if failed.fatal or isinstance(failed.error, CorruptBlock | CorruptMetadata):
         return False
-    return isinstance(error, OSError) and error.errno not in LASTING
+    return isinstance(failed.error, OSError)
 
 
 class Recovery:

@@ -32,7 +32,7 @@ class BlockStore(Protocol):
         The torn tail of an open block is cut off, durably; any other damage is a
         :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock`, and nothing is changed.
         What cannot be read now is one with another error, and asked for again; it is fatal if
-        something could not be synced.
+        something could not be synced, or somebody has to do something about the files.
         """
         ...
 

@@ -36,7 +36,7 @@ from pymq.store import cleaned, recovery
 from pymq.store.appending import Appending
 from pymq.store.blockfile import FileHead
 from pymq.store.cleaned import Cleaned
-from pymq.store.files import Files, OsFiles, store_error
+from pymq.store.files import Files, OsFiles, is_lasting, store_error
 from pymq.store.folder import BLOCK, CKPT, CLEAN, CUT, INDEX, TMP, Draft, Folder, is_sync
 from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock
@@ -299,7 +299,7 @@ class FileStore:
                     self._handles.let_go(block)
                 path = self._folder.file(block)
                 cause = store_error(error, "recover", path)
-                return RecoverFailed(block, cause, fatal=is_sync(cause))
+                return RecoverFailed(block, cause, fatal=is_sync(cause) or is_lasting(cause))
             self._blocks[block] = found
             if found.is_sealed and found.index_end < found.end:
                 self._attempt(block, {}, partial(self._other, SealBlock(block)))

@@ -32,6 +32,7 @@ _JOIN_MAX = (
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: a sync of the drive, too
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LASTING = (*_DENIED, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
 
 
 class Files(Protocol):
@@ -298,6 +299,11 @@ def _leave_locks() -> None:
 os.register_at_fork(after_in_child=_leave_locks)
 
 
+def is_lasting(error: OSError) -> bool:
+    """Whether it is what somebody has done to the files, and no disk comes by by itself."""
+    return error.errno in _LASTING
+
+
 def store_error(error: OSError, action: str, path: str) -> StoreError:
     """Turn an error of the operating system into one that names *path* and says what to do."""
     if isinstance(error, StoreError):
@@ -317,5 +323,5 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
     elif error.errno == errno.EIO:
         advice = "; the disk may be failing, look into the system's log"
     told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
-    told.errno = error.errno  # for who tells what may pass from what will not
+    told.errno = error.errno  # for who tells what may pass from what lasts
     return told

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 import attrs
 import pytest
 
@@ -38,7 +36,6 @@ from pymq.errors import (
 )
 from pymq.replication.election import HardState
 from pymq.replication.factory import replicator
-from pymq.store.files import store_error
 from tests.core import test_recovery
 from tests.core.test_recovery import COUNT, PRODUCER, header, states
 
@@ -314,21 +311,6 @@ def test_damage_is_final(error: Exception, tries: int) -> None:
     assert bench.partition.deadline == NEVER
     bench.partition.tick(100 * READ_AGAIN_MAX_MS)
     assert bench.asks() == []
-
-
-def test_what_somebody_has_done_to_the_files_is_told_at_once() -> None:
-    """An embedded queue whose folder may not be read: its user does not wait half a minute."""
-    bench = Bench()
-    bench.refuse(store_error(PermissionError(errno.EACCES, "denied"), "recover", "/queue/0.blk"))
-    assert "give this process permission" in str(bench.problem())
-    assert bench.partition.deadline == NEVER
-
-
-def test_a_disk_that_fails_is_asked_again() -> None:
-    bench = Bench()
-    bench.refuse(store_error(OSError(errno.EIO, "broken"), "recover", "/queue/0.blk"))
-    bench.wait()
-    assert bench.asks()
 
 
 def test_after_a_failed_sync_nothing_is_tried_again() -> None:

@@ -195,9 +195,16 @@ def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
 
 
 def test_a_block_that_cannot_be_recovered_now(store: FileStore, files: FaultyFiles) -> None:
-    """It can be the next time; but after a failed sync nobody is to go on without a restart."""
-    for fault, is_fatal in (("pread", False), ("sync", True)):
-        files.faults[fault] = [errno.EIO]
+    """It can be the next time; but after a failed sync nobody is to go on without a restart.
+
+    And of what somebody has done to the files he is to be told.
+    """
+    for fault, number, is_fatal in (
+        ("pread", errno.EIO, False),
+        ("sync", errno.EIO, True),
+        ("pread", errno.EACCES, True),
+    ):
+        files.faults[fault] = [number]
         failed = store.recover(BLOCK, 0, True)
         assert isinstance(failed, RecoverFailed)
         assert isinstance(failed.error, StoreError)
