@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.report import compact, figure, share, split
 
 Found = dict[str, Any]  # as ``benchmarks.report.as_json`` makes it
+# What is told of parts that were measured later than the others.
+AGAIN = ("pymq", "date", "cpu", "runs", "scale", "cores", "load", "load_after")
 
 
 def load(file: Path) -> Found:
@@ -29,6 +31,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def about(found: Found) -> str:
     """On what, when and how: a figure without these says nothing."""
     machine = found["machine"]
+    later: dict[str, list[str]] = {}
+    for part in found["parts"]:
+        if (measured := part.get("measured")) is not None:
+            told = f"pymq {measured['pymq']}, {measured['date'][:10]}, {measured['cpu']}"
+            later.setdefault(f"{told}. {_runs(measured)}", []).append(part["name"])
+    again = "".join(f" Later than that {', '.join(each)}: {told}" for told, each in later.items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, {machine['file_system']}; Python {machine['python']}, "
+        f"SQLite {machine['sqlite']}, pymq {machine['pymq']}; {machine['date'][:10]}. "
+        f"{_runs(machine)}{again}"
+    )
+
+
+def _runs(machine: Found) -> str:
+    """How often, and beside what else."""
     scale = {"long": "four times the records, ", "tiny": "hardly any records, "}
     # What is measured is up to five processes: afterwards, a load of their own is no other work.
     is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
@@ -36,9 +54,6 @@ def about(found: Found) -> str:
         " The machine was busy with other work: only the ratios say something." if is_busy else ""
     )
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['system']}, {machine['file_system']}; Python {machine['python']}, "
-        f"SQLite {machine['sqlite']}, pymq {machine['pymq']}; {machine['date'][:10]}. "
         f"Medians of {machine['runs']} runs in turn, {scale.get(machine['scale'], '')}"
         f"load {machine['load']} before and {machine['load_after']} after.{busy}"
     )

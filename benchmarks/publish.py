@@ -1,7 +1,8 @@
 """``python -m benchmarks.publish``: take over what ``make bench`` has measured.
 
 JSON and pictures go to ``docs/figures``, where the documentation finds them, and the table of the
-README is written anew between its two marks.
+README is written anew between its two marks. Of a run of some parts only (``--only``) these are
+taken over, with when and on what they were measured, and the others stay as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import markdown
+from benchmarks import markdown, plot, report
 from benchmarks.machine import ROOT
+from benchmarks.parts import all_parts
 
 BUILD = ROOT / "build"
 FIGURES = ROOT / "docs" / "figures"
@@ -30,14 +32,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = markdown.load(source / "bench.json")
     del found["machine"]["folder"]  # it was a temporary one
     FIGURES.mkdir(exist_ok=True)
+    published = FIGURES / "bench.json"
+    is_whole = True
+    if published.exists():
+        before = markdown.load(published)
+        is_whole = names(before) <= names(found)
+        if not is_whole:
+            found = merged(before, found)
     text = json.dumps(found, indent=1)
-    (FIGURES / "bench.json").write_text(text + "\n", encoding="utf-8")
-    for name in ("bench.png", "bench-growth.png"):
-        if (source / name).exists():
-            shutil.copyfile(source / name, FIGURES / name)
+    published.write_text(text + "\n", encoding="utf-8")
+    if is_whole:
+        for name in ("bench.png", "bench-growth.png"):
+            if (source / name).exists():
+                shutil.copyfile(source / name, FIGURES / name)
+    else:
+        results = [each for each in report.from_json(found, all_parts()) if not each.part.axis]
+        plot.draw(results, found["machine"], FIGURES / "bench.png")
     readme = ROOT / "README.md"
     readme.write_text(with_figures(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
     return 0
+
+
+def names(found: markdown.Found) -> set[str]:
+    """The parts that were measured."""
+    return {part["name"] for part in found["parts"]}
+
+
+def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
+    """What was published *before*, with the parts of *found* in the place of what they were."""
+    again = {
+        part["name"]: part | {"measured": {key: found["machine"][key] for key in markdown.AGAIN}}
+        for part in found["parts"]
+    }
+    parts = [again.pop(part["name"], part) for part in before["parts"]]
+    return before | {"parts": [*parts, *again.values()]}
 
 
 def with_figures(page: str, found: markdown.Found) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.model import Unit
+from benchmarks.model import Part, Unit
 from benchmarks.runner import GoalResult, PartResult, SideResult
 
 MARKS = {True: "met", False: "MISSED", None: ""}
@@ -213,3 +213,30 @@ def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str,
             for result in results
         ],
     }
+
+
+def from_json(found: dict[str, Any], parts: Sequence[Part]) -> list[PartResult]:
+    """What :func:`as_json` has told, as far as *parts* and their sides are still there."""
+    known = {part.name: part for part in parts}
+    results = []
+    for told in found["parts"]:
+        if (part := known.get(told["name"])) is None:
+            continue
+        names = {side.name for side in part.sides}
+        results.append(
+            PartResult(
+                part,
+                {
+                    each["name"]: SideResult(
+                        part.side(each["name"]),
+                        each["runs"],
+                        each["missing"],
+                        each["error"],
+                        each["trace"],
+                    )
+                    for each in told["sides"]
+                    if each["name"] in names
+                },
+            )
+        )
+    return results

@@ -95,7 +95,8 @@ class PartResult:
         return GoalResult(goal, self._ratio(goal.ours, best), best.side)
 
     def _median(self, at: At) -> float | None:
-        return self.sides[at.side].median(at.measure)
+        side = self.sides.get(at.side)  # Of an earlier run there may be fewer sides than now.
+        return side.median(at.measure) if side is not None else None
 
     def _ratio(self, ours: At, peer: At) -> float:
         """The median of the rounds' ratios: what slowed a round down slowed both sides."""

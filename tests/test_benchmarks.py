@@ -14,7 +14,7 @@ from benchmarks import growth_plot, markdown, publish
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Job, Needs, Part, Side
 from benchmarks.parts import all_parts, chosen
-from benchmarks.report import as_json, rows, summary
+from benchmarks.report import as_json, from_json, rows, summary
 from benchmarks.runner import PartResult, SideResult, missing
 
 
@@ -140,3 +140,25 @@ def test_markdown_of_a_run() -> None:
     assert "only the ratios" in markdown.about(found)
     machine["load_after"] = 3.0  # as five processes of ours leave it
     assert "only the ratios" not in markdown.about(found)
+
+
+def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> None:
+    """The others stay, and the page says which are of another time."""
+    goal = Goal(At("pymq", "put"), (At("a", "put"),), at_least=2.0)
+    machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
+    machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}
+    machine |= {"scale": "default", "load": 0.5, "load_after": 1.0, "packages": {"x": "1"}}
+    old, new = (result_of(part_of(goal), a=[100], pymq=[rate]) for rate in (110, 300))
+    before = as_json([old], machine)
+    other = as_json([old], machine)["parts"][0] | {"name": "other", "title": "another part"}
+    before["parts"].insert(0, other)
+    later = machine | {"pymq": "2", "date": "2026-11-22T00:00", "runs": 3}
+    found = publish.merged(before, as_json([new], later))
+    assert [part["name"] for part in found["parts"]] == ["other", old.part.name]
+    lines = markdown.headlines(found).splitlines()[-2:]
+    assert ["**1.100x**" in lines[0], "**3.00x**" in lines[1]] == [True, True]
+    told = markdown.about(found)
+    assert "pymq 1; 2026-11-21" in told
+    assert f"Later than that {old.part.name}: pymq 2, 2026-11-22, c. Medians of 3 runs" in told
+    (again,) = from_json(found, [old.part])  # of the other one there is no part any more
+    assert [each.reached for each in again.goals] == [3.0]
