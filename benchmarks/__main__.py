@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     parts: Sequence[Part], folder: Path, scale: str, runs: int
 ) -> tuple[list[PartResult], bool]:
-    """Run the parts; an interrupt ends it with those that are done, for all take half an hour."""
+    """Run the parts; an interrupt ends it with those that are done, for all take an hour."""
     results = []
     try:
         for part in parts:
