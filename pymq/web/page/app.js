@@ -39,6 +39,7 @@ const page = {
 
 let state = null; // of the whole cluster, as told last
 let part = null; // the view's own part
+let partOf = null; // ... and what it was asked for
 let isOut = false; // a token is needed
 let turn = 0; // answers to what was asked for before are dropped
 let isLate = false; // what is shown is from before, and nobody has said how it is now
@@ -109,7 +110,7 @@ async function update(isNew = false) {
     const path = wanted(here);
     // What is looked at is shown as soon as it is there: the whole takes longer while something fails.
     const own = path && (isNew || part === null || isLive(here))
-      ? ask(path).then((found) => { if (mine === turn) { part = found; if (state) draw(); } }) : null;
+      ? ask(path).then((found) => { if (mine === turn) { part = found; partOf = path; if (state) draw(); } }) : null;
     const [whole] = await Promise.all([ask("/api/state"), own]);
     if (mine !== turn) return;
     state = whole;
@@ -145,6 +146,8 @@ function draw() {
   if (!state || !state.cluster) { show(content, h("p", { class: "quiet" }, "Looking …")); return; }
   const view = { topic: views.topic, group: views.group, records: views.records }[here[0]];
   if (!view) show(content, here[0] === "groups" ? views.groups(state) : views.overview(state, page));
+  // The address changes before we are told: what was asked for another place is not for this one.
+  else if (part && partOf !== wanted(here)) return;
   else if (part) show(content, view(part, page));
   else show(content, h("p", { class: "quiet" }, "Nothing to show. "), h("p", null, h("a", { href: "#/" }, "Back to the cluster")));
   document.title = here[1] ? `${here[1]} · pymq` : "pymq";
