@@ -45,12 +45,13 @@ FIELDS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "headers": ArrayType(StructType().add("key", StringType()).add("value", BinaryType())),
 }
+NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls in each row
 
 
 def schema(*, has_headers: bool) -> StructType:
     """The columns of the source, in the order of those of Kafka's."""
     names = [name for name in FIELDS if has_headers or name != "headers"]
-    return StructType([StructField(name, FIELDS[name]) for name in names])
+    return StructType([StructField(name, FIELDS[name], name in NULLABLE) for name in names])
 
 
 class Part(NamedTuple):

@@ -198,6 +198,8 @@ def _check_schema(schema: StructType) -> None:
                 f"column {field.name!r} is {known.simpleString()}, "
                 f"not {field.dataType.simpleString()}"
             )
+        if field.name in columns.NULLABLE and not field.nullable:
+            raise ConfigError(f"column {field.name!r} may hold nulls: do not declare it NOT NULL")
 
 
 def _tasks(

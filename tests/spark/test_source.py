@@ -13,7 +13,7 @@ import pytest
 
 import pymq
 import pymq.spark
-from tests.spark.conftest import fill, started
+from tests.spark.conftest import fill, run, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,6 +83,44 @@ def test_some_columns_in_another_order(folder: str, load: Load) -> None:
         load(folder, schema="size long", subscribe="t").collect()
     with pytest.raises(Exception, match="column 'offset' is bigint, not string"):
         load(folder, schema="offset string", subscribe="t").collect()
+
+
+def test_what_is_never_null_is_declared_so(folder: str, load: Load, stream: Stream) -> None:
+    """Spark looks for nulls in no other column; who gives a schema may leave all nullable."""
+    with pymq.open(folder) as mq:
+        mq.create_topic("t", partitions=2)
+        fill(mq, "t", 10)
+    found = load(folder, subscribe="t", includeHeaders="true")
+    nullable = [field.name for field in found.schema.fields if field.nullable]
+    assert nullable == ["key", "value", "headers"]
+    theirs = load(folder, schema="value binary, offset long, topic string", subscribe="t")
+    mixed = load(folder, schema="value binary, offset long not null, topic string", subscribe="t")
+    assert all(field.nullable for field in theirs.schema.fields)
+    assert [field.nullable for field in mixed.schema.fields] == [True, False, True]
+    united = found.select("value", "offset", "topic").union(theirs).union(mixed)
+    assert all(field.nullable for field in united.schema.fields)
+    assert numbers(united.collect()) == sorted(3 * list(range(10)))
+    joined = found.filter("offset is not null and topic is not null").join(
+        theirs.select("value", "topic"), ["value", "topic"], "full_outer"
+    )
+    assert numbers(joined.collect()) == list(range(10))
+    assert numbers(flat(stream(folder, subscribe="t", startingOffsets="earliest"))) == list(
+        range(10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "type_"),
+    [("key", "binary"), ("value", "binary"), ("headers", "array<struct<key:string,value:binary>>")],
+)
+def test_a_column_that_may_be_null_cannot_be_declared_otherwise(
+    folder: str, load: Load, name: str, type_: str
+) -> None:
+    with pymq.open(folder) as mq:
+        mq.create_topic("t")
+        fill(mq, "t", 3)
+    with pytest.raises(Exception, match=f"column '{name}' may hold nulls"):
+        load(folder, schema=f"offset long, {name} {type_} not null", subscribe="t").collect()
 
 
 def test_headers_and_missing_keys(folder: str, load: Load) -> None:
@@ -180,6 +218,40 @@ def test_a_stream_is_limited_and_goes_on_after_a_restart(folder: str, stream: St
         assert flat(stream(folder, **options)) == []
         fill(mq, "t", 10, start=100)
         assert numbers(flat(stream(folder, **options))) == list(range(100, 110))
+
+
+def test_state_of_columns_that_were_nullable_is_taken_over(
+    spark: SparkSession, folder: str, checkpoint: str
+) -> None:
+    """As they were before they were declared never to be null, or as somebody has given them."""
+    rows: list[Any] = []
+
+    def count(*schema: str) -> dict[str, tuple[int, int]]:
+        source = spark.readStream.format("pymq").options(url=folder, subscribe="t")
+        source = source.option("startingOffsets", "earliest")
+        for each in schema:
+            source = source.schema(each)
+        totals = (
+            source.load()
+            .dropDuplicates(["partition", "offset"])
+            .groupBy("topic", "partition")
+            .agg({"offset": "max", "timestamp": "count"})
+        )
+        sink = totals.writeStream.outputMode("complete")
+        sink = sink.foreachBatch(lambda frame, _: rows.extend(frame.collect()))
+        run(sink.option("checkpointLocation", checkpoint).trigger(availableNow=True))
+        found = {row.partition: (row["max(offset)"], row["count(timestamp)"]) for row in rows}
+        rows.clear()
+        return found
+
+    with pymq.open(folder) as mq:
+        mq.create_topic("t", partitions=2)
+        for partition in range(2):
+            fill(mq, "t", 10, partition=partition)
+        nullable = "topic string, partition string, offset long, timestamp timestamp"
+        assert count(nullable) == {"0": (9, 10), "1": (9, 10)}
+        fill(mq, "t", 5, partition=1)
+        assert count() == {"0": (9, 10), "1": (14, 15)}
 
 
 def test_a_batch_without_its_commit_is_read_again(
