@@ -38,13 +38,15 @@ def limit(
     total = sum(waiting.values())
     if most is None or total <= most:
         return {place: max(end[place], start.get(place, 0)) for place in end}
+    # One each comes first: what several are given to get on must not come on top of the shares.
+    some = sum(count > 0 for count in waiting.values())
     found = {}
-    left, rest = most, total
+    left, rest = max(0, most - some), total - some
     for place in sorted(waiting):  # What was rounded off goes to those that come later.
-        count = waiting[place]
-        share = min(count, max(left * count // rest, 1 if count else 0)) if rest else 0
-        found[place] = start.get(place, 0) + share
-        left, rest = max(0, left - share), rest - count
+        more = max(0, waiting[place] - 1)
+        share = left * more // rest if rest else 0
+        found[place] = start.get(place, 0) + share + (1 if waiting[place] else 0)
+        left, rest = left - share, rest - more
     return found
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
@@ -205,6 +205,7 @@ def test_long_partitions_are_read_in_more_tasks_than_there_are_slots() -> None:
     st.dictionaries(PLACES, st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1),
     st.integers(1, 100),
 )
+@example({("a", "0"): (0, 4), ("a", "1"): (0, 1), ("b", "0"): (0, 1)}, 3)
 def test_a_limit_is_kept_and_all_get_on(
     bounds: dict[tuple[str, str], tuple[int, int]], most: int
 ) -> None:
