@@ -120,17 +120,11 @@ def _write(
     options.json.write_text(text + "\n", encoding="utf-8")
     written = [options.json]
     try:
-        from benchmarks import growth_plot, plot
+        from benchmarks import pictures
     except ModuleNotFoundError as error:
         print(f"no plot: {error.name} is not installed", file=sys.stderr)
     else:
-        growing = [result for result in results if result.part.axis]
-        if len(growing) < len(results):
-            plot.draw([result for result in results if not result.part.axis], about, options.png)
-            written.append(options.png)
-        if curves := [result for result in growing if growth_plot.measures(result)]:
-            growth_plot.draw(curves, about, options.curves)
-            written.append(options.curves)
+        written += pictures.draw(results, about, options.png, options.curves)
     print("written:", *written)
 
 

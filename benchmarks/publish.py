@@ -8,12 +8,11 @@ taken over, with when and on what they were measured, and the others stay as the
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import markdown, plot, report
+from benchmarks import markdown, pictures, report
 from benchmarks.machine import ROOT
 from benchmarks.parts import all_parts
 
@@ -33,21 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     del found["machine"]["folder"]  # it was a temporary one
     FIGURES.mkdir(exist_ok=True)
     published = FIGURES / "bench.json"
-    is_whole = True
     if published.exists():
-        before = markdown.load(published)
-        is_whole = names(before) <= names(found)
-        if not is_whole:
-            found = merged(before, found)
+        found = merged(markdown.load(published), found)
     text = json.dumps(found, indent=1)
     published.write_text(text + "\n", encoding="utf-8")
-    if is_whole:
-        for name in ("bench.png", "bench-growth.png"):
-            if (source / name).exists():
-                shutil.copyfile(source / name, FIGURES / name)
-    else:
-        results = [each for each in report.from_json(found, all_parts()) if not each.part.axis]
-        plot.draw(results, found["machine"], FIGURES / "bench.png")
+    results = report.from_json(found, all_parts())
+    pictures.draw(results, found["machine"], FIGURES / "bench.png", FIGURES / "bench-growth.png")
     readme = ROOT / "README.md"
     readme.write_text(with_figures(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
     return 0
@@ -60,6 +50,8 @@ def names(found: markdown.Found) -> set[str]:
 
 def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
     """What was published *before*, with the parts of *found* in the place of what they were."""
+    if names(before) <= names(found):
+        return found
     again = {
         part["name"]: part | {"measured": {key: found["machine"][key] for key in markdown.AGAIN}}
         for part in found["parts"]

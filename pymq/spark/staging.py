@@ -67,7 +67,7 @@ class Stage:
     def _near(self, place: Place, metadata: TopicMetadata) -> str:
         """The staging partition for what goes to *place*: one with the same leader, if there is.
 
-        Which copies it then without asking anybody, and what all tasks have for a place at once.
+        That broker can copy it by itself, and reads at once what several tasks have for a place.
         """
         questions, (topic, partition) = self._client.questions, place
         names = [each.partition for each in metadata.partitions]
@@ -75,7 +75,7 @@ class Stage:
             questions.topic_metadata(topic, self._timeout_s)
         leader = questions.leader(*place)
         near = [name for name in names if questions.leader(self._topic, name) == leader]
-        among = near or names
+        among = near if leader is not None and near else names
         if partition.isdecimal():  # as most are: neighbours go to different ones
             return among[int(partition) % len(among)]
         return among[key_partition(partition.encode(), len(among))]

@@ -19,6 +19,7 @@ from pymq.hash.partitioner import key_partition
 from pymq.spark.decisions import PARTITIONS, TOPIC, Ledger, task_name
 from pymq.spark.staging import PREFIX, Piece, Stage
 from pymq.testing import Cluster
+from pymq.testing.process import Process
 
 TIMEOUT_S = 10.0
 Rows = list[tuple[str, list[bytes]]]
@@ -203,25 +204,7 @@ class Lossy(Questions):
     def __init__(self, like: Questions, misses: int) -> None:
         super().__init__(like._name, like._router, like._driver)
         self.copied: list[bool] = []  # of what they were asked, whether it was heard that it is
-        self.moved: list[str] = []  # the topics whose batches came or went through this process
         self._misses = misses
-
-    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        if isinstance(make(0), Produce | Fetch):
-            self.moved.append(topic)
-        return super().begin(topic, partition, make)
-
-    def ask_leaders(
-        self,
-        topic: str,
-        partitions: Iterable[str],
-        make: Callable[[int, str], Message],
-        timeout: float = TIMEOUT_S,
-    ) -> dict[str, Message]:
-        partitions = list(partitions)
-        if partitions and isinstance(make(0, partitions[0]), Produce | Fetch):
-            self.moved.append(topic)
-        return super().ask_leaders(topic, partitions, make, timeout)
 
     def end(self, call: Call) -> Message | None:
         answer = super().end(call)
@@ -255,9 +238,17 @@ def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
         mine = [(str(number % 6), [b"%d" % number]) for number in range(24)]
         pieces = stage(mq, "pymq-spark.s.0", mine)
         questions = mq.questions = Lossy(mq.questions, -1)
+        moved: list[str] = []  # the topics whose batches leave this process or are asked for
+
+        def note(process: Process, peer: str, source: str, message: Message) -> None:
+            assert isinstance(message, Produce | Fetch)
+            moved.append(message.topic)
+
+        for kind in (Produce, Fetch):
+            cluster.clients["client-0"].on_send.setdefault(kind, []).append(note)
         assert Ledger(mq, "s", TIMEOUT_S).commit(0, "pymq-spark.s.0", pieces)
         assert questions.copied == [True] * 6
-        assert set(questions.moved) == {TOPIC}  # nothing but the decision
+        assert set(moved) == {TOPIC}  # nothing but the decision
         with mq.consumer("t", mode="psb") as consumer:
             found = sorted((each.partition, each.value) for each in consumer.until_end())
         assert found == sorted((place, values[0]) for place, values in mine)
