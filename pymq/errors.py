@@ -381,6 +381,12 @@ class AuthorizationFailed(PymqError, PermissionError):
     code = "AUTHORIZATION_FAILED"
 
 
+class ClusterAuthorizationFailed(AuthorizationFailed):
+    """Only brokers and zkservers may send this, and each only about itself."""
+
+    code = "CLUSTER_AUTHORIZATION_FAILED"
+
+
 class QuotaExceeded(PymqError):
     """The principal has used up what its quota lets it do in a second; try again in a moment."""
 

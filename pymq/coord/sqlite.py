@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -185,6 +186,7 @@ class _File:
 
     def open(self) -> list[Entry]:
         """Lock and read the file, making it when absent; all nodes, ordered by path."""
+        self._make()
         with self._translated():
             # Nobody waits for a lock: who has the file keeps it until its process ends.
             self._db = sqlite3.connect(
@@ -192,6 +194,22 @@ class _File:
             )
             _open_files[id(self)] = self
             return self._open(self._db)
+
+    def _make(self) -> None:
+        """Make an empty file that others cannot read; SQLite gives its journal the same mode.
+
+        A file that is there is looked at, and not opened: closing it would let go of the lock that
+        another connection of this process has (POSIX locks belong to the process).
+        """
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640))
+        except FileExistsError:
+            if not stat.S_ISREG(os.lstat(self.path).st_mode):
+                what = f"{self.path} is not a regular file"
+                raise StoreError(what, file=self.path) from None
+        except OSError as error:
+            cause = error.strerror or str(error)
+            raise StoreError(f"{self.path} cannot be opened: {cause}", file=self.path) from error
 
     def _open(self, db: sqlite3.Connection) -> list[Entry]:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -214,10 +232,12 @@ class _File:
 
     def _check_schema(self, db: sqlite3.Connection) -> bool:
         """Whether the file is new. Raises :class:`CorruptMetadata` if it is not one of ours."""
-        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        if not tables:
+        found = dict(db.execute("SELECT name, type FROM sqlite_master"))
+        if not found:
             return True
-        if "schema" not in tables:
+        # A view could compute what it shows, and a trigger change what is written.
+        is_ours = found.get("schema") == "table" and found.get("nodes") in ("table", None)
+        if not is_ours or not {"table", "index"}.issuperset(found.values()):
             raise CorruptMetadata(f"{self.path} is an SQLite file, but not one of pymq")
         versions = [version for (version,) in db.execute("SELECT version FROM schema")]
         if versions != [SCHEMA_VERSION]:

@@ -21,6 +21,10 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("broker", "incarnation"),
     ),
     "broker_dead": ("A broker was silent for a session", ("broker",)),
+    "node_refused": (
+        "A node has sent an order or a report that is not its own to send; once a minute a node",
+        ("source", "request"),
+    ),
     "topic_created": ("There is a new topic", ("topic",)),
     "topic_deleted": ("A topic is gone", ("topic",)),
     "block_rolled": (

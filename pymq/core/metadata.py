@@ -16,7 +16,7 @@ import attrs
 
 from pymq.core import codec
 from pymq.core.config import TopicConfig
-from pymq.core.types import AckMode, BlockId
+from pymq.core.types import AckMode, BlockId, check_topic_id
 from pymq.core.values import Factory, value
 from pymq.errors import ConfigError, CorruptMetadata, InvalidRequest
 
@@ -222,7 +222,13 @@ def decode_node(cls: type[N], data: bytes) -> N:
         raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
     if type(fields) is not dict or fields.pop("v", None) != VERSION:
         raise CorruptMetadata(f"{cls.__name__}: not of version {VERSION}; a newer pymq wrote it")
-    return _typed(cls, fields)
+    node = _typed(cls, fields)
+    if isinstance(node, (TopicNode, DeletedNode)):
+        try:
+            check_topic_id(node.id)  # It becomes the name of a folder.
+        except InvalidRequest as error:
+            raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
+    return node
 
 
 def _plain(item: Any) -> Any:

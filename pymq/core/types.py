@@ -6,10 +6,11 @@ import re
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from pymq.errors import ConfigError, InvalidName
+from pymq.errors import ConfigError, InvalidName, InvalidRequest
 
 NAME_LENGTH_MAX = 249
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 INTERNAL_PREFIX = "__"
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -89,3 +90,17 @@ def check_name(name: object, what: str = "name") -> str:
             "and neither '.' nor '..'"
         )
     return name
+
+
+def check_topic_id(topic_id: object) -> str:
+    """Return *topic_id* if it may be the id of a topic.
+
+    A zkserver makes ids of 32 hex digits. The check is wider than that, and excludes all that means
+    something in a path, because a topic's id is the name of the folder that holds its blocks.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
+        raise InvalidRequest(f"{str(topic_id)[:64]!r} is not the id of a topic")
+    return topic_id

@@ -70,6 +70,7 @@ from pymq.errors import (
     ReplicaNotAvailable,
     StoreError,
 )
+from pymq.node.authority import Refusals
 from pymq.node.coordinators import Coordinators
 from pymq.node.copies import COPIES, Copies
 from pymq.node.departure import Departure, hand_over
@@ -108,6 +109,7 @@ class Broker:
         self._sharing = Sharing(self._peers)
         self._wall_offset_ms = config.wall_offset_ms
         self._registration = Registration(config)
+        self._refusals = Refusals(self.journal)
         self._departure = Departure(config.name, config.incarnation)
         self._led: dict[TopicPartition, None] = {}
         self._coordinators = Coordinators(self.me, self, assignors, config.incarnation)
@@ -260,8 +262,13 @@ class Broker:
                 if topic != OFFSETS_TOPIC:
                     if source == self.me:
                         self._copies.answered(message, now)
-                elif index.isdecimal():
+                elif self._holds(source, topic, index):
                     self._coordinators.answered(int(index), message, now)
+            case (LeaderAndIsr() | Seal() | StopReplica() | DescribePartitions()) as order if (
+                not self._registration.is_controller(source)
+            ):
+                if (answer := self._refusals.refuse(self.me, source, order, now)) is not None:
+                    self.reply(source, answer, now)
             case LeaderAndIsr():
                 self._hosting.leader_and_isr(source, message, now)
             case Seal():
@@ -274,6 +281,8 @@ class Broker:
                 found = [self._partitions.get(TopicPartition(*n)) for n in message.partitions]
                 reports = tuple(partition.report() for partition in found if partition)
                 self.reply(source, PartitionReports(message.id, reports), now)
+            case Answer() if not self._registration.is_controller(source):
+                return  # Only zkservers are asked for what an Answer tells.
             case Answer(error=NotController() as error):
                 self._registration.other(source, error, self.out, now)
             case Answer(error=NotRegistered()):
@@ -432,6 +441,11 @@ class Broker:
             self.reply(source, Sequence(m.id, error=error), now)
         else:
             self.reply(source, OffsetFound(m.id, error=error), now)
+
+    def _holds(self, source: str, topic: str, partition: str) -> bool:
+        """Whether the broker *source* holds a block of a partition that is hosted here."""
+        found = self._partitions.get((topic, partition))
+        return found is not None and any(source in b.replicas for b in found.state.blocks)
 
     # --- other brokers --------------------------------------------------------------------------
 

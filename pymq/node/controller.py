@@ -48,7 +48,7 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotController, PymqError
-from pymq.node import describe, lookup, plans
+from pymq.node import authority, describe, lookup, plans
 from pymq.node.admin import Admin
 from pymq.node.commits import Commits, Later
 from pymq.node.departures import Departures
@@ -159,6 +159,7 @@ class Controller:
         self._descriptions = Descriptions(
             self._commits, self._members, self._notices, self._out.send
         )
+        self._refusals = authority.Refusals(self.journal)
         self._parked: list[tuple[str, Message]] = []  # until it is known who is active
         self._is_busy = False
 
@@ -206,7 +207,8 @@ class Controller:
             return  # It answers somebody who is gone.
         elif isinstance(message, BrokerHeartbeat) and self._election.role is Role.ACTIVE:
             # Cut off from the coordinator; that is no reason to take brokers for dead later.
-            self._members.beat(message.name, message.incarnation, now)
+            if message.name == source:
+                self._members.beat(message.name, message.incarnation, now)
         elif self._election.is_open and len(self._parked) < PARKED_MAX:
             self._parked.append((source, message))
         else:
@@ -337,6 +339,10 @@ class Controller:
     # --- messages -------------------------------------------------------------------------------
 
     def _step(self, source: str, m: Message, now: int) -> None:
+        if not authority.may_report(self.image, source, m):
+            if (answer := self._refusals.refuse(self.me, source, m, now)) is not None:
+                self._out.send(source, answer)
+            return
         match m:
             case RegisterBroker():
                 self._registry.register(source, m, now)

@@ -40,6 +40,7 @@ class Describing:
     source: str
     request: int
     topic: str
+    asked: dict[str, frozenset[str]]  # which partitions, by the broker that leads them
     missing: set[str]
     until: int
     reports: dict[str, PartitionReport] = Factory(dict)
@@ -68,7 +69,9 @@ class Descriptions:
             if leader is not None and leader in self._members:
                 by_leader.setdefault(leader, []).append((m.name, name))
         key = self._notices.next_id()
-        waiting = Describing(source, m.id, m.name, set(by_leader), now + DESCRIBE_WAIT_MS)
+        asked = {leader: frozenset(name for _, name in led) for leader, led in by_leader.items()}
+        until = now + DESCRIBE_WAIT_MS
+        waiting = Describing(source, m.id, m.name, asked, set(by_leader), until)
         self._waiting[key] = waiting
         for leader, names in by_leader.items():
             self._send(leader, DescribePartitions(key, tuple(names)))
@@ -81,7 +84,8 @@ class Descriptions:
         if waiting is None:
             return
         waiting.missing.discard(source)
-        waiting.reports.update((report.partition, report) for report in m.reports)
+        asked = waiting.asked.get(source, frozenset())
+        waiting.reports.update((r.partition, r) for r in m.reports if r.partition in asked)
         if not waiting.missing:
             self._answer(m.id, waiting)
 

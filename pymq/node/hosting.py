@@ -16,7 +16,7 @@ from pymq.core.metadata import PartitionState
 from pymq.core.partition import Host, Partition
 from pymq.core.ready import RemoveBlock
 from pymq.core.replicator import ReplicatorFactory
-from pymq.core.types import BlockId, TopicPartition
+from pymq.core.types import BlockId, TopicPartition, check_name, check_topic_id
 from pymq.errors import (
     NotLeader,
     PymqError,
@@ -102,6 +102,12 @@ class Hosting:
 
     def _adopt(self, request: int, state: PartitionState, now: int) -> PymqError | None:
         name = TopicPartition(state.topic, state.partition)
+        try:
+            check_name(state.topic, "topic name")
+            check_name(state.partition, "partition name")
+            check_topic_id(state.topic_id)
+        except PymqError as error:
+            return error
         if self._orders.is_late(request, state.topic_id, name):
             mark("broker.late_state")
             return StaleEpoch(f"{name} was given up, or is at a later state")

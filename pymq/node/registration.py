@@ -48,6 +48,10 @@ class Registration:
         out.send.append((self.controller, register))
         self.deadline = now + REGISTER_RETRY_MS
 
+    def is_controller(self, source: str) -> bool:
+        """Whether *source* is one of the configured zkservers, whose orders a broker follows."""
+        return source in self._config.controllers
+
     def heard(self, m: LeaderAndIsr) -> None:
         """The active zkserver says what is to be hosted here."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
@@ -60,7 +64,7 @@ class Registration:
     def other(self, source: str, error: NotController, out: Ready, now: int) -> None:
         """*source* is not the active zkserver; it may know who is."""
         active = error.details.get("controller")
-        if isinstance(active, str) and active != self.controller:
+        if isinstance(active, str) and active != self.controller and self.is_controller(active):
             self.unknown(active, out, now)
         elif source == self.controller and not self._is_known:
             self._next()

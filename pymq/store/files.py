@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -31,8 +32,12 @@ _JOIN_MAX = (
 )
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: a sync of the drive, too
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# What is in a store may be read past any policy, so only its owner and its group read the files.
+FILE_MODE, FOLDER_MODE = 0o640, 0o750
+_SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64  # bytes; file systems that compress do not get there
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_LASTING = (*_DENIED, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
+_WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EFBIG, errno.ENOTSUP)
+_LASTING = (*_DENIED, errno.ENOENT, *_WRONG_KIND)
 
 
 class Files(Protocol):
@@ -122,6 +127,29 @@ class Files(Protocol):
         ...
 
 
+def open_regular(path: str, flags: int) -> int:
+    """Open a file that holds what a store wrote, and nothing else that has a name.
+
+    Whoever hands over a folder decides what is in it. A link would lead out of the folder, a pipe
+    would never end, and a sparse file is long and has next to nothing in it, so reading it takes
+    hours.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file of a sane size.
+    """
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(handle)
+        raise OSError(errno.ENOTSUP, "it is not a regular file", path)
+    stored = found.st_blocks * 512
+    if found.st_size > _SPARSE_MIN and stored * _SPARSE_RATIO < found.st_size:
+        os.close(handle)
+        what = f"it is sparse: {found.st_size} bytes long, with {stored} bytes on the disk"
+        raise OSError(errno.EFBIG, what, path)
+    return handle
+
+
 class OsFiles:
     """The real file system.
 
@@ -137,15 +165,15 @@ class OsFiles:
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
-        return os.open(path, os.O_RDWR)
+        return open_regular(path, os.O_RDWR)
 
     def open_readonly(self, path: str) -> int:
         """Open an existing file for reading."""
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path, os.O_RDONLY)
 
     def create(self, path: str) -> int:
         """Create a file, which must not exist, for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
@@ -228,7 +256,7 @@ class OsFiles:
     def mkdir(self, path: str) -> None:
         """Make one folder; nothing to do when it is there already."""
         try:
-            os.mkdir(path)
+            os.mkdir(path, FOLDER_MODE)
         except FileExistsError:
             if not os.path.isdir(path):
                 what = "it is a file, not a folder"
@@ -252,7 +280,7 @@ class OsFiles:
 
     def lock(self, path: str) -> int:
         """Take the lock file *path* and write this process's id into it."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)

@@ -17,14 +17,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from pymq.core.columns import Buffer
-from pymq.core.types import BlockId
-from pymq.errors import StoreError
+from pymq.core.types import BlockId, check_topic_id
+from pymq.errors import InvalidRequest, StoreError
 from pymq.store.files import Files, store_error
 
 FORMAT = b"pymq block store\nversion 1\n"
 BLOCK, CKPT, INDEX, CUT, CLEAN, TMP = ".block", ".ckpt", ".index", ".cut", ".clean", ".tmp"
 
-_LOAD_MAX = 1 << 30  # bytes; a checkpoint or an index is far smaller
+LOAD_MAX = 1 << 28  # bytes; a checkpoint or an index is far smaller
 _BLOCK_NAME = re.compile(r"(\d{8,})\.block")
 
 
@@ -119,7 +119,15 @@ class Folder:
     # --- one block's files ----------------------------------------------------------------------
 
     def of(self, block: BlockId) -> str:
-        """Return the folder of the block's partition."""
+        """Return the folder of the block's partition.
+
+        Raises:
+            StoreError: the topic's id could lead out of the store.
+        """
+        try:
+            check_topic_id(block.topic_id)
+        except InvalidRequest as error:
+            raise StoreError(f"{self.path}: {error.message}", file=self.path) from None
         return os.path.join(self._root, block.topic_id, str(block.partition))
 
     def file(self, block: BlockId, suffix: str = BLOCK) -> str:
@@ -229,7 +237,9 @@ class Folder:
                 return None
             try:
                 size = self.files.size(handle)
-                return self.files.pread(handle, min(size, _LOAD_MAX), 0)
+                if size > LOAD_MAX:
+                    raise StoreError(f"{path} is too large: {size} bytes", file=path)
+                return self.files.pread(handle, size, 0)
             finally:
                 self.files.close(handle)
 

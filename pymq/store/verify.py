@@ -166,6 +166,10 @@ class _Verifier:
                     self._foreign(folder)
 
     def _list(self, path: str) -> list[str]:
+        if os.path.islink(path):
+            what, advice = "is a link out of the folder", "make it a folder that holds its files"
+            self.report.problem(path, None, None, what, advice)
+            return []
         try:
             return self.files.list(path)
         except NotADirectoryError:

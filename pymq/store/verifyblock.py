@@ -27,7 +27,7 @@ from pymq.store.blockfile import (
     is_whole,
 )
 from pymq.store.files import Files, store_error
-from pymq.store.folder import BLOCK, CKPT, INDEX, explained
+from pymq.store.folder import BLOCK, CKPT, INDEX, LOAD_MAX, explained
 from pymq.store.report import BlockResult, Report
 
 RESTORE = "restore the file from another replica or a backup"
@@ -213,7 +213,10 @@ def read_all(files: Files, path: str) -> bytes:
     with explained("read", path):
         handle = files.open_readonly(path)
         try:
-            return files.pread(handle, files.size(handle), 0)
+            size = files.size(handle)
+            if size > LOAD_MAX:
+                raise StoreError(f"{path} is too large: {size} bytes", file=path)
+            return files.pread(handle, size, 0)
         finally:
             files.close(handle)
 

@@ -177,6 +177,10 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
         raise ConfigError(f"{path} cannot be read: {why}") from error
     if is_secret and mode & 0o077:
         raise ConfigError(f"{path} can be read by others (mode {mode & 0o777:o}): chmod 600 it")
+    if mode & 0o002:
+        raise ConfigError(
+            f"{path} can be written by everybody (mode {mode & 0o777:o}): chmod o-w it"
+        )
     try:
         if len(data) > FILE_BYTES_MAX:
             raise ValueError("it is too long")

@@ -17,10 +17,16 @@ import zmq
 import pymq
 from pymq.core import message as msg
 from pymq.core.message import Message
+from pymq.core.metadata import TopicMetadata
 from pymq.deployed import service
 from pymq.deployed.nodes import Node
 from pymq.deployed.security import Door
-from pymq.errors import AuthorizationFailed, ConfigError, DeliveryTimeout
+from pymq.errors import (
+    AuthorizationFailed,
+    ClusterAuthorizationFailed,
+    ConfigError,
+    DeliveryTimeout,
+)
 from pymq.node.access import requirements
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvefiles import revoke
@@ -220,6 +226,59 @@ def test_a_client_cannot_say_who_leads(secured: Secured) -> None:
                 (each.topic, each.partition) for each in message.partitions
             ]
             assert all(isinstance(each[2], AuthorizationFailed) for each in answer.errors)
+
+
+def test_a_stolen_brokers_key_does_no_harm_to_what_others_lead(secured: Secured) -> None:
+    """One key deleted all blocks of all brokers, and moved what others lead."""
+    broker = secured.brokers[0]
+    with secured.open("root") as mq:
+        mq.create_topic("orders")
+        with mq.producer() as producer:
+            producer.send_many("orders", [b"x"] * 40).result(WAIT_S)
+    before = state(secured)
+    with Talker(secured.zkserver, KeyRing(secured.keys, "alice")) as alice:
+        alice.tell(msg.GetMetadata(1, "orders"))
+        metadata = alice.answer(1)
+        assert isinstance(metadata, msg.Answer)
+        found = metadata.result
+        assert isinstance(found, TopicMetadata)
+    keys = KeyRing(secured.keys, "broker-2")
+    with Talker(broker, keys, "broker-2") as thief:
+        high = 1 << 61
+        thief.tell(msg.StopReplica(1, high, "orders", found.topic_id, "", high, True))
+        thief.tell(msg.Seal(high, "orders", "0", 0, high, takeover=True))
+        thief.tell(msg.LeaderAndIsr(2, "broker-2", high, ()))
+        refused = thief.answer(2)
+        assert isinstance(refused, msg.LeaderAndIsrAnswer)
+        assert isinstance(refused.error, ClusterAuthorizationFailed)
+    with Talker(secured.zkserver, keys, "broker-2") as thief:
+        orders: list[Message] = [
+            msg.ControlledShutdown(0, "broker-0", 1),
+            msg.RegisterBroker(1, "broker-0", "tcp://thief", None, 1, "disk", high),
+        ]
+        for request, message in enumerate(orders):
+            thief.tell(message)
+            answer = thief.answer(request)
+            assert isinstance(answer, msg.Answer)
+            assert isinstance(answer.error, ClusterAuthorizationFailed)
+    assert state(secured) == before
+    with (
+        secured.open("alice") as mq,
+        mq.consumer("orders", mode="psb", offset="begin") as reader,
+    ):
+        assert sum(1 for _ in reader.until_end()) == 40
+
+
+def test_a_policy_that_everybody_can_write_is_not_obeyed(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('superusers = ["alice"]\n')
+    for where, mode in [(path, 0o666), (tmp_path, 0o777)]:
+        before = where.stat().st_mode & 0o7777
+        where.chmod(mode)
+        with pytest.raises(ConfigError, match="written by everybody"):
+            Door(path)
+        where.chmod(before)
+    Door(path).close()
 
 
 def send_for_five_seconds(producer: pymq.Producer) -> None:

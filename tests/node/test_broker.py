@@ -73,7 +73,7 @@ class Bench:
         self.now = 0
         self.store = MemoryStore()
         self.sent: list[tuple[str, Message]] = []
-        config = BrokerConfig("b0", ("zk",), storage_id=storage_id, incarnation=incarnation)
+        config = BrokerConfig("b0", ("zk", "zk-2"), storage_id=storage_id, incarnation=incarnation)
         self.broker = Broker(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []

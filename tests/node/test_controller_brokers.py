@@ -125,8 +125,8 @@ def test_a_heartbeat_of_nobody_is_answered() -> None:
 
 def test_a_name_that_is_none_is_refused() -> None:
     cluster = Cluster(brokers=0)
-    request = cluster.send(lambda i: RegisterBroker(i, "a/b", "", None, 1, "", 1))
-    assert isinstance(cluster.answers[request].error, InvalidName)
+    cluster.to_active("a/b", RegisterBroker(1, "a/b", "", None, 1, "", 1))
+    assert isinstance(cluster.answers[1].error, InvalidName)
 
 
 def test_a_new_endpoint_is_no_restart() -> None:

@@ -9,11 +9,16 @@ from pymq.core import message as msg
 from pymq.core.message import Message
 from pymq.core.sensible import refusal
 from pymq.core.types import AckMode
-from pymq.errors import AuthorizationFailed, PymqError, QuotaExceeded
+from pymq.errors import (
+    AuthorizationFailed,
+    ClusterAuthorizationFailed,
+    PymqError,
+    QuotaExceeded,
+)
 from pymq.node.access.audit import Asked, Audit
 from pymq.node.access.quotas import Quota, Quotas
 from pymq.node.access.requirements import CLUSTER_ACTION, Needs, Requirement, requirements
-from pymq.node.access.rules import Policy
+from pymq.node.access.rules import Kind, Policy
 
 
 class Guard:
@@ -95,9 +100,11 @@ class Guard:
         refused = Asked(principal, source, request, operation, resource)
         self._audit.refuse(refused, self._clock())
         who = principal or "who is not authenticated"
+        is_cluster = need is not None and need.kind is Kind.CLUSTER
+        kind = ClusterAuthorizationFailed if is_cluster else AuthorizationFailed
         return denial(
             message,
-            AuthorizationFailed(
+            kind(
                 f"{who} may not {operation} {resource}: {request} needs it; "
                 "an administrator can add a rule to the policy",
                 operation=operation,

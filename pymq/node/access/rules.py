@@ -32,6 +32,8 @@ others are. There is no setting that lets everybody in where no rule is.
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -144,8 +146,16 @@ def load_policy(path: Path) -> Policy:
     try:
         with path.open("rb") as file:
             data = file.read(POLICY_BYTES_MAX + 1)
+            modes = (
+                (path, os.fstat(file.fileno()).st_mode),
+                (path.parent, path.parent.stat().st_mode),
+            )
     except OSError as error:
         raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
+    for each, mode in modes:
+        # In a sticky folder, as /tmp is one, nobody can replace what belongs to another.
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(f"{each} can be written by everybody: chmod o-w it")
     if len(data) > POLICY_BYTES_MAX:
         raise ConfigError(f"the policy {path} has more than {POLICY_BYTES_MAX} bytes")
     try:

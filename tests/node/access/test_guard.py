@@ -176,7 +176,7 @@ def test_an_unauthorised_leader_and_isr_is_refused_for_each_partition() -> None:
         assert [error[:2] for error in answer.errors] == [
             (each.topic, each.partition) for each in message.partitions
         ]
-        assert all(error.code == "AUTHORIZATION_FAILED" for _, _, error in answer.errors)
+        assert all(error.code == "CLUSTER_AUTHORIZATION_FAILED" for _, _, error in answer.errors)
 
 
 def test_a_new_policy_holds_from_the_next_message_on() -> None:
