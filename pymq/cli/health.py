@@ -100,7 +100,7 @@ def dead_brokers(mq: pymq.Client) -> frozenset[str]:
 def _partition_checks(topic: TopicDescription, dead: Collection[str]) -> Iterator[Check]:
     for part in topic.partitions:
         name = f"partition {topic.name}/{part.name}"
-        found = trouble(topic, part)
+        found = trouble(topic, part, dead)
         if found is not None:
             yield Check(name, *found)
         for unread, step in unreadable(part, dead):
@@ -114,7 +114,9 @@ def _partition_checks(topic: TopicDescription, dead: Collection[str]) -> Iterato
             )
 
 
-def trouble(topic: TopicDescription, part: PartitionDescription) -> tuple[State, str, str] | None:
+def trouble(
+    topic: TopicDescription, part: PartitionDescription, dead: Collection[str] = ()
+) -> tuple[State, str, str] | None:
     """What is wrong with a partition: how bad, what, and the next step."""
     if part.acks is pymq.AckMode.UNSET:
         step = f"'pymq topic set-state {topic.name} {part.name} leader' makes it take records"
@@ -132,6 +134,12 @@ def trouble(topic: TopicDescription, part: PartitionDescription) -> tuple[State,
             f"only {', '.join(part.in_sync)} of {', '.join(part.replicas)} in sync, and "
             f"min_in_sync is {topic.config.min_in_sync}: producers are refused",
             "bring the other brokers back",
+        )
+    if failed := [broker for broker in part.offline if broker not in dead]:
+        return (
+            "warn",
+            f"the disk of {', '.join(failed)} fails or is damaged there; the others serve",
+            "see the event replica_offline, mend the disk and start that broker again",
         )
     missing = [broker for broker in part.replicas if broker not in part.in_sync]
     if missing:

@@ -144,7 +144,7 @@ def states(topic: TopicDescription, dead: Collection[str] = ()) -> str:
     parts = topic.partitions
     unset = sum(part.acks is pymq.AckMode.UNSET for part in parts)
     stuck = sum(bool(part.problem) or not part.leader for part in parts) - unset
-    lagging = sum(len(part.in_sync) < len(part.replicas) for part in parts)
+    lagging = sum(part.under_replicated or len(part.in_sync) < len(part.replicas) for part in parts)
     partly = sum(any(unreadable(part, dead)) for part in parts)
     counts = (
         (stuck, "stuck"),
@@ -185,6 +185,9 @@ def tell(topic: TopicDescription, show: Show, dead: Collection[str] = ()) -> Non
             show.say(f"partition {part.name}: {count} more, written and not committed yet")
         if part.problem:
             show.say(f"partition {part.name}: {part.problem}", style="bold red")
+        if part.offline:
+            names = ", ".join(part.offline)
+            show.say(f"partition {part.name}: offline on {names}", style="yellow")
         for found, _ in unreadable(part, dead):
             show.say(f"partition {part.name}: {found}", style="bold red")
         for loss in part.losses:

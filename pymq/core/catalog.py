@@ -71,6 +71,11 @@ ZKSERVER = {
     "pymq_offline_partitions": Spec(
         GAUGE, (), "Partitions that nobody can lead; by the active one"
     ),
+    "pymq_offline_replicas": Spec(
+        GAUGE,
+        (),
+        "Replicas that brokers which live cannot act on because of their disks; by the active one",
+    ),
     "pymq_short_partitions": Spec(
         GAUGE, (), "Partitions with fewer replicas than are wanted; by the active one"
     ),

@@ -39,6 +39,10 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "A partition goes on although committed records may be missing",
         ("topic", "partition", "end"),
     ),
+    "replica_offline": (
+        "A broker that lives cannot act on a partition because of its disk",
+        ("broker", "topic", "partition", "why"),
+    ),
     "isr_shrunk": ("A replica is in sync no more", ("topic", "partition", "gone", "in_sync")),
     "isr_expanded": ("A replica is in sync again", ("topic", "partition", "come", "in_sync")),
     "partition_led": ("This broker leads a partition", ("topic", "partition", "epoch")),

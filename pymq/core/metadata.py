@@ -187,7 +187,6 @@ class ProducerNode:
 
     name: str
     epoch: int
-    run: str = ""  # of the latest; those with the same share its epoch
 
 
 Node = (
@@ -397,6 +396,8 @@ class PartitionDescription:
     blocks: tuple[BlockDescription, ...]
     problem: str | None = None  # why nobody leads it, or why its leader cannot write
     losses: tuple[Loss, ...] = ()
+    offline: tuple[str, ...] = ()  # replicas whose broker is dead, or whose disk fails them
+    under_replicated: bool = False  # fewer replicas are in sync than it is to have
 
     def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
         """Sealed blocks that nobody holds but *dead* brokers; a leader says nothing of them."""

@@ -20,7 +20,13 @@ from pymq.core.recovery import Recovery
 from pymq.core.replicator import Replica, Replicator, ReplicatorFactory
 from pymq.core.sealing import Sealing
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
-from pymq.errors import CorruptMetadata, NotLeader, PymqError, ReplicaNotAvailable
+from pymq.errors import (
+    CorruptMetadata,
+    NotLeader,
+    PymqError,
+    ReplicaNotAvailable,
+    StoreError,
+)
 
 READ_AGAIN_MAX_MS = 30_000  # the longest pause before what could not be read is asked for again
 RESTART_MS = 200  # a replica whose write has failed starts over after it
@@ -119,14 +125,20 @@ class OpenBlock:
         return self._unread > 0 and not self._is_broken
 
     def refusal(self, problem: PymqError) -> PymqError:
-        """What those are told who cannot be served because of *problem*.
+        """The error for a client that cannot be served because of *problem*.
 
-        It is worth waiting for what is tried again soon. What stays unreadable is told as it is:
-        perhaps somebody has to do something about the disk.
+        A disk that fails here says nothing about the other replicas: the client asks for the leader
+        again and sends the same again, whose outcome is unknown until then. A replica that is alone
+        tells its problem as it is, unless it reads the block again soon.
         """
+        me, leader = self._host.me, self.state.leader
+        if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):
+            if leader not in (None, me):
+                return NotLeader(f"{problem}; {leader} leads", leader=leader)
+            return ReplicaNotAvailable(f"{problem}; another replica has to lead")
         if not self.is_unread or self._pause_ms >= READ_AGAIN_MAX_MS:
             return problem
-        return ReplicaNotAvailable(f"{problem}; {self._host.me} tries again", **problem.details)
+        return ReplicaNotAvailable(f"{problem}; {me} tries again", **problem.details)
 
     @property
     def leads(self) -> int | None:
@@ -306,6 +318,12 @@ class OpenBlock:
         mark("partition.hand_over")
         acting.transfer(others[0], now)
         return True
+
+    def relinquish(self, now: int) -> None:
+        """The disk has failed: have another replica lead as soon as one can."""
+        acting = self.acting
+        if acting is not None:
+            acting.relinquish(now)
 
     def is_passed_over(self) -> bool:
         """Whether another was elected before this one, which was appointed, has begun."""

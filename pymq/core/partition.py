@@ -52,6 +52,9 @@ from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.core.upkeep import Upkeep
 from pymq.errors import NotLeader, PymqError, StoreError
 
+AILS_MS = 2_000  # after a write that failed other brokers are preferred, until one succeeds; ...
+AILS_MAX_MS = 64_000  # ... twice as long each time that it has failed again when that was over
+
 
 class Host(Home, Protocol):
     """What a partition needs of the broker around it."""
@@ -69,6 +72,9 @@ class Partition:
     """A partition that this broker hosts."""
 
     __slots__ = (
+        "_ailment",
+        "_ailments",
+        "_ails_until",
         "_holdings",
         "_host",
         "_intake",
@@ -105,6 +111,9 @@ class Partition:
         self._upkeep = upkeep = Upkeep(self, host, now)
         self._tidings = tidings = Tidings(self, self._repairs, host)
         self._succession = Succession(self, self._holdings, intake, upkeep, tidings, host)
+        self._ailment: PymqError | None = None  # why the last write failed, which may pass
+        self._ailments = 0  # times in a row that it began to fail
+        self._ails_until = NEVER
         self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
         self.opened = self._holdings.open(state, 0)
         self._begin(unsealed, now)
@@ -155,6 +164,11 @@ class Partition:
             return None
         mark("partition.unable")
         return self.state.block_id(block)
+
+    @property
+    def offline(self) -> PymqError | None:
+        """Why this broker cannot hold the partition now, if its disk is the reason."""
+        return self.problem if isinstance(self.problem, StoreError) else self._ailment
 
     @property
     def is_settled(self) -> bool:
@@ -264,6 +278,8 @@ class Partition:
 
     def _fail(self, error: PymqError, now: int, *, is_final: bool = True) -> None:
         self.problem = error
+        if isinstance(error, StoreError):
+            self.opened.relinquish(now)
         seal = self.opened.sealing.give_up()
         if not is_final:
             self.opened.read_again(now)
@@ -323,6 +339,12 @@ class Partition:
         self._intake.answer_due(log.stable_end, replicator.high_watermark, now)
         self._serving.wake(now)
 
+    def _recover_from(self, now: int) -> None:
+        """The disk takes writes again, or has not been asked for long."""
+        mark("partition.writes_again")
+        self._ailment, self._ails_until = None, NEVER
+        self._host.role_changed(self, now)
+
     def step_down(self, now: int) -> None:
         """Lead no more, whatever the replicator says."""
         if self._leads_at is not None:
@@ -374,6 +396,9 @@ class Partition:
         opened = self.opened
         log = opened.log
         if log is not None and opened.advance():
+            if self._ailments:
+                self._ailments = 0
+                self._recover_from(now)
             if opened.sealing.written(log):
                 self._succession.sealed(now)
             opened.stable(now)
@@ -409,9 +434,15 @@ class Partition:
             self._intake.drive_parked(now)
 
     def _start_over(self, error: PymqError, now: int) -> None:
+        self.opened.relinquish(now)
         self.opened.start_over(now)
-        self._intake.refuse(error, now)
-        self.step_down(now)
+        if self._ailment is None:
+            self._ailments += 1
+        pause = min(AILS_MS << min(self._ailments - 1, 16), AILS_MAX_MS)
+        self._ailment, self._ails_until = error, now + pause
+        self._intake.refuse(self.opened.refusal(error), now)
+        self._leads_at = None
+        self._host.role_changed(self, now)
 
     # --- rolling --------------------------------------------------------------------------------
 
@@ -441,6 +472,8 @@ class Partition:
     def tick(self, now: int) -> None:
         """Do what is due."""
         opened = self.opened
+        if now >= self._ails_until:
+            self._recover_from(now)
         opened.tick_log(now)
         if opened.is_running:
             self._upkeep.tick(now)
@@ -460,6 +493,8 @@ class Partition:
             due = self._tidings.deadline
         if self._repairs.deadline < due:
             due = self._repairs.deadline
+        if self._ails_until < due:
+            due = self._ails_until
         is_running = opened.is_running
         if (is_running or self.is_settled) and self._serving.deadline < due:
             due = self._serving.deadline

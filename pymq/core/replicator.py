@@ -186,6 +186,13 @@ class Replicator(Protocol):
         """The leader's: hand leadership to *peer*, as soon as it has everything."""
         ...
 
+    def relinquish(self, now: int) -> None:
+        """The leader's: hand leadership over at once, since the own disk has failed.
+
+        Nothing that is asked of this replica afterwards counts.
+        """
+        ...
+
 
 @define
 class Replica:

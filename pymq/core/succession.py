@@ -19,7 +19,7 @@ from pymq.core.producers import ProducerTable
 from pymq.core.tidings import Tidings
 from pymq.core.types import TopicPartition
 from pymq.core.upkeep import Upkeep
-from pymq.errors import NotLeader, PymqError
+from pymq.errors import CorruptBlock, NotLeader, PymqError
 
 
 class Rolled(Protocol):
@@ -111,8 +111,9 @@ class Succession:
         rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)
         self._intake.refuse(rolled, now)
         past = None
-        if before.is_unread:
-            partition.problem = None  # It is the sealed block that cannot be read.
+        is_copy = before.is_shared and isinstance(partition.problem, CorruptBlock)
+        if before.is_unread or is_copy:
+            partition.problem = None  # It is the sealed block that cannot be read: see its repair.
         if log is not None and partition.problem is None:
             past = holdings.close(state, last, log, is_resting=before.is_resting)
         partition.look(now)

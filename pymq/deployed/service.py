@@ -140,6 +140,7 @@ _LEVELS = {
     "partition_failed": logging.ERROR,
     "unclean_election": logging.ERROR,
     "broker_dead": logging.WARNING,
+    "replica_offline": logging.WARNING,
     "isr_shrunk": logging.WARNING,
 }
 

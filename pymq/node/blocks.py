@@ -187,7 +187,7 @@ def roll(
     wanted = wanted or Wanted()
     if block.number != sealed.block:
         raise StaleEpoch(f"{name} has been rolled by another")
-    replicas = succeed(draft.image, members.live, name, wanted, holders)
+    replicas = succeed(draft.image, members.able(name) or members.live, name, wanted, holders)
     if not replicas:
         raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
     # Whoever sealed the block may not know yet that a replica has lost its disk.

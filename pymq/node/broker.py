@@ -79,6 +79,7 @@ from pymq.node.peers import Peers
 from pymq.node.registration import BrokerConfig, Registration
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
+from pymq.node.troubles import Troubles
 
 
 class Broker:
@@ -107,6 +108,7 @@ class Broker:
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
         self._sharing = Sharing(self._peers)
+        self._troubles = Troubles(config.name, config.incarnation, repeats=config.heartbeat_ms > 0)
         self._wall_offset_ms = config.wall_offset_ms
         self._registration = Registration(config)
         self._refusals = Refusals(self.journal)
@@ -123,6 +125,7 @@ class Broker:
             self._sharing,
             self._schedule,
             self._coordinators,
+            self._troubles,
         )
         self._partitions: Mapping[tuple[str, str], Partition] = self._hosting.by_name
         self._by_index: Mapping[tuple[str, int], Partition] = self._hosting.by_index
@@ -178,11 +181,13 @@ class Broker:
     def shares(self, partition: Partition, now: int) -> None:
         """The open block of *partition* may be shared with other brokers than before."""
         self._sharing.look(partition, now)
+        self._troubles.note(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
         """The replica here has begun or ceased to lead: groups are taken over or handed over."""
         self._note_role(partition)
         self._sharing.note_unable(partition)
+        self._troubles.note(partition, now)
         if partition.name.topic == OFFSETS_TOPIC:
             self._coordinators.leadership_changed(partition, now)
 
@@ -334,6 +339,8 @@ class Broker:
             self._registration.beat(self.out, now)
         if now >= self._departure.deadline:
             self._hand_over(now)
+        if now >= self._troubles.deadline:
+            self.tell_controller(self._troubles.report(now))
         if now >= self._peers.deadline:
             pings, gone = self._peers.tick(now)
             self.out.send += pings
@@ -381,6 +388,8 @@ class Broker:
             due = self._peers.deadline
         if self._departure.deadline < due:
             due = self._departure.deadline
+        if self._troubles.deadline < due:
+            due = self._troubles.deadline
         if self.slots.deadline < due:
             due = self.slots.deadline
         if self.lending.deadline < due:

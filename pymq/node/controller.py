@@ -36,6 +36,7 @@ from pymq.core.message import (
     ListTopics,
     Locate,
     Message,
+    OfflineReplicas,
     PartitionReports,
     RegisterBroker,
     Result,
@@ -350,6 +351,8 @@ class Controller:
                 self._registry.beat(source, m, now)
             case ControlledShutdown():
                 self._departures.step(source, m, now)
+            case OfflineReplicas():
+                self._registry.offline(m, now)
             case LeaderAndIsrAnswer():
                 if m.error is not None:
                     self._election.check()  # It may have heard of a later zkserver.
@@ -385,8 +388,7 @@ class Controller:
                 self._subscribers.unsubscribe(source, m)
             case InitProducer():
                 self._commits.do(
-                    lambda draft: plans.next_producer_epoch(draft, m.name, m.run),
-                    answer=(source, m.id),
+                    lambda draft: plans.next_producer_epoch(draft, m.name), answer=(source, m.id)
                 )
             case _:
                 self._admin.step(source, m, now)

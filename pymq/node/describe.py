@@ -126,11 +126,17 @@ class Descriptions:
         image = self._commits.image
         shown = _description(image.topics[name.topic].state(name.partition), report)
         problem = takeover.problem(image, self._members, name)
+        found = image.partition(*name)
+        sound = takeover.able(image, self._members, name, found.open_block)
+        offline = tuple(broker for broker in shown.replicas if broker not in sound)
+        is_short = sum(b not in offline for b in shown.in_sync) < found.node.replicas
         return attrs.evolve(
             shown,
+            offline=offline,
+            under_replicated=bool(shown.replicas) and is_short,
             leader=shown.leader if problem is None else None,
             problem=problem or (report.problem if report is not None else None),
-            losses=image.partition(*name).node.losses,
+            losses=found.node.losses,
         )
 
 

@@ -24,7 +24,7 @@ def broker(machine: Broker, out: Metrics) -> None:
         records, size = partition.taken_in
         total[0] += records
         total[1] += size
-        failed += isinstance(partition.problem, StoreError)
+        failed += partition.offline is not None
         if not partition.leads:
             continue
         led += 1
@@ -108,6 +108,7 @@ def zkserver(machine: Controller, out: Metrics) -> None:
     out.add("pymq_topics", len(image.topics))
     out.add("pymq_partitions", partitions)
     out.add("pymq_offline_partitions", offline)
+    out.add("pymq_offline_replicas", len(members.offline))
     out.add("pymq_short_partitions", len(image.short))
 
 

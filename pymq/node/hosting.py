@@ -31,6 +31,7 @@ from pymq.node.parts import Parts
 from pymq.node.registration import Registration
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
+from pymq.node.troubles import Troubles
 
 
 class Leftovers:
@@ -66,6 +67,7 @@ class Hosting:
         sharing: Sharing,
         schedule: Schedule,
         coordinators: Coordinators,
+        troubles: Troubles,
     ) -> None:
         self.by_name: dict[tuple[str, str], Partition] = {}  # topic and partition
         self.by_index: dict[tuple[str, int], Partition] = {}  # topic id and index
@@ -76,6 +78,7 @@ class Hosting:
         self._sharing = sharing
         self._schedule = schedule
         self._coordinators = coordinators
+        self._troubles = troubles
         self._orders = Orders()
         self._parts = Parts()
 
@@ -165,6 +168,7 @@ class Hosting:
             if self._orders.heed(m.id, m.topic_id):
                 # When it is said again, there may be another topic of that name.
                 self._coordinators.forget_topic(m.topic, m.topic_id, now)
+            self._troubles.forget_topic(m.topic_id)
             stopped = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
         for partition in stopped:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from pymq.core.attention import Attention
-from pymq.core.types import NEVER
+from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import define
+from pymq.node.offline import Offline
 
 LOOKS = 6  # how often a session one looks who is alive
 
@@ -37,6 +38,7 @@ class Members:
     def __init__(self, session_ms: int, replace_ms: int = 0) -> None:
         self.live: dict[str, Live] = {}
         self.dead_since: dict[str, int] = {}
+        self.offline = Offline(replace_ms)  # replicas whose disk failed, of brokers that live
         self.leaving: dict[str, None] = {}  # alive, and about to stop: they are to lead nothing
         self._session_ms = session_ms
         self._replace_ms = replace_ms
@@ -53,6 +55,7 @@ class Members:
         self.live.clear()
         self.dead_since.clear()
         self.leaving.clear()
+        self.offline.clear()
         self._due.clear()
         self._missed.clear()
         self._give_up.clear()
@@ -88,6 +91,14 @@ class Members:
         """Whether a broker is alive or was not given the time to show it."""
         return broker in self.live or not self.is_settled
 
+    def can_act(self, broker: str, name: TopicPartition) -> bool:
+        """Whether a broker is alive and can act on the open block of a partition."""
+        return broker in self.live and not self.offline.has(broker, name)
+
+    def able(self, name: TopicPartition) -> list[str]:
+        """The brokers that are alive and may be given the next block of a partition."""
+        return [broker for broker in self.live if not self.offline.bars(broker, name)]
+
     def is_of(self, broker: str, incarnation: int) -> bool:
         """Whether a broker is alive as that incarnation; 0 stands for any."""
         live = self.live.get(broker)
@@ -108,6 +119,7 @@ class Members:
         known = self.live.get(broker)
         if known is None or known.incarnation != incarnation:
             self.leaving.pop(broker, None)
+            self.offline.forget(broker)
         until = self._attention.look(now) + self._session_ms if self._session_ms else NEVER
         self.live[broker] = Live(incarnation, now, until)
         self.dead_since.pop(broker, None)
@@ -142,6 +154,7 @@ class Members:
             else:
                 del self.live[broker]
                 self.leaving.pop(broker, None)
+                self.offline.forget(broker)
                 dead.append(broker)
         if self._settled_at <= listened:
             self._settled_at = NEVER

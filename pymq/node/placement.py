@@ -136,13 +136,17 @@ def is_better(image: Image, members: Members, name: TopicPartition) -> bool:
     """Whether a roll would give a partition more sound replicas than it has."""
     found = image.partition(*name)
     block = found.open_block
-    brokers = usable(image, members.live)
-    sound = sum(_is_sound(image, members, block, broker) for broker in block.replicas)
+    brokers = usable(image, members.able(name))
+    sound = sum(_is_sound(image, members, name, block, broker) for broker in block.replicas)
     return sound < min(found.node.replicas, len(brokers))
 
 
-def _is_sound(image: Image, members: Members, block: BlockNode, broker: str) -> bool:
+def _is_sound(
+    image: Image, members: Members, name: TopicPartition, block: BlockNode, broker: str
+) -> bool:
     """Whether a replica of the open block is good, or will be if one has patience."""
+    if members.offline.is_given_up(broker, name):
+        return False
     if image.brokers[broker].is_draining or not has_storage(image, block, broker):
         return False
     return members.may_live(broker) or members.may_return(broker)

@@ -194,21 +194,17 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
         draft.put(path, node)
 
 
-def next_producer_epoch(draft: Draft, name: str, run: str = "") -> int:
-    """Raise the epoch of a named producer, unless it is the same *run* that asks.
+def next_producer_epoch(draft: Draft, name: str) -> int:
+    """Raise the epoch of a named producer.
 
     Raises:
-        InvalidName: the name or the run may not be one.
+        InvalidName: the name may not be one.
     """
     check_name(name, "producer id")
-    if run:
-        check_name(run, "run")
     known = draft.image.producers.get(name)
-    if known is not None and run and known.run == run:
-        return known.epoch
     epoch = known.epoch + 1 if known else 0
     if known is None:
-        draft.create(paths.producer(name), ProducerNode(name, epoch, run))
+        draft.create(paths.producer(name), ProducerNode(name, epoch))
     else:
-        draft.put(paths.producer(name), ProducerNode(name, epoch, run))
+        draft.put(paths.producer(name), ProducerNode(name, epoch))
     return epoch

@@ -7,11 +7,17 @@ from collections.abc import Callable
 import attrs
 
 from pymq.core.marks import mark
-from pymq.core.message import Answer, BrokerHeartbeat, RegisterBroker, Result
+from pymq.core.message import (
+    Answer,
+    BrokerHeartbeat,
+    OfflineReplicas,
+    RegisterBroker,
+    Result,
+)
 from pymq.core.metadata import BrokerNode
 from pymq.core.types import NEVER, TopicPartition, check_name
 from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
-from pymq.node import restarts
+from pymq.node import reported, restarts
 from pymq.node.commits import Commits, Later, Send, Task
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -142,6 +148,46 @@ class Registry:
         scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
         self._commits.do(plan, scope=scope)
 
+    # --- disks that fail ------------------------------------------------------------------------
+
+    def offline(self, m: OfflineReplicas, now: int) -> None:
+        """A broker says which partitions its disk keeps it from holding."""
+        if not m.incarnation or not self._members.is_of(m.broker, m.incarnation):
+            mark("registry.offline.other_incarnation")
+            return  # It is told again.
+        image = self._commits.image
+        known = tuple(
+            each
+            for each in m.replicas
+            if image.find(TopicPartition(each.topic, each.partition)) is not None
+            and not reported.is_of_another(image, each.topic, each.topic_id)
+        )
+        new, is_healed = self._members.offline.told(attrs.evolve(m, replicas=known), now)
+        if new:
+            mark("registry.offline")
+            self._out_of_sync(new)
+        for name in new:
+            why = self._members.offline.why(m.broker, name)
+            self._commits.journal.note(
+                "replica_offline", broker=m.broker, **name._asdict(), why=why
+            )
+            self._rolls.consider(name, now)
+        if is_healed:
+            mark("registry.online_again")
+            self._rolls.consider_short(now)
+
+    def _out_of_sync(self, names: list[TopicPartition]) -> None:
+        changed: list[TopicPartition] = []
+
+        def plan(draft: Draft) -> Result:
+            changed[:] = [name for name in names if restarts.offline(draft, self._members, name)]
+            return None
+
+        def done(now: int) -> None:
+            self._notices.tell_all(changed, now)
+
+        self._commits.do(plan, done=done, is_urgent=True)
+
     # --- what has to wait -----------------------------------------------------------------------
 
     def hold(self, task: Task, error: PymqError) -> bool:
@@ -174,6 +220,9 @@ class Registry:
         for broker in self._members.given_up(now):
             mark("registry.replaced")
             self._rolls.consider_all(broker, now)
+        for name in self._members.offline.given_up(now):
+            mark("registry.offline.replaced")
+            self._rolls.consider(name, now)
         if self._check_at <= now:
             self._check(now)
 
@@ -202,4 +251,4 @@ class Registry:
     @property
     def deadline(self) -> int:
         """When :meth:`tick` has something to do."""
-        return min(self._members.deadline, self._check_at)
+        return min(self._members.deadline, self._members.offline.deadline, self._check_at)

@@ -51,7 +51,7 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
     # Who was wiped, is away, or has lost since what its leader knew of must not be counted on
     # again by a late wish (KIP-903).
     known = dict(zip(m.in_sync, m.incarnations, strict=False))
-    refused = [b for b in joining if not _may_join(draft, block, members, b, known.get(b, 0))]
+    refused = [b for b in joining if not _may_join(draft, name, block, members, b, known.get(b, 0))]
     wanted = [broker for broker in m.in_sync if broker not in refused]
     in_sync = tuple(broker for broker in block.replicas if broker in wanted)
     if in_sync != block.in_sync or refused:
@@ -65,9 +65,16 @@ def alter_isr(draft: Draft, m: AlterIsr, members: Members) -> None:
 
 
 def _may_join(
-    draft: Draft, block: BlockNode, members: Members, broker: str, incarnation: int
+    draft: Draft,
+    name: TopicPartition,
+    block: BlockNode,
+    members: Members,
+    broker: str,
+    incarnation: int,
 ) -> bool:
     is_here = members.is_of(broker, incarnation) and broker not in members.leaving
+    if members.offline.has(broker, name):
+        return False
     return is_here and has_storage(draft.image, block, broker)
 
 

@@ -14,6 +14,7 @@ from pymq.core.metadata import BlockNode, BrokerNode, Interrupted
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node.blocks import change, note_replica, without
 from pymq.node.image import Draft
+from pymq.node.membership import Members
 
 
 def register(draft: Draft, node: BrokerNode, heard_ms: int, wall_ms: int) -> list[TopicPartition]:
@@ -116,6 +117,25 @@ def died(draft: Draft, broker: str, live: Collection[str]) -> list[TopicPartitio
             draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
             changed.append(name)
     return changed
+
+
+def offline(draft: Draft, members: Members, name: TopicPartition) -> bool:
+    """Disks have failed replicas of a partition: its leader need not wait for them (KIP-858).
+
+    Returns whether that is new. Where the leader's own disk has failed, the roll deals with it.
+    """
+    image = draft.image.find(name)
+    if image is None:
+        return False
+    block = image.open_block
+    if block.acks is AckMode.RAFT or not members.can_act(block.leader or "", name):
+        return False
+    in_sync = tuple(b for b in block.in_sync if not members.offline.has(b, name))
+    if in_sync == block.in_sync:
+        return False
+    change(draft, name)
+    draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+    return True
 
 
 def drain(draft: Draft, broker: str, is_draining: bool) -> bool:

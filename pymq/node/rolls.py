@@ -161,10 +161,10 @@ class Rolls:
                 self._ask(roll, now)
             return
         block = image.open_block
-        if self._is_leaderless(block):
+        if self._is_leaderless(name, block):
             if takeover.whom_to_ask(self._commits.image, self._members, name) is not None:
                 self.start(name, now)
-        elif self._can_seal(block) and is_better(self._commits.image, self._members, name):
+        elif self._can_seal(name, block) and is_better(self._commits.image, self._members, name):
             self.start(name, now)
 
     def consider_all(self, broker: str, now: int) -> None:
@@ -177,17 +177,19 @@ class Rolls:
         for name in list(self._commits.image.short):
             self.consider(name, now)
 
-    def _is_leaderless(self, block: BlockNode, *, is_forced: bool = False) -> bool:
+    def _is_leaderless(
+        self, name: TopicPartition, block: BlockNode, *, is_forced: bool = False
+    ) -> bool:
         """Whether nobody leads a block, or will."""
         image = self._commits.image
-        return takeover.is_needed(image, self._members, block, is_forced=is_forced)
+        return takeover.is_needed(image, self._members, name, block, is_forced=is_forced)
 
-    def _can_seal(self, block: BlockNode) -> bool:
+    def _can_seal(self, name: TopicPartition, block: BlockNode) -> bool:
         """Whether those that are alive can seal a block that has a leader, or can elect one."""
         if block.acks is not AckMode.RAFT:
-            return block.leader in self._members
-        able = takeover.survivors(self._commits.image, block)
-        return 2 * sum(broker in self._members for broker in able) > len(block.replicas)
+            return block.leader is not None and self._members.can_act(block.leader, name)
+        able = takeover.able(self._commits.image, self._members, name, block)
+        return 2 * len(able) > len(block.replicas)
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class Rolls:
             self._end(roll, gone(f"{roll.name} is not what it was"), now)
             return
         block = image.open_block
-        if not roll.is_takeover and self._is_leaderless(block, is_forced=roll.is_forced):
+        if not roll.is_takeover and self._is_leaderless(roll.name, block, is_forced=roll.is_forced):
             roll.is_takeover = True
             mark("rolls.takeover.raft" if block.acks is AckMode.RAFT else "rolls.takeover")
             roll.renumber(roll.epoch + 1)
@@ -271,9 +273,10 @@ class Rolls:
     ) -> None:
         """The block cannot be sealed by *broker*."""
         if block.acks is AckMode.RAFT:
-            if len(block.replicas) > 1 and broker != block.leader:
+            is_leader = broker == block.leader and not self._can_seal(roll.name, block)
+            if len(block.replicas) > 1 and not is_leader:
                 mark("rolls.follower_in_trouble")
-                return  # A follower in trouble is no reason to give up.
+                return  # The others elect a leader, who is asked then.
         else:
             others = [b for b in block.in_sync if b != broker and b in self._members]
             is_lost = isinstance(error, StoreError) and not isinstance(error, StoreFull)
@@ -300,7 +303,10 @@ class Rolls:
                 mark("rolls.must_wait")
                 return  # Somebody who must have all may yet answer.
         if not roll.is_late and any(
-            b not in roll.answers and self._members.may_live(b) and self._is_same_disk(block, b)
+            b not in roll.answers
+            and self._members.may_live(b)
+            and not self._members.offline.has(b, roll.name)
+            and self._is_same_disk(block, b)
             for b in block.replicas
         ):
             if roll.decide_at == NEVER:

@@ -35,6 +35,12 @@ def survivors(image: Image, block: BlockNode) -> tuple[str, ...]:
     return tuple(broker for broker in block.replicas if has_storage(image, block, broker))
 
 
+def able(image: Image, members: Members, name: TopicPartition, block: BlockNode) -> tuple[str, ...]:
+    """The survivors that are alive and whose disk does not fail them."""
+    left = survivors(image, block)
+    return tuple(broker for broker in left if members.can_act(broker, name))
+
+
 def is_enough(block: BlockNode, brokers: Collection[str]) -> bool:
     """Whether *brokers*, of the surviving replicas, hold all that was committed between them."""
     if block.acks is AckMode.RAFT:
@@ -48,17 +54,28 @@ def is_enough(block: BlockNode, brokers: Collection[str]) -> bool:
     return bool(known) and block.leader is None and all(broker in brokers for broker in known)
 
 
-def is_needed(image: Image, members: Members, block: BlockNode, *, is_forced: bool = False) -> bool:
+def is_needed(
+    image: Image,
+    members: Members,
+    name: TopicPartition,
+    block: BlockNode,
+    *,
+    is_forced: bool = False,
+) -> bool:
     """Whether the open block is to be ended without a leader; else its leader is asked.
 
     *is_forced*: also when those that are away could elect one if they came back.
     """
     if block.acks is not AckMode.RAFT:
-        return block.leader is None or not members.may_live(block.leader)
-    able = survivors(image, block)
+        if block.leader is None or not members.may_live(block.leader):
+            return True
+        return members.offline.has(block.leader, name) and is_enough(
+            block, able(image, members, name, block)
+        )
+    voters = survivors(image, block)
     if is_forced:
-        able = tuple(broker for broker in able if broker in members)
-    return len(able) < majority(len(block.replicas))
+        voters = tuple(broker for broker in voters if broker in members)
+    return len(voters) < majority(len(block.replicas))
 
 
 def whom_to_ask(
@@ -71,8 +88,11 @@ def whom_to_ask(
     block = image.partition(*name).open_block
     left = survivors(image, block)
     live = tuple(broker for broker in left if broker in members)
+    sound = able(image, members, name, block)
+    if is_enough(block, sound):
+        return sound
     if is_enough(block, live):
-        return live
+        return live  # A disk that cannot be written may yet be read.
     if is_forced:
         return live
     if not image.topics[name.topic].node.config.unclean_election:
@@ -102,19 +122,21 @@ def problem(image: Image, members: Members, name: TopicPartition) -> str | None:
     if found.node.acks is AckMode.UNSET:
         return None
     left = survivors(image, block)
-    live = [broker for broker in left if broker in members]
+    live = able(image, members, name, block)
     if block.acks is AckMode.RAFT:
         count, needed = len(block.replicas), majority(len(block.replicas))
         if len(live) >= needed:
             return None
         what = f"{needed} of {count} replicas must be alive"
-    elif block.leader in members or is_enough(block, live):
+    elif block.leader in live or is_enough(block, live):
         return None
     else:
         what = "no replica that is known to hold all that was committed is alive"
     lost = [broker for broker in block.replicas if broker not in left]
-    away = [broker for broker in left if broker not in live]
+    away = [broker for broker in left if broker not in members]
+    offline = [f"{broker}: {why}" for broker in left if (why := members.offline.why(broker, name))]
     told = [f"the disk of {' and '.join(lost)} was replaced"] if lost else []
     told += [f"{' and '.join(away)} did not answer for a session"] if away else []
+    told += offline
     hint = "wait for them" if away else "nothing brings it back by itself"
     return f"{what}: {'; '.join(told)}; {hint}, or go on without with recover_partition()"

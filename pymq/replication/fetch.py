@@ -199,6 +199,9 @@ class Fetch:
     def transfer(self, peer: str, now: int) -> None:
         """Another leader is the next block's: the zkserver rolls."""
 
+    def relinquish(self, now: int) -> None:
+        """Another leader is the next block's: the zkserver rolls."""
+
     # --- the leader -----------------------------------------------------------------------------
 
     def _fetch(self, source: str, m: ReplicaFetch, now: int) -> None:

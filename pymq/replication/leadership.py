@@ -334,6 +334,15 @@ class Leadership:
         self._tell_target(now)
         self._feed(self.progress[peer], now)
 
+    def heir(self) -> str | None:
+        """The member that is alive and known to hold most of the log; the first of equals."""
+        names = [
+            name
+            for name in self._group.others
+            if name not in self._group.learners and self._host.is_alive(name)
+        ]
+        return max(names, key=lambda name: self.progress[name].match, default=None)
+
     def _tell_target(self, now: int) -> None:
         if self.target is None or self._told_target:
             return

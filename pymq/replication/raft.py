@@ -223,6 +223,17 @@ class Raft:
             self._leading.transfer(peer, now)
         self._settle()
 
+    def relinquish(self, now: int) -> None:
+        """Have the member that has most stand for election now, whatever is on its way to it.
+
+        Voters refuse one that lacks what is committed, so a poor choice costs time only.
+        """
+        if self._leading is not None and (heir := self._leading.heir()) is not None:
+            mark("raft.relinquished")
+            self._host.send(heir, RaftTimeout(self._group.block, self.epoch))
+            self._step_down(now)
+        self._settle()
+
     def read_index(self, token: int, now: int) -> bool:
         """Begin to confirm that a read may be answered here; False if this is not the leader."""
         if self._leading is None:

@@ -61,3 +61,6 @@ class Solo:
 
     def transfer(self, peer: str, now: int) -> None:
         """There is nobody who could take over."""
+
+    def relinquish(self, now: int) -> None:
+        """There is nobody who could take over."""

@@ -132,6 +132,7 @@ NUMBERS: dict[int, type] = {
     114: msg.DescribePartitions,
     115: msg.PartitionReports,
     116: msg.ControlledShutdown,
+    117: msg.OfflineReplicas,
     140: msg.Ping,
     141: msg.ReplicaFetch,
     142: msg.ReplicaFetched,

@@ -100,6 +100,8 @@ def _partition(found: PartitionDescription, dead: Collection[str]) -> Json:
         "end": found.end_offset,
         "high": found.high_watermark,
         "problem": found.problem,
+        "offline": list(found.offline),
+        "under_replicated": found.under_replicated,
         "unreadable": {
             "blocks": len(unreadable),
             "records": sum((b.end_offset or 0) - b.start_offset for b in unreadable),

@@ -23,6 +23,8 @@ from pymq.core.message import (
     PartitionReport,
     PartitionReports,
     Produced,
+    OfflineReplica,
+    OfflineReplicas,
     Progress,
     RegisterBroker,
     RetireBlocks,
@@ -124,6 +126,12 @@ REPORTS: dict[str, Callable[[Cluster], Message]] = {
     "isr": lambda c: AlterIsr(*T0, 0, c.part().node.epoch, c.leader(), (c.leader(),)),
     "sealed": lambda c: Sealed(*T0, 0, c.part().node.epoch + 1, c.leader(), 9),
     "stopped": lambda c: Stopped(1, c.leader()),
+    "offline": lambda c: OfflineReplicas(
+        c.leader(),
+        c.brokers[c.leader()].incarnation,
+        1 << 61,
+        (OfflineReplica(*T0, "", False, "no"),),
+    ),
 }
 
 

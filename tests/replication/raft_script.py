@@ -310,6 +310,10 @@ class RaftScript:
     def do_transfer(self, name: str, peer: str) -> None:
         self.node(name).raft.transfer(peer, self.cluster.now)
 
+    def do_relinquish(self, name: str) -> None:
+        """Its disk has failed."""
+        self.node(name).raft.relinquish(self.cluster.now)
+
     def do_read(self, name: str, token: str) -> str | None:
         is_asked = self.node(name).raft.read_index(int(token), self.cluster.now)
         return None if is_asked else f"{name} does not lead"

@@ -213,6 +213,34 @@ class Progress:
 
 
 @value
+class OfflineReplica:
+    """A partition whose open block a broker cannot act on, because of its disk.
+
+    If it *is_damaged* that is all: the broker's disk is good for another block.
+    """
+
+    topic: str
+    partition: str
+    topic_id: str
+    is_damaged: bool
+    why: str  # for people
+
+
+@value
+class OfflineReplicas:
+    """All replicas that are offline because of a broker's disk, alive as the broker is.
+
+    As the offline log directories of KIP-858, but each partition by itself. It is told when that
+    changes, and again and again; of two reports the one with the lower *version* is out of date.
+    """
+
+    broker: str
+    incarnation: int
+    version: int
+    replicas: tuple[OfflineReplica, ...]
+
+
+@value
 class DescribePartitions:
     """Ask a broker for the state of partitions that it leads."""
 
@@ -258,6 +286,7 @@ ControlMessage = (
     | AlterIsr
     | BecomeLeader
     | Progress
+    | OfflineReplicas
     | DescribePartitions
     | PartitionReports
 )

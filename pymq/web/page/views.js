@@ -132,6 +132,8 @@ function partitionCard(found, partition, page, isFirst) {
   return h("section", { class: "card", "data-key": key, "aria-label": `Partition ${partition.name}` },
     h("h2", null, "Partition ", partition.name, " ", tags([partition.acks])),
     partition.problem ? h("p", { class: "problem" }, partition.problem) : null,
+    partition.offline.length ? h("p", { class: "problem" },
+      `Offline on ${partition.offline.join(", ")}: dead, or the disk fails`) : null,
     partition.unreadable.blocks ? h("p", { class: "problem" }, unreadable(partition.unreadable)) : null,
     partition.losses.map((loss) => h("p", { class: "problem" },
       `Records from offset ${count(loss.offset)} on may have been lost at ${when(loss.at_ms).slice(0, 19)} UTC`)),
