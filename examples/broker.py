@@ -8,7 +8,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import endpoints, parse, secure, serve, web
+from pymq.deployed.service import endpoints, limits, parse, secure, serve, web
 
 
 def main() -> int:
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="its folder, or memory:")
     parser.add_argument("--rack", help="brokers of one rack fail together")
     secure(parser)
+    limits(parser)
     web(parser)
     args = parse(parser)
     try:
@@ -38,6 +39,8 @@ def main() -> int:
             audit=args.audit,
             insecure=args.insecure,
             connections_per_address=args.connections_per_address,
+            fetch_max_bytes=args.fetch_max_bytes,
+            fetch_memory_bytes=args.fetch_memory_bytes,
             http=args.http,
             http_cert=args.http_cert,
         )

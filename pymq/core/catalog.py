@@ -56,6 +56,9 @@ BROKER = {
         GAUGE, GROUP, "Offsets from there to the high watermark, as far as members have told"
     ),
     "pymq_group_in_flight": Spec(GAUGE, GROUP, "Records that are leased and not acknowledged"),
+    "pymq_fetches_waiting": Spec(
+        GAUGE, (), "Fetches that wait until there is room for what they would be answered"
+    ),
     "pymq_fsync_seconds": Spec(HISTOGRAM, (), "How long it takes to make a file durable"),
     "pymq_write_seconds": Spec(
         HISTOGRAM, (), "How long the writes of a turn take, with their syncs"
@@ -101,6 +104,12 @@ NODE = {
     "pymq_inbox_messages": Spec(GAUGE, (), "Messages that wait for the loop"),
     "pymq_send_queue_bytes": Spec(GAUGE, (), "Bytes that wait until others take them"),
     "pymq_send_queue_packets": Spec(GAUGE, (), "Packets that wait until others take them"),
+    "pymq_unsent_bytes": Spec(
+        GAUGE, (), "Bytes for clients that have not left the process, libzmq's queues included"
+    ),
+    "pymq_connections_cut_total": Spec(
+        COUNTER, (), "Connections that were ended because nothing was taken"
+    ),
     "pymq_connections": Spec(GAUGE, (), "Other nodes and clients that it talks with"),
     "pymq_messages_dropped_total": Spec(
         COUNTER, (), "Messages that were lost or refused by the transport"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pymq.core.lending import Lending
-from pymq.core.message import Message
+from pymq.core.message import Fetch, Message
 from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicaHost, ReplicationConfig
 from pymq.core.slots import RepairSlots
@@ -27,6 +27,10 @@ class Home(ReplicaHost, Protocol):
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer."""
+        ...
+
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
         ...
 
     def has_failed(self, peer: str, block: BlockId) -> bool:

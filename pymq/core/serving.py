@@ -75,6 +75,10 @@ class ServingHost(Protocol):
         """Send an answer."""
         ...
 
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        ...
+
 
 class Serving:
     """The reading side of one partition on one broker."""
@@ -176,12 +180,14 @@ class Serving:
         if offset >= limit or m.max_bytes == 0:
             self._host.reply(source, answer, now)
             return True
+        # "The end" is the one at the time of asking, however long the fetch waits for room.
+        most = self._host.admit(source, attrs.evolve(m, offset=offset), now)
+        if not most:
+            return True
         state = self._partition.state
         block = state.blocks[bisect_right(self._starts, offset) - 1]
         end = limit if block.end is None else min(limit, block.end)
-        self._host.out.read.append(
-            Read(source, answer, state.block_id(block), offset, end, m.max_bytes)
-        )
+        self._host.out.read.append(Read(source, answer, state.block_id(block), offset, end, most))
         return True
 
     # --- waiting --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from pymq import coord
 from pymq.client.base import Handle
 from pymq.coord.base import Coordinator
+from pymq.core.fetches import FetchLimits, Outbox
 from pymq.core.message import LeaderAndIsr
 from pymq.core.metrics import Metrics
 from pymq.core.replicator import ReplicationConfig
@@ -204,6 +205,10 @@ class Broker(Node):
         insecure: listen to the network without keys; anybody may then do anything.
         connections_per_address: how many one address may have, where there are keys; 1,000 if
             nothing is said.
+        fetch_max_bytes: of one answer to a fetch, whatever it asks for, or else of one batch; 4 MiB
+            if nothing is said (fetch.max.bytes of Kafka).
+        fetch_memory_bytes: of all answers to fetches that clients have not taken yet; 32 MiB if
+            nothing is said, and at least 1 MiB.
         http: where to serve metrics, as ``"127.0.0.1:9100"``.
         http_cert: a PEM file with a certificate and its key; the network is served with one only.
 
@@ -231,10 +236,13 @@ class Broker(Node):
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         connections_per_address: int | None = None,
+        fetch_max_bytes: int | None = None,
+        fetch_memory_bytes: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
     ) -> None:
         check_name(name, "broker name")
+        fetches = FetchLimits.of(fetch_max_bytes, fetch_memory_bytes)
         is_kept = store is None and os.fspath(data) != "memory:"
         files = TimedFiles() if is_kept else None
         self.store = store or (
@@ -263,6 +271,7 @@ class Broker(Node):
                     heartbeat_ms=heartbeat_ms,
                     wall_offset_ms=wall_ms() - now,
                     replication=replication or ReplicationConfig(),
+                    fetches=fetches,
                 ),
                 replicator,
                 assignor,
@@ -271,6 +280,7 @@ class Broker(Node):
                 self.store.unsealed(),
                 now,
                 meters.journal,
+                made if isinstance(made, Outbox) else None,
             )
             self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)

@@ -99,6 +99,7 @@ def open_transport(
             keys=keys,
             on_refused=door.refuse,
             on_sent=door.sent,
+            fetch_wait_ms=door.fetch_wait_ms,
         )
     except BaseException:
         door.close()
@@ -154,6 +155,10 @@ class Door:
     def refused(self) -> int:
         """How much was refused, since the node started."""
         return self._audit.refused
+
+    def fetch_wait_ms(self, principal: str) -> int:
+        """How long until *principal* may be sent more records; 0 when it may."""
+        return self._guard.fetch_wait_ms(principal)
 
     def refuse(self, principal: str, source: str) -> None:
         """Note a connection that was not let in."""

@@ -98,6 +98,22 @@ def secure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a broker that bound what clients take of it."""
+    parser.add_argument(
+        "--fetch-max-bytes",
+        type=int,
+        metavar="N",
+        help="of one answer to a fetch, whatever it asks for (4194304)",
+    )
+    parser.add_argument(
+        "--fetch-memory-bytes",
+        type=int,
+        metavar="N",
+        help="of all answers that clients have not taken yet (33554432)",
+    )
+
+
 def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
     """Add the options of what a node serves over HTTP."""
     what = "metrics and the cluster page" if has_page else "metrics"

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import attrs
+
+from pymq.core.fetches import Boundless, Fetches, Outbox
 from pymq.core.journal import Journal
 from pymq.core.lending import Lending
 from pymq.core.membership import Assignors
@@ -67,6 +70,8 @@ from pymq.errors import (
     NotController,
     NotLeader,
     NotRegistered,
+    PymqError,
+    QuotaExceeded,
     ReplicaNotAvailable,
     StoreError,
 )
@@ -80,6 +85,8 @@ from pymq.node.registration import BrokerConfig, Registration
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
 from pymq.node.troubles import Troubles
+
+FETCH_AGAIN_MS = 1_000  # after which who has too many fetches waiting may send more
 
 
 class Broker:
@@ -95,6 +102,7 @@ class Broker:
         unsealed: Iterable[BlockId],
         now: int,
         journal: Journal | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self.me = config.name
         self.journal = journal or Journal()
@@ -105,6 +113,8 @@ class Broker:
         self.out = Ready()
         self.slots = RepairSlots(config.replication)
         self.lending = Lending(config.replication.lend_bytes)
+        self.fetches = Fetches(config.fetches, outbox or Boundless())
+        self._granted = 0  # bytes of the fetch that is being served because it is its turn
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
         self._sharing = Sharing(self._peers)
@@ -161,6 +171,20 @@ class Broker:
             self._coordinators.answered(int(source[1:]), message, now)
         else:
             self.out.send.append((source, message))
+
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        if self._granted:
+            return self._granted
+        if source == COPIES or source.startswith("#"):
+            return m.max_bytes  # They ask for the next part when they have had the one before.
+        most = self.fetches.admit(source, m, now)
+        if most is None:
+            why = f"{self.fetches.limits.waiting} fetches of this connection wait already"
+            error = QuotaExceeded(why, retry_ms=FETCH_AGAIN_MS)
+            self._answer_fetch(source, m, now, error)
+            return 0
+        return most
 
     def tell_controller(self, message: Message) -> None:
         """Send something to the active zkserver."""
@@ -366,6 +390,9 @@ class Broker:
             self.deadline = min(self.deadline, self.slots.deadline)
         if self.lending.deadline != NEVER:
             self.lending.fill(self.out, now)
+        if self.fetches.deadline <= now:
+            self._serve_fetches(now)
+            self.deadline = min(self.deadline, self.fetches.deadline)
         if not self.out:
             return None
         out, self.out, self._is_busy = self.out, Ready(), True
@@ -374,6 +401,7 @@ class Broker:
     def advance(self, ready: Ready, now: int) -> None:
         """The Ready is done: what it wrote is durable, but for what has failed before."""
         self._is_busy = False
+        self.fetches.sent()
         flushed, self._flushed = self._flushed, []
         for partition in flushed:
             partition.advance(now)
@@ -394,6 +422,8 @@ class Broker:
             due = self.slots.deadline
         if self.lending.deadline < due:
             due = self.lending.deadline
+        if self.fetches.deadline < due:
+            due = self.fetches.deadline
         for coordinator in self._coordinators.values():
             if coordinator.deadline < due:
                 due = coordinator.deadline
@@ -444,8 +474,7 @@ class Broker:
         if isinstance(m, Produce):
             self.reply(source, Produced(m.id, error=error), now)
         elif isinstance(m, Fetch):
-            answer = Fetched(m.id, m.topic, m.partition, m.offset, 0, 0, b"", error)
-            self.reply(source, answer, now)
+            self._answer_fetch(source, m, now, error)
         elif isinstance(m, GetSequence):
             self.reply(source, Sequence(m.id, error=error), now)
         else:
@@ -455,6 +484,17 @@ class Broker:
         """Whether the broker *source* holds a block of a partition that is hosted here."""
         found = self._partitions.get((topic, partition))
         return found is not None and any(source in b.replicas for b in found.state.blocks)
+
+    def _answer_fetch(self, source: str, m: Fetch, now: int, error: PymqError) -> None:
+        self.reply(source, Fetched(m.id, m.topic, m.partition, m.offset, 0, 0, b"", error), now)
+
+    def _serve_fetches(self, now: int) -> None:
+        """Serve those fetches that have waited for room, as far as there is some now."""
+        while (found := self.fetches.next(now)) is not None:
+            source, m, self._granted = found
+            # What has become of the partition meanwhile is looked at anew.
+            self.on_partition(source, m if self._granted else attrs.evolve(m, max_bytes=0), now)
+            self._granted = 0
 
     # --- other brokers --------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ def broker(machine: Broker, out: Metrics) -> None:
     out.add("pymq_under_replicated_partitions", under)
     out.add("pymq_under_min_isr_partitions", few)
     out.add("pymq_failed_partitions", failed)
+    out.add("pymq_fetches_waiting", machine.fetches.waiting)
     _groups(machine, out)
 
 

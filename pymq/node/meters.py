@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from pymq.coord.base import Coordinator
+from pymq.core.fetches import Loads
 from pymq.core.journal import Journal
 from pymq.core.metrics import Metrics
 from pymq.node import gauges
@@ -23,6 +24,11 @@ class Net(Protocol):
     """What a transport tells of itself."""
 
     dropped: int  # messages and packets that were lost or refused
+    cut: int  # connections that were ended because nothing was taken
+
+    def loads(self) -> Loads:
+        """Bytes for clients that have not left the process."""
+        ...
 
     def waiting(self) -> tuple[int, int, int]:
         """Peers, packets that wait for them, and the bytes of those."""
@@ -88,6 +94,8 @@ class Meters:
             out.add("pymq_connections", peers)
             out.add("pymq_send_queue_packets", packets)
             out.add("pymq_send_queue_bytes", size)
+            out.add("pymq_unsent_bytes", self.net.loads().node)
+            out.add("pymq_connections_cut_total", self.net.cut)
             out.add("pymq_messages_dropped_total", self.net.dropped)
         if self.refused is not None:
             out.add("pymq_refused_total", self.refused())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pymq.core.fetches import FetchLimits
 from pymq.core.message import BrokerHeartbeat, LeaderAndIsr, Message, RegisterBroker
 from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicationConfig
@@ -27,6 +28,7 @@ class BrokerConfig:
     heartbeat_ms: int = 0  # 0: the zkserver lives in this very process
     wall_offset_ms: int = 0  # wall clock minus monotonic clock
     replication: ReplicationConfig = Factory(ReplicationConfig)
+    fetches: FetchLimits = Factory(FetchLimits)
 
 
 class Registration:

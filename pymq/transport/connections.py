@@ -9,10 +9,11 @@ its descriptor is there until then.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -62,20 +63,72 @@ class Connections:
         self.socket.close(0)
 
 
+class Origin(NamedTuple):
+    """Where a connection comes from: its descriptor, and who is at the other end of that."""
+
+    descriptor: int
+    name: object  # as getpeername() has it; None when nobody is there
+
+
+NOWHERE = Origin(-1, None)
+
+
+def source_of(frame: zmq.Frame) -> int:
+    """The descriptor of the connection that a frame has come by; -1 when libzmq does not know."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def came_from(descriptor: int) -> Origin:
+    """The connection that has a descriptor now."""
+    with _borrowed(descriptor) as found:
+        return Origin(descriptor, _name(found))
+
+
+def cut(origin: Origin) -> bool:
+    """End a connection, if it is still the one that it was; returns whether it was.
+
+    libzmq has no call for that. It finds that the other side has gone, and lets go of all that
+    waits for it.
+    """
+    with _borrowed(origin.descriptor) as found:
+        if found is None or origin.name is None or _name(found) != origin.name:
+            return False
+        try:
+            found.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+        return True
+
+
 def address_of(descriptor: int) -> str:
     """Who is at the other end; empty when nobody is, or not over the network."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return ""
-    try:
-        found = socket.socket(fileno=copy)
-    except OSError:  # The connection has gone, and the number is that of a file by now.
-        os.close(copy)
-        return ""
-    with found:
-        try:
-            name = found.getpeername()
-        except OSError:
-            return ""
+    with _borrowed(descriptor) as found:
+        name = _name(found)
     return str(name[0]) if isinstance(name, tuple) else ""
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
+    """The socket of a descriptor that is libzmq's, and stays so; None when there is none.
+
+    It takes no descriptor of its own: there may be none left.
+    """
+    try:
+        found = socket.socket(fileno=descriptor)
+    except (OSError, ValueError):  # The connection has gone, and the number may be that of a file.
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        found.detach()
+
+
+def _name(found: socket.socket | None) -> object:
+    try:
+        return None if found is None else found.getpeername()
+    except OSError:
+        return None

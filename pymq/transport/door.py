@@ -92,10 +92,10 @@ class Door:
             peer.key, peer.principal = key, principal
             # A client may go by its principal's name as well, and is a client all the same.
             is_node = not node.startswith(CLIENT_PREFIX)
-            if is_node and (keys is None or keys.is_node(principal)):
-                peer.header_max = wire.HEADER_BYTES_MAX
-            else:
-                peer.header_max = wire.CLIENT_HEADER_BYTES_MAX
+            peer.is_client = not (is_node and (keys is None or keys.is_node(principal)))
+            peer.header_max = (
+                wire.CLIENT_HEADER_BYTES_MAX if peer.is_client else wire.HEADER_BYTES_MAX
+            )
             return peer
         refused = InvalidRequest(problem)
         self._refuse(identity, principal, refused)

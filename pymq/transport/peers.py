@@ -11,6 +11,8 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 from pymq.transport import wire
 from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, node_of
+from pymq.transport.connections import NOWHERE, Origin
+from pymq.transport.flight import Flight
 from pymq.transport.shapes import Buffer
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Peer:
     key: str = ""  # with which it has connected
     refused_until: float = 0.0  # it did not let us in; so long it is not asked again
     header_max: int = wire.HEADER_BYTES_MAX  # that a packet of it may have
+    is_client: bool = False  # and no broker or zkserver
+    flight: Flight = Factory(Flight)  # what libzmq holds for it, if it is a client
+    came_from: Origin = NOWHERE  # the connection of its last packet, if it is a client
 
     def lose(self) -> int:
         """Forget the packets that wait for it; returns how many there were."""
@@ -120,7 +125,7 @@ class Peers:
         if peer is None:
             peer = self.by_name[node] = Peer(node)
             if node.startswith(CLIENT_PREFIX):
-                peer.header_max = wire.CLIENT_HEADER_BYTES_MAX
+                peer.header_max, peer.is_client = wire.CLIENT_HEADER_BYTES_MAX, True
             self._machines.clear()  # It may be the node of machines that were taken for another's.
         return peer
 

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from pymq.core.fetches import Loads
 from pymq.core.message import Message
 from pymq.errors import Closed, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
 from pymq.transport.base import Arrival, Gate
+from pymq.transport.connections import came_from, cut, source_of
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import OnRefused, user_id
 from pymq.transport.dialer import Dialer
 from pymq.transport.door import Door
+from pymq.transport.flight import send_tracked
 from pymq.transport.peers import Link, Peer, Peers, make_identity
 from pymq.transport.shapes import Buffer
 from pymq.transport.sockets import (
@@ -49,8 +52,10 @@ SHARE_PACKETS = 512  # that one poll takes in, or ...
 SHARE_BYTES = 16 << 20  # of payload, which nobody looks into, or ...
 # ... of headers: to decode so much takes some tenths of a second, whatever is in them.
 SHARE_HEADER_BYTES = 2 << 20
+SHARE_MESSAGES = 4_096  # ... or of these, each of which a machine takes some 20 us for
 _HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
+LOOK_S = 1.0  # between two looks at who takes nothing
 GREET_S = 1.0  # who was greeted so lately is not greeted because it greets
 
 
@@ -63,7 +68,8 @@ class ZmqTransport:
 
     With *keys* nothing is said to, and nothing heard of, who has not proved with CurveZMQ to be who
     is expected. *on_refused* is told of connections that were not let in, and *on_sent* of what is
-    sent to whom. Without, only this machine may be listened to, unless it is *insecure* knowingly.
+    sent to whom; *fetch_wait_ms* tells how long the quota of a principal keeps it from being sent
+    more records. Without, only this machine may be listened to, unless it is *insecure* knowingly.
     """
 
     def __init__(
@@ -79,16 +85,19 @@ class ZmqTransport:
         insecure: bool = False,
         on_refused: OnRefused | None = None,
         on_sent: Callable[[str, Message], object] | None = None,
+        fetch_wait_ms: Callable[[str], int] | None = None,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.endpoint = ""
         self.dropped = 0  # messages and packets, for whatever reason
+        self.cut = 0  # connections of clients that took nothing
         self.problem = ""  # what was wrong with the last packet that was refused, by us or of ours
         self._gate = gate
         self.on_stranger = on_stranger
         self._keys = keys
         self._keys_version = keys.version if keys is not None else 0
         self._on_sent = on_sent
+        self._fetch_wait_ms = fetch_wait_ms
         self._pid = os.getpid()
         self._is_closed = False
         self._context = make_context()
@@ -122,6 +131,8 @@ class ZmqTransport:
         self._peers = Peers()
         self._dirty: dict[Peer, None] = {}  # with a packet that is being put together
         self._blocked: dict[Peer, None] = {}  # with packets that could not leave
+        self._loaded: dict[Peer, None] = {}  # clients with something that has not left the process
+        self._looked_at = 0.0  # when it was seen last whether they take it
         # Sockets to look at, whatever is readable; and whether something is expected there.
         self._unread: dict[Link | None, bool] = {}
         self._has_taken = False  # the last poll has found something; ...
@@ -206,6 +217,8 @@ class ZmqTransport:
         size = len(frames[0]) + packet.size
         peer.waiting.append((now, size, frames))
         peer.waiting_bytes += size
+        if peer.is_client:
+            self._loaded[peer] = None
 
     def flush(self) -> None:
         """Let everything leave that can."""
@@ -231,10 +244,15 @@ class ZmqTransport:
             else:
                 assert self._router is not None
                 socket, unread = self._router, None
+            _, size, frames = waiting[0]
+            tracker = None
             try:
                 if peer.route is not None:
                     socket.send(peer.route, MORE)
-                send_frames(socket, waiting[0][2])
+                if peer.is_client and peer.flight.is_over(size):
+                    tracker = send_tracked(socket, frames)
+                else:
+                    send_frames(socket, frames)
             except zmq.Again:
                 break
             except zmq.ZMQError as error:
@@ -242,7 +260,10 @@ class ZmqTransport:
                     raise
                 self.dropped += self._peers.forget_route(peer)
                 continue
-            peer.waiting_bytes -= waiting.popleft()[1]
+            waiting.popleft()
+            peer.waiting_bytes -= size
+            if peer.is_client:
+                peer.flight.add(size, tracker, now)
             # Sending may have used up the sign that there is something to be read.
             self._unread.setdefault(unread, False)
         if waiting:
@@ -258,6 +279,50 @@ class ZmqTransport:
         while waiting and waiting[0][0] < since and not is_slow:
             peer.waiting_bytes -= waiting.popleft()[1]
             self.dropped += 1
+
+    # --- what clients have not taken yet (:class:`pymq.core.fetches.Outbox`) --------------------
+
+    def loads(self) -> Loads:
+        """How much has not left the process, by principal and connection."""
+        found, now = Loads(), time.monotonic()
+        for peer in list(self._loaded):
+            if size := self._unsent(peer, now):
+                found.add(peer.principal or peer.name, peer.name, size)
+        return found
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """The principal of a machine, or its node if that has none; and its node."""
+        peer = self._peers.find(source)[0]
+        return peer.principal or peer.name, peer.name
+
+    def is_there(self, connection: str) -> bool:
+        """Whether a node is connected, or can be connected to."""
+        peer = self._peers.by_name.get(connection)
+        return peer is not None and (
+            peer.route is not None
+            or peer.link is not None
+            or self._peers.endpoint(peer) is not None
+        )
+
+    def wait_ms(self, account: str) -> int:
+        """How long until the quota of a principal lets it be sent something; 0 when it does."""
+        return self._fetch_wait_ms(account) if self._fetch_wait_ms is not None else 0
+
+    def _unsent(self, peer: Peer, now: float) -> int:
+        size = peer.waiting_bytes + peer.flight.look(now)
+        if not size:
+            del self._loaded[peer]
+        return size
+
+    def _cut_stalled(self, now: float) -> None:
+        """End the connections of clients that have taken nothing for long of what is for them."""
+        self._looked_at = now
+        for peer in list(self._loaded):
+            if not self._unsent(peer, now) or peer.route is None:
+                continue
+            if now - peer.flight.moved_at > self.tuning.stalled_ms / 1000 and cut(peer.came_from):
+                self.cut += 1
+                self._lose(self._peers.forget_route(peer), f"{peer.name} took nothing for too long")
 
     def waiting(self) -> tuple[int, int, int]:
         """Peers, packets that wait for them, and the bytes of those."""
@@ -292,6 +357,8 @@ class ZmqTransport:
         if self._blocked:
             for peer in list(self._blocked):
                 self._pump(peer, now)
+        if self._loaded and now - self._looked_at > LOOK_S:
+            self._cut_stalled(now)
         if now - self._swept_at > SILENT_S / 6:
             self._sweep(now)
         if self._dirty:
@@ -319,7 +386,8 @@ class ZmqTransport:
         """Take in the packets of one socket, until it has no more or *left* is used up."""
         socket = self._router if link is None else link.socket
         assert socket is not None
-        while left[0] > 0 and left[1] > 0:
+        before = len(arrivals)
+        while left[0] > 0 and left[1] > 0 and len(arrivals) - before < SHARE_MESSAGES:
             # To ask costs half of what the exception does.
             if not is_expected:
                 events = socket.getsockopt(EVENTS)
@@ -355,6 +423,9 @@ class ZmqTransport:
             if peer is None or shown != peer.key:
                 peer = self._admit(identity, shown)
             if peer is not None:
+                # libzmq connects a client anew under the routing id that it had.
+                if peer.is_client and (number := source_of(part)) != peer.came_from.descriptor:
+                    peer.came_from = came_from(number)
                 self._take(peer, header, frames, arrivals, is_new=is_new)
         self._unread[link] = False
 

@@ -9,7 +9,7 @@ import attrs
 from pymq.core.config import TopicConfig
 from pymq.core.host import PartitionHost
 from pymq.core.lending import Lending
-from pymq.core.message import Message
+from pymq.core.message import Fetch, Message
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.ready import Compact, Ready
@@ -46,6 +46,9 @@ class Host:
 
     def reply(self, source: str, message: Message, now: int) -> None:
         raise AssertionError("nobody has asked")
+
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        return m.max_bytes
 
     def tell_controller(self, message: Message) -> None:
         raise AssertionError("compaction is each broker's own affair")

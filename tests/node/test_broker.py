@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from pymq.core.config import TopicConfig
+from pymq.core.fetches import FetchLimits
 from pymq.core.message import (
     BEGIN,
     END,
@@ -50,6 +51,7 @@ from pymq.errors import (
     InvalidRequest,
     NotLeader,
     OffsetOutOfRange,
+    QuotaExceeded,
     ReplicaNotAvailable,
     StaleControllerEpoch,
     StaleEpoch,
@@ -69,11 +71,19 @@ M = TypeVar("M", bound=Message)
 class Bench:
     """A broker, its disk, and all that it has sent."""
 
-    def __init__(self, storage_id: str = "", incarnation: int = 0) -> None:
+    def __init__(
+        self, storage_id: str = "", incarnation: int = 0, fetches: FetchLimits | None = None
+    ) -> None:
         self.now = 0
         self.store = MemoryStore()
         self.sent: list[tuple[str, Message]] = []
-        config = BrokerConfig("b0", ("zk", "zk-2"), storage_id=storage_id, incarnation=incarnation)
+        config = BrokerConfig(
+            "b0",
+            ("zk", "zk-2"),
+            storage_id=storage_id,
+            incarnation=incarnation,
+            fetches=fetches or FetchLimits(),
+        )
         self.broker = Broker(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []
@@ -569,6 +579,39 @@ def test_no_fetch_waits_for_ever(bench: Bench) -> None:
         bench.step("c", Fetch(request, "t", "0", 0, 1, 1 << 62))
     bench.tick(60_000)
     assert [m.id for _, m in bench.sent if isinstance(m, Fetched)] == [0, 1, 2]
+
+
+def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() -> None:
+    """Its block may have gone to another leader meanwhile, or be kept no more."""
+    bench = Bench(fetches=FetchLimits(turn_bytes=100))
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("p", PRODUCE)
+    for request in range(3):
+        bench.step("c", Fetch(request, "t", "0", 0, 100, 0))
+    assert bench.reads == [0], "each of them fills a turn"
+    bench.tick(1)
+    assert bench.reads == [0, 0]
+    bench.step("zk", stop(11, epoch=2))
+    bench.tick(1)
+    assert bench.reads == [0, 0]
+    last = bench.last(Fetched)
+    assert (last.id, type(last.error)) == (2, NotLeader)
+    assert bench.broker.deadline > bench.now, "nothing waits any more"
+
+
+def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
+    """It is told to come again; what coordinators and brokers read is not in that line."""
+    bench = Bench(fetches=FetchLimits(turn_bytes=100, waiting=2))
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("p", PRODUCE)
+    for request in range(5):
+        bench.step("c", Fetch(request, "t", "0", 0, 100, 0))
+    refused = [m for m in bench.sent_to("c", Fetched) if m.error is not None]
+    assert [m.id for m in refused] == [3, 4]
+    assert all(isinstance(m.error, QuotaExceeded) and m.error.retry_ms for m in refused)
+    for _ in range(3):
+        bench.tick(1)
+    assert sorted(m.id for m in bench.sent_to("c", Fetched)) == [0, 1, 2, 3, 4]
 
 
 def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
 from tests.core import (
+    test_fetches,
     test_group,
     test_lending,
     test_log,
@@ -68,6 +69,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_commits.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
     ),
     "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
+    "fetches.gone": test_fetches.test_what_was_asked_by_who_has_gone_is_not_read,
+    "fetches.too_many": test_fetches.test_so_many_fetches_wait_and_no_more,
+    "fetches.wait": test_fetches.test_what_waits_is_served_as_soon_as_there_is_room,
     "fetch.past": (test_fetch.test_what_a_follower_had_before_it_was_started_anew_counts_no_more),
     "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
     "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,

@@ -522,3 +522,60 @@ def test_a_greeting_that_answers_one_is_not_answered() -> None:
         while 2 not in kinds:  # that is refused, after all greetings
             kinds += [found[0] for found in raw.take(transport)[1:]]
         assert kinds.count(1) < 10
+
+
+def test_what_a_client_has_not_taken_is_counted_until_it_has_left() -> None:
+    """Also what libzmq holds: else a broker would read on for one who takes nothing."""
+    with server(tuning=Tuning(packets=64)) as transport, Raw(transport, GOOD) as raw:
+        raw.socket.set(zmq.RCVHWM, 1)
+        raw.socket.send(cbor.write([1, [11, "", "", 1]]))
+        polled(transport, 1)
+        assert transport.owner("client-1.consumer1") == ("client-1", "client-1")
+        data = bytes(200 << 10)
+        for number in range(150):
+            transport.send("client-1", "server", Fetched(number, "t", "0", 0, 0, 0, data))
+            transport.flush()
+        loads = transport.loads()
+        assert loads.node == loads.accounts["client-1"] == loads.connections["client-1"]
+        assert loads.node > 10 << 20, "kernels take some of it, and not all"
+        until = time.monotonic() + WAIT_S
+        taken = 0
+        while transport.loads().node:
+            assert time.monotonic() < until, f"{transport.loads()} after {taken}"
+            while raw.socket.poll(5):
+                raw.socket.recv_multipart()
+                taken += 1
+            transport.poll()
+        while taken < 150 and raw.socket.poll(5_000):
+            raw.socket.recv_multipart()
+            taken += 1
+        assert taken >= 150
+        assert (transport.loads().node, transport.loads().connections) == (0, {})
+
+
+def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> None:
+    tuning = Tuning(stalled_ms=300)
+    with (
+        server(tuning=tuning) as transport,
+        Raw(transport, GOOD) as raw,
+        Raw(transport, b"client-2/0123456789abcdef") as other,
+    ):
+        raw.socket.set(zmq.RCVHWM, 1)
+        raw.socket.set(zmq.RECONNECT_IVL, -1)
+        for each in (raw, other):
+            each.socket.send(cbor.write([1, [11, "", "", 1]]))
+        polled(transport, 2)
+        assert transport.is_there("client-1")
+        data = bytes(1 << 20)
+        for number in range(60):
+            transport.send("client-1", "server", Fetched(number, "t", "0", 0, 0, 0, data))
+        transport.flush()
+        until = time.monotonic() + WAIT_S
+        while transport.is_there("client-1") or transport.loads().node:
+            assert time.monotonic() < until, transport.loads()
+            transport.poll()
+            time.sleep(0.02)
+        assert transport.cut == 1
+        transport.send("client-2", "server", Produced(1))
+        transport.flush()
+        assert other.take(transport)

@@ -74,6 +74,10 @@ class Guard:
             # It has sent only where they are; how much it had written is known by now.
             self._quotas.charge(principal, self._clock(), produced_bytes=message.size)
 
+    def fetch_wait_ms(self, principal: str) -> int:
+        """How long until *principal* may be sent more records; 0 when it may."""
+        return self._quotas.wait_ms(principal, self._clock(), "fetch_bytes_per_second")
+
     def _quota(self, principal: str) -> Quota | None:
         return self._policy.quota(principal)
 

@@ -57,9 +57,14 @@ class Quotas:
         self._quota_of = quota_of
         self._buckets: OrderedDict[str, tuple[Quota, dict[str, Bucket]]] = OrderedDict()
 
-    def wait_ms(self, principal: str, now: int) -> int:
-        """How long *principal* has to wait before its next request; 0 when it need not."""
+    def wait_ms(self, principal: str, now: int, only: str = "") -> int:
+        """How long *principal* has to wait before its next request; 0 when it need not.
+
+        Because of any of its limits, or of *only* that one.
+        """
         buckets = self._of(principal, now)
+        if only:
+            return buckets[only].wait_ms(now) if only in buckets else 0
         return max((bucket.wait_ms(now) for bucket in buckets.values()), default=0)
 
     def charge(

@@ -1,0 +1,238 @@
+"""Which fetches of clients are read now, and which wait: by the bytes that are on their way.
+
+A fetch costs its sender 26 bytes and the broker whatever it asks for, until the sender has taken
+the answer. So nothing is read before there is room for it. Room is counted by node, by account (the
+principal, or the connection where nobody has proved who he is) and by connection:
+
+- An answer is never larger than ``answer_bytes``, whatever was asked for, or than one batch (as
+  with fetch.max.bytes of Kafka).
+- What an account holds is never more than what it leaves free. So the first one that takes nothing
+  holds a half of the node's bytes, the next a quarter, and a newcomer finds room all the same
+  (dynamic thresholds: Choudhury and Hahne, 1998). So it is with the connections of an account, in
+  that half.
+- In a millisecond no more than ``turn_bytes`` are read: others wait for that time, too.
+
+What does not fit waits, and is served when it does: accounts take turns, in an account its
+connections, and of a connection the oldest fetch is first. Nothing is given back by hand: how much
+is on its way is asked of the :class:`Outbox` each time, so no bookkeeping of ours can leak.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Protocol, Self, runtime_checkable
+
+from pymq.core.marks import mark
+from pymq.core.message import Fetch
+from pymq.core.types import NEVER
+from pymq.core.values import Factory, define
+from pymq.errors import ConfigError
+
+LEAST_BYTES = 64 << 10  # a smaller part of what was asked for is not worth a read
+NODE_BYTES_MIN = 1 << 20  # less is room for a few connections only
+RETRY_MS = 5  # after which it is looked again whether there is room
+WAIT_MAX_MS = 30_000  # for room; then a fetch is answered with nothing, and its client asks again
+
+
+@define
+class FetchLimits:
+    """How many bytes of answers to fetches a broker reads and holds; see the module."""
+
+    answer_bytes: int = 4 << 20  # of one answer, whatever was asked for
+    node_bytes: int = 32 << 20  # on their way to all clients
+    turn_bytes: int = 8 << 20  # read in one millisecond
+    waiting: int = 4_096  # fetches of one connection that wait for room
+
+    @classmethod
+    def of(cls, answer_bytes: int | None, node_bytes: int | None) -> Self:
+        """The limits that somebody has chosen; None is the usual one.
+
+        Raises:
+            ConfigError: they are too small to serve anybody.
+        """
+        found = cls()
+        if answer_bytes is not None:
+            found.answer_bytes = at_least("fetch_max_bytes", answer_bytes, LEAST_BYTES)
+        if node_bytes is not None:
+            found.node_bytes = at_least("fetch_memory_bytes", node_bytes, NODE_BYTES_MIN)
+        return found
+
+
+def at_least(name: str, given: int, least: int) -> int:
+    """Return *given*, if it is not less than *least*.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if given < least:
+        raise ConfigError(f"{name}={given} must be at least {least}")
+    return given
+
+
+@define
+class Loads:
+    """Bytes of answers that clients have not taken yet."""
+
+    node: int = 0
+    accounts: dict[str, int] = Factory(dict)
+    connections: dict[str, int] = Factory(dict)
+
+    def add(self, account: str, connection: str, size: int) -> None:
+        """*size* more are on their way."""
+        self.node += size
+        self.accounts[account] = self.accounts.get(account, 0) + size
+        self.connections[connection] = self.connections.get(connection, 0) + size
+
+
+@runtime_checkable
+class Outbox(Protocol):
+    """What knows how much was sent to whom and has not left yet."""
+
+    def loads(self) -> Loads:
+        """How much that is now; the caller may add to it."""
+        ...
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*."""
+        ...
+
+    def is_there(self, connection: str) -> bool:
+        """Whether what is sent to a connection may arrive."""
+        ...
+
+    def wait_ms(self, account: str) -> int:
+        """How long until the quota of *account* lets it be sent something; 0 when it does."""
+        ...
+
+
+class Boundless:
+    """The outbox of a broker whose clients are in its own process: what they are sent is theirs."""
+
+    def loads(self) -> Loads:
+        """Nothing is on its way."""
+        return Loads()
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """Each machine for itself."""
+        return source, source
+
+    def is_there(self, connection: str) -> bool:
+        """They are in this process."""
+        return True
+
+    def wait_ms(self, account: str) -> int:
+        """There are no quotas."""
+        return 0
+
+
+Waiting = tuple[str, Fetch, int]  # (who has asked, what, since when)
+Connections = OrderedDict[str, deque[Waiting]]
+
+
+class Fetches:
+    """The fetches of one broker's clients, as far as they are to be read."""
+
+    def __init__(self, limits: FetchLimits, outbox: Outbox) -> None:
+        self.limits = limits
+        self._outbox = outbox
+        self._loads: Loads | None = None  # with what was granted since it was asked for
+        self._at = -1  # the last millisecond in which something was read ...
+        self._left = 0  # ... and what may be read in that
+        self._line: OrderedDict[str, Connections] = (
+            OrderedDict()
+        )  # by account; longest unserved first
+        self.waiting = 0  # fetches, of all connections
+        self.deadline = NEVER  # when :meth:`next` may have one
+
+    def admit(self, source: str, m: Fetch, now: int) -> int | None:
+        """How many bytes may be read for *m* now, at least one.
+
+        0 when it waits: it is handed out by :meth:`next`. None when too many of its connection wait
+        already.
+        """
+        if m.max_bytes <= 0:
+            return m.max_bytes
+        account, connection = self._outbox.owner(source)
+        # An account's fetches are served in their order; those of others are not in its way.
+        if account not in self._line and (most := self._grant(account, connection, m, now)):
+            return most
+        connections = self._line.setdefault(account, OrderedDict())
+        line = connections.setdefault(connection, deque())
+        if len(line) >= self.limits.waiting:
+            mark("fetches.too_many")
+            return None
+        mark("fetches.wait")
+        line.append((source, m, now))
+        self.waiting += 1
+        self.deadline = min(self.deadline, now + 1)
+        return 0
+
+    def _grant(self, account: str, connection: str, m: Fetch, now: int) -> int:
+        """Take what may be read for *m* from the room there is; 0 if it has to wait."""
+        limits = self.limits
+        if now > self._at:
+            self._at, self._left = now, limits.turn_bytes
+        if self._left <= 0 or self._outbox.wait_ms(account):
+            return 0
+        if self._loads is None:
+            self._loads = self._outbox.loads()
+        loads = self._loads
+        asked = min(m.max_bytes, limits.answer_bytes)
+        held, mine = loads.accounts.get(account, 0), loads.connections.get(connection, 0)
+        of_account = (limits.node_bytes - loads.node - held) // 2
+        of_connection = (limits.node_bytes // 2 - held - mine) // 2
+        most = min(asked, of_account, of_connection)
+        if most < min(asked, LEAST_BYTES):
+            return 0
+        loads.add(account, connection, most)
+        self._left -= most
+        return most
+
+    def next(self, now: int) -> tuple[str, Fetch, int] | None:
+        """The next one that waits and is to be served: who asked, what, and how many bytes of it.
+
+        No bytes: it has waited for too long, and is answered with nothing.
+        """
+        for account in list(self._line):
+            connections = self._line[account]
+            for connection in list(connections):
+                if not self._outbox.is_there(connection):
+                    mark("fetches.gone")
+                    self._forget(account, connection)
+                    continue
+                source, m, since = connections[connection][0]
+                most = self._grant(account, connection, m, now)
+                if most or now - since >= WAIT_MAX_MS:
+                    self._take(account, connection)
+                    return source, m, most
+        if not self._line:
+            self.deadline = NEVER
+        else:
+            self.deadline = now + (1 if self._left <= 0 else RETRY_MS)
+        return None
+
+    def _take(self, account: str, connection: str) -> None:
+        """The oldest of a connection is served: others are first from here on."""
+        connections = self._line[account]
+        line = connections[connection]
+        self.waiting -= 1
+        line.popleft()
+        if not line:
+            del connections[connection]
+        else:
+            connections.move_to_end(connection)
+        if not connections:
+            del self._line[account]
+        else:
+            self._line.move_to_end(account)
+
+    def _forget(self, account: str, connection: str) -> None:
+        """A connection is gone, and so is who would be answered."""
+        connections = self._line[account]
+        self.waiting -= len(connections.pop(connection))
+        if not connections:
+            del self._line[account]
+
+    def sent(self) -> None:
+        """All that was granted was read and sent: the outbox knows of it from now on."""
+        self._loads = None

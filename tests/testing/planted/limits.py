@@ -1,0 +1,92 @@
+"""Bugs of bounds: what one client takes up, and whether it is given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core.fetches import Fetches
+from pymq.core.message import Fetch
+from pymq.transport.flight import Flight
+from tests.testing.planted.bug import bug, plant
+
+AREA = "limits"
+FETCHES = "tests/core/test_fetches.py::"
+
+bug(
+    "fetch-reads-what-is-asked",
+    AREA,
+    "a fetch is read at once and in full, whether or not its client takes the answers before it",
+    "own, before decision 126",
+    test=FETCHES + "test_who_takes_nothing_holds_his_share_and_no_more",
+)
+
+
+@plant("fetch-reads-what-is-asked", Fetches, "_grant")
+def grant_all(grant: Any, self: Fetches, account: str, connection: str, m: Fetch, now: int) -> int:
+    return m.max_bytes
+
+
+bug(
+    "room-is-first-come",
+    AREA,
+    "those who take nothing may fill all the room there is, and newcomers find none",
+    "shared buffers without thresholds (Choudhury and Hahne, 1998)",
+    test=FETCHES + "test_newcomers_find_room_beside_those_who_take_nothing",
+)
+
+
+@plant("room-is-first-come", Fetches, "_grant")
+def grant_first_come(
+    grant: Any, self: Fetches, account: str, connection: str, m: Fetch, now: int
+) -> int:
+    most = min(m.max_bytes, self.limits.answer_bytes)
+    if self._loads is None:
+        self._loads = self._outbox.loads()
+    if most > self.limits.node_bytes - self._loads.node:
+        return 0
+    self._loads.add(account, connection, most)
+    return most
+
+
+bug(
+    "room-not-given-back",
+    AREA,
+    "what was granted counts for ever, also when the client has taken it",
+    "any pool",
+    test=FETCHES + "test_what_waits_is_served_as_soon_as_there_is_room",
+)
+
+
+@plant("room-not-given-back", Fetches, "sent")
+def sent_unseen(sent: Any, self: Fetches) -> None:
+    pass
+
+
+bug(
+    "gone-keeps-its-room",
+    AREA,
+    "what libzmq has sent counts as if it were still held",
+    "any pool",
+    test="tests/transport/test_zeromq.py::"
+    "test_what_a_client_has_not_taken_is_counted_until_it_has_left",
+)
+
+
+@plant("gone-keeps-its-room", Flight, "look")
+def look_never(look: Any, self: Flight, now: float) -> int:
+    return self.bytes
+
+
+bug(
+    "reads-for-the-departed",
+    AREA,
+    "what a client had asked for is read after it has gone",
+    "own, before decision 126",
+    test=FETCHES + "test_what_was_asked_by_who_has_gone_is_not_read",
+)
+
+
+@plant("reads-for-the-departed", Fetches, "_forget")
+def forget_late(forget: Any, self: Fetches, account: str, connection: str) -> None:
+    _, m, _ = self._line[account][connection][0]
+    self._grant(account, connection, m, 0)
