@@ -187,6 +187,7 @@ class ProducerNode:
 
     name: str
     epoch: int
+    run: str = ""  # of the latest; those with the same share its epoch
 
 
 Node = (

@@ -388,7 +388,8 @@ class Controller:
                 self._subscribers.unsubscribe(source, m)
             case InitProducer():
                 self._commits.do(
-                    lambda draft: plans.next_producer_epoch(draft, m.name), answer=(source, m.id)
+                    lambda draft: plans.next_producer_epoch(draft, m.name, m.run),
+                    answer=(source, m.id),
                 )
             case _:
                 self._admin.step(source, m, now)

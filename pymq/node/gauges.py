@@ -9,7 +9,6 @@ from __future__ import annotations
 from pymq.core.metrics import Metrics
 from pymq.core.partition import Partition
 from pymq.core.types import AckMode, TopicPartition
-from pymq.errors import StoreError
 from pymq.node import takeover
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller

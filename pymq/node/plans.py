@@ -194,17 +194,21 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
         draft.put(path, node)
 
 
-def next_producer_epoch(draft: Draft, name: str) -> int:
-    """Raise the epoch of a named producer.
+def next_producer_epoch(draft: Draft, name: str, run: str = "") -> int:
+    """Raise the epoch of a named producer, unless it is the same *run* that asks.
 
     Raises:
-        InvalidName: the name may not be one.
+        InvalidName: the name or the run may not be one.
     """
     check_name(name, "producer id")
+    if run:
+        check_name(run, "run")
     known = draft.image.producers.get(name)
+    if known is not None and run and known.run == run:
+        return known.epoch
     epoch = known.epoch + 1 if known else 0
     if known is None:
-        draft.create(paths.producer(name), ProducerNode(name, epoch))
+        draft.create(paths.producer(name), ProducerNode(name, epoch, run))
     else:
-        draft.put(paths.producer(name), ProducerNode(name, epoch))
+        draft.put(paths.producer(name), ProducerNode(name, epoch, run))
     return epoch

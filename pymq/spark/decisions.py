@@ -120,7 +120,7 @@ class Ledger:
     """
 
     def __init__(
-        self, client: Client, sink: str, timeout_s: float, *, job: str | None = None
+        self, client: Client, sink: str, timeout_s: float, *, job: str | None = None, run: str = ""
     ) -> None:
         self._client = client
         self._questions = client.questions
@@ -129,7 +129,7 @@ class Ledger:
         self._sink = sink
         self._key = sink.encode()
         name = f"{staging.PREFIX}{sink}"
-        producer = producer_number(name)
+        self._name = name
         staging.create(
             client,
             TOPIC,
@@ -141,13 +141,25 @@ class Ledger:
         self._job = None if job is None else task_name(job, "").encode()
         together = self._key if job is None else job.encode()
         self._partition = str(key_partition(together, PARTITIONS))
-        # Whoever held the sink before can write nothing from our first record on.
-        init = self._questions.ask(lambda r: msg.InitProducer(r, name=name))
-        self._writer = Writer(producer, int(init) << EPOCH_HALF)
+        self._run: str | None = None
+        self._writer = Writer(producer_number(name), 0)
+        self.enter(run)
         self._read_to = -1
         self._finished = -1  # the number of the last record that leaves nothing to do
         self.last: Decision | None = None
         self._tasks: dict[int, int] = {}  # that the job has, by batch, as its tasks say
+
+    def enter(self, run: str) -> None:
+        """Decide for a run of the sink from now on; runs before it can write nothing any more.
+
+        A process that enters a run which another process has entered takes over its epoch, and does
+        not fence it. An empty *run* is one of its own.
+        """
+        if run == self._run:
+            return
+        init = self._questions.ask(lambda r: msg.InitProducer(r, name=self._name, run=run))
+        self._writer = Writer(self._writer.producer, int(init) << EPOCH_HALF)
+        self._run = run
 
     # --- deciding -------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from pymq.coord.sqlite import read_entries
-from pymq.core.header import Header
 from pymq.core.index import Index
 from pymq.core.metadata import BlockNode
 from pymq.core.record import RecordBatch
@@ -30,7 +29,7 @@ from pymq.errors import (
 from pymq.node.image import Image
 from pymq.spark.base import Topic
 from pymq.spark.planning import Range
-from pymq.store.blockfile import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, data_end, walk
+from pymq.store.blockfile import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, walk
 from pymq.store.files import OsFiles
 from pymq.store.folder import INDEX, Folder
 
@@ -227,7 +226,11 @@ class FolderLog:
         return first
 
     def _end(self, id: BlockId, block: BlockNode) -> int:
-        """Where the open block ends now: after its last whole batch."""
+        """Where the open block ends now: after its last whole batch.
+
+        What follows that batch is the zeros that the owner writes ahead, or a batch that is being
+        written. A batch may itself end in zeros, so the file is read from the front.
+        """
         with self._open(id) as handle:
             if handle < 0:
                 return block.start  # Nothing was appended yet.
@@ -237,11 +240,8 @@ class FolderLog:
             found = Walk(first, block.start, 0)
             if known is not None and known.position >= first:
                 found = Walk(known.position, known.end, known.epoch)
-            size = data_end(pread, found.position, self._files.size(handle))
-            headers: list[Header] = walk(
-                Window(pread, size), found, Index(), found.position
-            ).headers
-            return headers[-1].end_offset if headers else found.end
+            window = Window(pread, self._files.size(handle))
+            return walk(window, found, Index(), found.position).end
 
     @contextmanager
     def _open(self, id: BlockId) -> Iterator[int]:

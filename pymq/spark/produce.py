@@ -226,7 +226,9 @@ class Work(Prompt):
         staged = write(options, sink, stage, batches)
         is_new = True
         if staged.pieces:
-            is_new = ledger(options, sink, job).commit(number, stage, staged.pieces, tasks)
+            # All attempts are one run: the first decision holds, whoever makes it.
+            ours = ledger(options, sink, "attempts", job)
+            is_new = ours.commit(number, stage, staged.pieces, tasks)
         rows = [
             dict(zip(_ACKS.names, (job, task, *place, count, is_new), strict=True))
             for place, count in staged.counts

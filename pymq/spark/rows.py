@@ -59,7 +59,7 @@ class Rows:
         """Take rows; gives the batches that are full by them.
 
         Raises:
-            InvalidRequest: a row has no value or no topic, or a column is of a wrong type.
+            InvalidRequest: a row has no value or no topic, or a header no key.
             UnknownTopic, UnknownPartition, RecordTooLarge: as they say.
         """
         table = pa.table({name: rows.column(name) for name in NAMES if name in rows.schema.names})
@@ -220,6 +220,9 @@ def _times(column: pa.ChunkedArray, now_ms: int) -> list[int]:
 
 
 def _headers(column: pa.ChunkedArray) -> Sequence[Headers]:
+    keys = pc.struct_field(pc.list_flatten(column), "key")
+    if keys.null_count:
+        raise InvalidRequest("a header has no key: in 'headers' the field 'key' must not be null")
     return [
         tuple((pair["key"], pair["value"] or b"") for pair in pairs) if pairs else ()
         for pairs in column.to_pylist()

@@ -8,7 +8,7 @@ or died has staged in vain.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +46,7 @@ from pymq.spark.rows import Rows
 from pymq.spark.staging import Piece, Stage
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells its tasks
+RUN = "spark.jobGroup.id"  # of a query: another one each time that it is started
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "value": (BinaryType, StringType),
     "key": (BinaryType, StringType),
@@ -63,6 +64,7 @@ class Staged(WriterCommitMessage):
     stage: str
     pieces: tuple[Piece, ...]
     counts: tuple[tuple[Place, int], ...]  # rows, also of those that were appended at once
+    run: str = ""  # of the query
 
 
 class Writer(Prompt, DataSourceArrowWriter):
@@ -73,6 +75,7 @@ class Writer(Prompt, DataSourceArrowWriter):
         self._options = options
         self._sink = options.sink or f"job.{uuid4().hex}"
         self._batch = options.version or 0
+        self._run = uuid4().hex  # This object is copied to whichever process commits.
 
     @property
     def _stage(self) -> str:
@@ -86,7 +89,7 @@ class Writer(Prompt, DataSourceArrowWriter):
         """All tasks have staged what they had."""
         pieces = gather(messages)
         if self._options.sink is not None:
-            commit(self._options, self._sink, self._batch, self._stage, pieces)
+            commit(self._options, self._sink, self._run, self._batch, self._stage, pieces)
         elif pieces:
             copy_once(self._options, self._stage, pieces)
 
@@ -114,14 +117,16 @@ class StreamWriter(Prompt, DataSourceStreamArrowWriter):
         if query is None or batch is None:
             raise InternalError(f"Spark does not tell its task {QUERY} and {BATCH}")
         sink = self._options.sink or query
-        return write(self._options, sink, stage_name(sink, int(batch)), iterator)
+        staged = write(self._options, sink, stage_name(sink, int(batch)), iterator)
+        return replace(staged, run=task_run())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch have staged what they had; after a crash Spark says so again."""
         pieces = gather(messages)
         for message in messages:
             if isinstance(message, Staged):
-                commit(self._options, message.sink, batchId, message.stage, pieces)
+                sink, run, stage = message.sink, message.run, message.stage
+                commit(self._options, sink, run, batchId, stage, pieces)
                 return
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -166,6 +171,13 @@ def stage_name(sink: str, batch: int) -> str:
 
 
 # --- in tasks -----------------------------------------------------------------------------------
+
+
+def task_run() -> str:
+    """The run of the query that this task is of; empty when it is of none."""
+    context = TaskContext.get()
+    found = context.getLocalProperty(RUN) if context is not None else None
+    return found or ""
 
 
 def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -233,21 +245,27 @@ def gather(messages: Sequence[WriterCommitMessage | None]) -> tuple[Piece, ...]:
 
 
 def commit(
-    options: SinkOptions, sink: str, batch: int, stage: str, pieces: tuple[Piece, ...]
+    options: SinkOptions, sink: str, run: str, batch: int, stage: str, pieces: tuple[Piece, ...]
 ) -> None:
     """Let a batch count; it has none of its own if it was empty."""
     if pieces:
-        ledger(options, sink).commit(batch, stage, pieces)
+        ledger(options, sink, run).commit(batch, stage, pieces)
     settle()
 
 
-def ledger(options: SinkOptions, sink: str, job: str | None = None) -> Ledger:
-    """This process's access to the decisions of a sink, which may be a task of a job."""
+def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) -> Ledger:
+    """This process's access to the decisions of a sink, which may be a task of a job.
+
+    Spark commits in any idle process of its driver, so several processes hold ledgers of one sink
+    in turn. Those of one *run* share an epoch; another run fences them.
+    """
     mq = client(options.url)
     ledgers: dict[Any, Ledger] = process_cache("ledgers")
     key = (id(mq), sink)
     if key not in ledgers:
-        ledgers[key] = Ledger(mq, sink, options.timeout_s, job=job)
+        ledgers[key] = Ledger(mq, sink, options.timeout_s, job=job, run=run)
+    elif run:
+        ledgers[key].enter(run)
     return ledgers[key]
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 from pymq.client.client import Client
+from pymq.core.config import RECORD_MAX
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
@@ -56,7 +57,15 @@ class Stage:
         answered is ever told of.
         """
         if self._metadata is None:
-            create(self._client, self._topic, PARTITIONS, PARTITIONS_MAX, retention_ms=KEPT_MS)
+            create(
+                self._client,
+                self._topic,
+                PARTITIONS,
+                PARTITIONS_MAX,
+                retention_ms=KEPT_MS,
+                # Each row was held to the limit of the topic that it is for.
+                max_record_bytes=RECORD_MAX,
+            )
             self._metadata = self._client.questions.topic_metadata(self._topic, self._timeout_s)
         name = self._chosen.get(place)
         if name is None:

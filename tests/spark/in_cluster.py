@@ -20,6 +20,7 @@ import pymq.spark
 from tests.spark.conftest import SETTINGS
 
 WAIT_S = 120.0
+KILL_S = 15.0  # between two executors that die under queries
 MORE = {
     "spark.driver.maxResultSize": "64k",
     "spark.rpc.message.maxSize": "1",  # MiB
@@ -29,19 +30,69 @@ MORE = {
     "spark.speculation.interval": "200ms",
     "spark.speculation.minTaskRuntime": "2s",
     "spark.speculation.quantile": "0.5",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.task.maxFailures": "20",  # an executor that dies is a failure of its task
 }
 
 
-def main(url: str, package: str) -> None:
-    """Copy a topic, then write with a task that hangs, then with an executor that dies.
+QUERIES = 4
+BATCH = 50  # records of a batch of a query
 
-    Executors have pymq out of *package*, as with ``spark-submit --py-files``.
-    """
+
+def main(what: str, url: str, package: str, folder: str) -> None:
+    """Do *what*, with executors that have pymq out of *package*, as with ``--py-files``."""
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     for name, setting in (SETTINGS | MORE | {"spark.submit.pyFiles": package}).items():
         builder = builder.config(name, setting)
     spark = builder.getOrCreate()
     pymq.spark.register(spark)
+    found = {"writes": writes, "queries": queries}[what](spark, url, folder)
+    sys.stdout.write(json.dumps(found) + "\n")
+    spark.stop()
+
+
+def queries(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
+    """Copy topic ``big`` in several queries at once, small batch by batch, while executors die."""
+    source = spark.readStream.format("pymq").options(url=url, subscribe="big")
+    source = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=BATCH)
+    running = []
+    for number in range(QUERIES):
+        sink = source.load().select("key", "value").writeStream.format("pymq")
+        sink = sink.options(url=url, topic=f"out-{number}")
+        sink = sink.option("checkpointLocation", f"{folder}/checkpoint-{number}")
+        running.append(sink.trigger(availableNow=True).start())
+    killed, until = 0, time.monotonic() + KILL_S
+    while any(query.isActive for query in running):
+        if time.monotonic() > until:
+            killed += kill_an_executor(str(spark.sparkContext.applicationId), killed)
+            until = time.monotonic() + KILL_S
+        running[0].awaitTermination(1)
+    return {
+        "killed": killed,
+        "batches": [max(each["batchId"] for each in query.recentProgress) for query in running],
+        "errors": [str(query.exception()) for query in running if query.exception()],
+    }
+
+
+def kill_an_executor(app: str, turn: int) -> int:
+    """End one of this application's executors; Spark starts another."""
+    found = []
+    for each in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{each}/cmdline", encoding="utf-8", errors="replace") as file:
+                line = file.read()
+        except OSError:
+            continue  # It has ended.
+        if "CoarseGrainedExecutorBackend" in line and app in line:
+            found.append(int(each))
+    if not found:
+        return 0
+    os.kill(sorted(found)[turn % len(found)], signal.SIGKILL)
+    return 1
+
+
+def writes(spark: SparkSession, url: str, _: str) -> dict[str, Any]:
+    """Copy a topic, then write with a task that hangs, then with an executor that dies."""
     source = spark.read.format("pymq").options(url=url, subscribe="big").load()
     found: dict[str, Any] = {"read": source.agg({"value": "count"}).collect()[0][0]}
     found["from"] = spark.sparkContext.range(4, numSlices=4).map(where_pymq_is).collect()
@@ -56,8 +107,7 @@ def main(url: str, package: str) -> None:
     acks = rows.mapInArrow(hang_once, "value string").mapInArrow(produce, pymq.spark.ACK_SCHEMA)
     found["acknowledged"] = sum(ack.records for ack in acks.collect())
     write(rows.mapInArrow(kill_once, "value string"), url, "killed")
-    sys.stdout.write(json.dumps(found) + "\n")
-    spark.stop()
+    return found
 
 
 def write(frame: DataFrame, url: str, topic: str) -> None:

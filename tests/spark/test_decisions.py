@@ -147,6 +147,38 @@ def test_batches_are_written_once_and_in_order() -> None:
         assert stages(mq) == []
 
 
+def test_processes_of_one_run_decide_in_turn() -> None:
+    """Spark commits in any idle process of its driver: siblings fenced each other."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        siblings = [Ledger(cluster.client(), "s", TIMEOUT_S, run="run-1") for _ in range(3)]
+        batches = [rows(2, f"batch-{number}") for number in range(6)]
+        for number, batch in enumerate(batches):
+            name = f"pymq-spark.s.{number}"
+            assert siblings[number % 3].commit(number, name, stage(mq, name, batch))
+        assert written(mq) == expected(*batches)
+        name = "pymq-spark.s.5"
+        assert not siblings[0].commit(5, name, stage(mq, name, batches[5]))  # known to all of them
+
+
+def test_another_run_fences_the_one_before() -> None:
+    """Two drivers on one checkpoint: the later one goes on."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft")
+        first = Ledger(mq, "s", TIMEOUT_S, run="run-1")
+        second = Ledger(cluster.client(), "s", TIMEOUT_S, run="run-2")
+        zero, one = "pymq-spark.s.0", "pymq-spark.s.1"
+        assert second.commit(0, zero, stage(mq, zero, rows(2, "a")))
+        with pytest.raises(ProducerFenced):
+            first.commit(1, one, stage(mq, one, rows(2, "b")))
+        first.enter("run-3")  # it is started again, and knows what was decided meanwhile
+        assert not first.commit(0, zero, stage(mq, zero, rows(2, "a")))
+        assert first.commit(1, one, stage(mq, one, rows(2, "b")))
+        assert written(mq) == expected(rows(2, "a"), rows(2, "b"))
+
+
 def test_what_is_staged_is_not_to_be_seen() -> None:
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -65,6 +65,41 @@ def test_keys_by_url_and_a_policy(
         write(spark.range(1).selectExpr("'x' value"), url, topic="others")
 
 
+def in_cluster(what: str, url: str, folder: Path) -> dict[str, Any]:
+    """Have a Spark with executors of its own do something, and tell what it found."""
+    script = Path(__file__).with_name("in_cluster.py")
+    package = shutil.make_archive(str(folder / "given"), "zip", ROOT, "pymq")
+    done = subprocess.run(
+        [sys.executable, str(script), what, url, package, str(folder)],
+        cwd=folder,
+        env={**environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Path) -> None:
+    """Spark commits in any idle process of its driver: four queries fenced themselves in 12 s."""
+    count, batches = 5_000, 100
+    with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
+        mq.create_topic("big", partitions=2)
+        for number in range(4):
+            mq.create_topic(f"out-{number}", partitions=2)
+        fill(mq, "big", count)
+        found = in_cluster("queries", cluster.url, tmp_path)
+        assert found["errors"] == []
+        assert found["killed"] >= 2
+        assert min(found["batches"]) >= batches - 1
+        for number in range(4):
+            assert values(mq, f"out-{number}") == list(range(count))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
@@ -80,18 +115,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
         with mq.producer() as producer:
             rows = [b"%0*d" % (size, number) for number in range(count)]
             producer.send_many("big", rows).result()
-        script = Path(__file__).with_name("in_cluster.py")
-        package = shutil.make_archive(str(tmp_path / "given"), "zip", ROOT, "pymq")
-        done = subprocess.run(
-            [sys.executable, str(script), cluster.url, package],
-            cwd=tmp_path,
-            env={**environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = in_cluster("writes", cluster.url, tmp_path)
         assert found["read"] == count
         assert all("given.zip" in path for path in found["from"]), found["from"]
         assert "maxResultSize" in found["collect"]  # It would have been noticed.

@@ -80,6 +80,35 @@ def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) 
         FolderLog(str(tmp_path)).topics()
 
 
+@pytest.mark.parametrize("value", [b"abc", b"abc\0", b"\0", b"", bytes(5000)])
+def test_an_open_block_is_read_to_its_last_batch(tmp_path: Path, value: bytes) -> None:
+    """A batch that ends in zeros was taken for one that is not whole, acknowledged as it was."""
+    with pymq.open(tmp_path) as mq:
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            for number in range(1, 4):
+                producer.send("t", value).result()
+                log = FolderLog(str(tmp_path))
+                assert log.bounds("t", ["0"]) == {"0": (0, number)}
+                batches = log.read(Range("t", "0", 0, number), 1 << 20)
+                assert [bytes(each) for batch in batches for each in batch.values] == [
+                    value
+                ] * number
+
+
+def test_explicit_times_do_not_hide_records_of_an_open_folder(tmp_path: Path) -> None:
+    """Regular times are a column that ends in zeros: 0 of 500 acknowledged records were seen."""
+    with pymq.open(tmp_path) as mq:
+        mq.create_topic("t", 4)
+        with mq.producer() as producer:
+            for number in range(500):
+                at = 1_700_000_000_000 + number * 1000
+                producer.send("t", b"v", partition=number % 4, timestamp_ms=at)
+            producer.flush()
+        found = FolderLog(str(tmp_path)).bounds("t", ["0", "1", "2", "3"])
+        assert found == dict.fromkeys(["0", "1", "2", "3"], (0, 125))
+
+
 def _sent(mq: pymq.Client, *values: bytes) -> str:
     """Make topic ``t`` with these records, after a former one is deleted; returns its id."""
     if "t" in mq.topics():

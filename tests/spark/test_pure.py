@@ -341,6 +341,18 @@ def test_rows_may_name_topic_partition_and_time() -> None:
     assert [row[1] for row in sort(named, known, option="t")] == ["a", "b"]
 
 
+def test_a_header_without_a_key_is_refused() -> None:
+    """It was written, and made the partition unreadable for everybody."""
+    headers = pa.array(
+        [None, [{"key": "h", "value": b"1"}, {"key": None, "value": b"2"}]],
+        columns.TYPES["headers"],
+    )
+    rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
+    list(rows.add(pa.record_batch({"value": ["a", "b"], "headers": headers})))
+    with pytest.raises(InvalidRequest, match="a header has no key"):
+        list(rows.finish())
+
+
 def test_headers_of_rows() -> None:
     rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
     headers = pa.array(

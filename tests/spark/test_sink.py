@@ -148,6 +148,30 @@ def test_what_cannot_be_written(
         write(spark.range(1).selectExpr(column), url, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"txnAppId": "large", "txnVersion": "1"}])
+def test_records_as_large_as_their_topic_allows(
+    spark: SparkSession, mq: pymq.Client, url: str, options: dict[str, str]
+) -> None:
+    """The stage allowed 1 MiB, whatever the topic did, and the error named the stage."""
+    topic = f"large-{len(options)}"
+    mq.create_topic(topic, max_record_bytes=16 << 20)
+    frame = spark.range(0, 3, 1, 1).selectExpr("repeat('x', 5 * 1024 * 1024) value")
+    write(frame, url, topic=topic, **options)
+    with mq.consumer(topic, mode="psb") as consumer:
+        assert [len(record.value) for record in consumer.until_end()] == [5 << 20] * 3
+    with pytest.raises(Exception, match=f"max_record_bytes=.*{topic}"):
+        write(spark.range(1).selectExpr("repeat('x', 17 * 1024 * 1024) value"), url, topic=topic)
+
+
+def test_a_header_without_a_key_is_refused(spark: SparkSession, mq: pymq.Client, url: str) -> None:
+    mq.create_topic("headless")
+    fill(mq, "headless", 1)
+    headers = "array(named_struct('key', cast(null as string), 'value', cast('a' as binary)))"
+    with pytest.raises(Exception, match="a header has no key"):
+        write(spark.range(1).selectExpr("'x' value", f"{headers} headers"), url, topic="headless")
+    assert values(mq, "headless") == [0]
+
+
 def test_a_folder_cannot_be_written(spark: SparkSession, folder: str) -> None:
     with pytest.raises(Exception, match="start a cluster"):
         write(spark.range(1).selectExpr("'x' value"), folder, topic="t")

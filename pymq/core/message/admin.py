@@ -170,10 +170,15 @@ class Location:
 
 @value
 class InitProducer:
-    """Take over a producer's name: its epoch rises and fences the one before."""
+    """Take over a producer's name: its epoch rises and fences the one before.
+
+    A request with the *run* of the one before gets the same epoch: processes that work on one task
+    together do not fence each other. An empty *run* is like no other.
+    """
 
     id: int
     name: str
+    run: str = ""
 
 
 Result = (
