@@ -337,6 +337,12 @@ class InvalidRequest(PymqError, ValueError):
     code = "INVALID_REQUEST"
 
 
+class InvalidTimestamp(InvalidRequest):
+    """A record's time is before 1970, or later than ``timestamp_after_max_ms`` allows."""
+
+    code = "INVALID_TIMESTAMP"
+
+
 class MissingExtra(PymqError, ImportError):
     """An optional package is missing; the message says which ``pip install`` brings it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from io import BytesIO
+from itertools import repeat, starmap
 from typing import Any, NoReturn
 
 import cbor2
@@ -54,17 +55,43 @@ def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> An
     """
     source = BytesIO(data)
     try:
-        decoder = cbor2.CBORDecoder(
-            source,
-            semantic_decoders=_NO_TAGS,
-            max_depth=depth,
-            allow_indefinite=False,
-            allow_duplicate_keys=False,
-            strict_hashable_types=True,
-        )
-        item = decoder.decode()
-    except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        item = _decoder(source, depth).decode()
+    except _FAULTS as error:
         raise InvalidRequest(f"not valid CBOR: {error}") from None
     if source.tell() != len(data):
         raise InvalidRequest(f"{len(data) - source.tell()} bytes follow the CBOR item")
     return item
+
+
+def items(
+    data: bytes | bytearray | memoryview, count: int, most: int, *, depth: int = DEPTH_MAX
+) -> Iterator[list[Any]]:
+    """Decode *count* items that follow each other and fill *data*, up to *most* at a time.
+
+    Raises:
+        InvalidRequest: the bytes are not just these plain CBOR items.
+    """
+    source = BytesIO(data)
+    decode = _decoder(source, depth).decode
+    for start in range(0, count, most):
+        try:
+            piece = list(starmap(decode, repeat((), min(most, count - start))))
+        except _FAULTS as error:
+            raise InvalidRequest(f"not valid CBOR: {error}") from None
+        yield piece
+    if source.tell() != len(data):
+        raise InvalidRequest(f"{len(data) - source.tell()} bytes follow the CBOR items")
+
+
+_FAULTS = (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def _decoder(source: BytesIO, depth: int) -> cbor2.CBORDecoder:
+    return cbor2.CBORDecoder(
+        source,
+        semantic_decoders=_NO_TAGS,
+        max_depth=depth,
+        allow_indefinite=False,
+        allow_duplicate_keys=False,
+        strict_hashable_types=True,
+    )

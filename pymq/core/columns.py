@@ -24,10 +24,10 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
-from operator import countOf
+from itertools import chain, repeat
+from operator import and_, countOf
 from typing import Any, NamedTuple
 
 from pymq.core import codec
@@ -46,6 +46,7 @@ Headers = tuple[tuple[str, bytes], ...]
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
 _COPIED = 256  # bytes of a value and its head
+_WHOLE = 1 << 16  # items that are decoded at a time by who only checks them
 _RUN = (
     64  # values a struct format takes at once: longer formats cost more to compile than they save
 )
@@ -220,18 +221,88 @@ def decode_optional_bytes(column: Buffer, count: int) -> list[bytes | None]:
     return values
 
 
-def _decode_array(view: memoryview, count: int) -> list[Any]:
-    values = _load(view)
+def _array_head(view: memoryview, count: int) -> int:
+    """How many bytes the head of the array takes.
+
+    Raises:
+        CorruptBatch: it is not the head of an array of *count* items.
+    """
+    first = view[0] if len(view) else 0
+    if 0x80 <= first < 0x98:
+        size, found = 1, first - 0x80
+    else:
+        width = {0x98: 1, 0x99: 2, 0x9A: 4, 0x9B: 8}.get(first, 0)
+        size = 1 + width
+        found = int.from_bytes(view[1:size], "big") if 0 < width < len(view) else -1
+    if found != count:
+        raise CorruptBatch(f"a column does not hold an array of {count} items")
+    return size
+
+
+def _decode_array(view: memoryview, count: int, depth: int = 1) -> list[Any]:
+    _array_head(view, count)  # first: what it declares decides how much is allocated
+    values = _load(view, depth)
     if type(values) is not list or len(values) != count:
         raise CorruptBatch(f"a column does not hold an array of {count} items")
     return values
 
 
-def _load(view: memoryview) -> Any:
+def _load(view: memoryview, depth: int = 1) -> Any:
     try:
-        return codec.loads(view, depth=4)
+        return codec.loads(view, depth=depth)
     except PymqError as error:
         raise CorruptBatch(f"a column cannot be decoded: {error.message}") from None
+
+
+# --- checking without keeping -------------------------------------------------------------------
+
+
+def _pieces(view: memoryview, count: int, depth: int) -> Iterator[list[Any]]:
+    """The items of an array, so many at a time that what they become in memory is bounded.
+
+    Raises:
+        CorruptBatch: it is not an array of *count* items that fill the column.
+    """
+    if count <= _WHOLE:
+        yield _decode_array(view, count, depth)
+        return
+    try:
+        yield from codec.items(view[_array_head(view, count) :], count, _WHOLE, depth=depth - 1)
+    except PymqError as error:
+        raise CorruptBatch(f"a column cannot be decoded: {error.message}") from None
+
+
+def check_bytes(column: Buffer, count: int, *, nulls: bool) -> None:
+    """Check what :func:`decode_bytes`, or with *nulls* its twin, would decode; keeps nothing.
+
+    Raises:
+        CorruptBatch: that would raise it.
+    """
+    view = memoryview(column)
+    if count and find_run(view, count) is not None:
+        return
+    allowed = {bytes, type(None)} if nulls else {bytes}
+    for piece in _pieces(view, count, 1):
+        if not allowed.issuperset(map(type, piece)):
+            raise CorruptBatch("a key or a value is not a byte string")
+
+
+def check_headers(column: Buffer, count: int) -> None:
+    """Check what :func:`decode_headers` would decode; keeps nothing.
+
+    Raises:
+        CorruptBatch: that would raise it.
+    """
+    for piece in _pieces(memoryview(column), count, 2):
+        if not {list, type(None)}.issuperset(map(type, piece)):
+            raise CorruptBatch("a record's headers are not an array of pairs")
+        rows = list(filter(None, piece))
+        if any(map(and_, map(len, rows), repeat(1))):
+            raise CorruptBatch("a record's headers are not an array of pairs")
+        items = list(chain.from_iterable(rows))  # Each row is even, so names stay at even places.
+        names, values = items[::2], items[1::2]
+        if not ({str}.issuperset(map(type, names)) and {bytes}.issuperset(map(type, values))):
+            raise CorruptBatch("a header is not a text and a byte string")
 
 
 # --- integers -----------------------------------------------------------------------------------
@@ -254,13 +325,18 @@ def decode_numbers(column: Buffer, count: int) -> list[int]:
     Raises:
         CorruptBatch: the column does not hold just that many.
     """
+    return unpack_numbers(column, count).tolist()
+
+
+def unpack_numbers(column: Buffer, count: int) -> array[int]:
+    """The same as :func:`decode_numbers`, as an array of machine integers."""
     data = _load(memoryview(column))
     if type(data) is not bytes or count == 0 or len(data) not in (4 * count, 8 * count):
         raise CorruptBatch(f"a column does not hold {count} packed integers")
     packed = array("i" if len(data) == 4 * count else "q", data)
     if not _LITTLE:
         packed.byteswap()
-    return packed.tolist()
+    return packed
 
 
 # --- headers ------------------------------------------------------------------------------------
@@ -277,7 +353,7 @@ def decode_headers(column: Buffer, count: int) -> list[Headers]:
     Raises:
         CorruptBatch: they are not pairs of a text and a byte string.
     """
-    return [_pairs(row) for row in _decode_array(memoryview(column), count)]
+    return [_pairs(row) for row in _decode_array(memoryview(column), count, 2)]
 
 
 def _pairs(row: Any) -> Headers:

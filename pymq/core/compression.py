@@ -60,7 +60,7 @@ def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
         unpacked: bytes = unpacker.decompress(bytes(data), max_length=size + 1)
     except Exception as error:  # each codec has an exception class of its own
         raise CorruptBatch(f"the body cannot be unpacked: {error}") from None
-    if len(unpacked) != size:
+    if len(unpacked) != size or not unpacker.eof or unpacker.unused_data:
         raise CorruptBatch(f"the body does not unpack to the {size} bytes that its header declares")
     return unpacked
 

@@ -26,6 +26,7 @@ class TopicConfig:
     retention_ms: int | None = None  # blocks whose newest record is older go
     cleanup_policy: str = "delete"  # or "compact": keep the last record of each key
     max_record_bytes: int = 1 << 20  # key, value and headers together
+    timestamp_after_max_ms: int | None = 3600 * 1000  # ahead of the broker's clock; None: any
     min_in_sync: int = 1  # fewer, and producers that wait for all in sync are refused
     unclean_election: bool = False  # go on without records that may have been acknowledged
     fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
@@ -51,7 +52,7 @@ class TopicConfig:
     def _check(self) -> None:
         _range("block_bytes", self.block_bytes, 4096, 1 << 40)
         _range("block_ms", self.block_ms, 1, 1 << 50)
-        for name in ("retention_bytes", "retention_ms"):
+        for name in ("retention_bytes", "retention_ms", "timestamp_after_max_ms"):
             if getattr(self, name) is not None:
                 _range(name, getattr(self, name), 0, 1 << 60)
         _range("max_record_bytes", self.max_record_bytes, 1, RECORD_MAX)

@@ -10,9 +10,13 @@ from pymq.core.marks import mark
 from pymq.core.message import GetSequence, Message, Produce, Produced, Sequence
 from pymq.core.metadata import PartitionState
 from pymq.core.open_block import OpenBlock
+from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode, TopicPartition
+from pymq.core.validation import check, check_produced
 from pymq.errors import (
+    CorruptBatch,
     InvalidRequest,
+    MissingExtra,
     NotEnoughReplicas,
     NotLeader,
     PartitionUnset,
@@ -58,6 +62,10 @@ class IntakeHost(Protocol):
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer."""
+        ...
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
         ...
 
 
@@ -113,6 +121,9 @@ class Intake:
             self._await(verdict + m.batch.header.span, source, m, repeat)
             self.answer_due(log.stable_end, replicator.high_watermark, now)
             return
+        if (error := self._unsound(m.batch, now)) is not None:
+            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            return
         header = log.append(m.batch, epoch).header
         self.records += header.count
         self.bytes += header.length
@@ -165,6 +176,20 @@ class Intake:
             )
         if m.acks is AckMode.RAFT and (needed := self._lacks()):
             return NotEnoughReplicas(f"{name} has fewer than {needed} replicas in sync")
+        return None
+
+    def _unsound(self, batch: RecordBatch, now: int) -> PymqError | None:
+        """Why the batch may not enter the log, if so; the last thing before it gets an offset."""
+        name, after = self._partition.name, self._partition.state.config.timestamp_after_max_ms
+        try:
+            check(batch)
+            check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
+        except CorruptBatch as error:
+            mark("partition.unsound")
+            return CorruptBatch(f"{name} was sent a batch that is not sound: {error.message}")
+        except (InvalidRequest, MissingExtra) as error:
+            mark("partition.invalid")
+            return type(error)(f"{name}: {error.message}")
         return None
 
     def _lacks(self) -> int:

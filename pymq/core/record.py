@@ -39,6 +39,7 @@ from pymq.errors import CorruptBatch
 if TYPE_CHECKING:
     import pyarrow
 
+TIME_MAX = 1 << 63  # milliseconds; times have 64 bits
 _UNSTAMPED = STAMPED.pack(MAGIC, 0, 0, 0)
 _UNSTAMPED_CRC = crc32(_UNSTAMPED)
 
@@ -92,11 +93,20 @@ class RecordBatch:
     A batch is immutable: stamping gives a new one that shares the body.
     """
 
-    __slots__ = ("_columns", "body", "head", "header", "partition", "topic")
+    __slots__ = ("_columns", "body", "head", "header", "is_sound", "partition", "topic")
 
     def __init__(
-        self, head: Buffer, body: Buffer, header: Header, topic: str = "", partition: str = ""
+        self,
+        head: Buffer,
+        body: Buffer,
+        header: Header,
+        topic: str = "",
+        partition: str = "",
+        *,
+        is_sound: bool = False,
     ) -> None:
+        # Whether this process has encoded the body itself, or has checked it already.
+        self.is_sound = is_sound
         self.head = head
         self.body = body
         self.header = header
@@ -162,7 +172,7 @@ class RecordBatch:
         head_crc = crc32(rest, _UNSTAMPED_CRC)
         head = _UNSTAMPED + CRC.pack(head_crc) + rest
         header = tuple.__new__(Header, (MAGIC, 0, 0, 0, head_crc, batch_crc, *signed))
-        return cls(head, body, header)
+        return cls(head, body, header, is_sound=True)
 
     @classmethod
     def of_columns(cls, count: int, encoded: Mapping[int, bytes], first: int, last: int) -> Self:
@@ -262,12 +272,14 @@ class RecordBatch:
         head = stamped + CRC.pack(head_crc) + rest
         stamp = (MAGIC, leader_epoch, base_offset, durable, head_crc)
         header = tuple.__new__(Header, stamp + self.header[5:])  # half of what ``_make`` costs
-        return RecordBatch(head, self.body, header, self.topic, self.partition)
+        return RecordBatch(
+            head, self.body, header, self.topic, self.partition, is_sound=self.is_sound
+        )
 
     def renamed(self, producer_id: int, producer_epoch: int, base_sequence: int) -> RecordBatch:
         """Return this batch as another producer's, who copies it without a look at its records."""
         header = self.header._replace(producer_id=producer_id)
-        renamed = RecordBatch(self.head, self.body, header)
+        renamed = RecordBatch(self.head, self.body, header, is_sound=self.is_sound)
         return renamed.numbered(producer_epoch, base_sequence)
 
     def numbered(self, producer_epoch: int, base_sequence: int) -> RecordBatch:
@@ -277,7 +289,9 @@ class RecordBatch:
             epoch_high=producer_epoch >> EPOCH_HALF,
             base_sequence=base_sequence,
         )
-        return RecordBatch._seal(header, self.body)
+        sealed = RecordBatch._seal(header, self.body)
+        sealed.is_sound = self.is_sound
+        return sealed
 
     def keep(self, chosen: Sequence[int]) -> RecordBatch:
         """Return the batch with only the records at the indexes *chosen*, which rise.
@@ -420,7 +434,10 @@ class RecordBatch:
         first = self.header.first_timestamp
         if column is None:
             return [first] * self.header.count
-        return [first + delta for delta in columns.decode_numbers(column, self.header.count)]
+        deltas = columns.decode_numbers(column, self.header.count)
+        if first + min(deltas) < -TIME_MAX or first + max(deltas) >= TIME_MAX:
+            raise CorruptBatch("a record's time has more than 64 bits")
+        return [first + delta for delta in deltas]
 
     @property
     def headers(self) -> list[Headers]:

@@ -24,6 +24,20 @@ def first_kept(
             total -= blocks[first].size
             first += 1
     if config.retention_ms is not None:
-        while first < last and blocks[first].max_timestamp < wall_ms - config.retention_ms:
+        oldest = wall_ms - config.retention_ms
+        while first < last and newest_ms(blocks[first], blocks[first + 1], config) < oldest:
             first += 1
     return blocks[first].number
+
+
+def newest_ms(block: BlockNode, following: BlockNode, config: TopicConfig) -> int:
+    """How new the newest record of a sealed block is taken to be.
+
+    A time that no broker would take in today says nothing: it came before the topic had its limit,
+    or by a clock that was wrong. Then it is when the *following* block was opened, since no record
+    came after that. One such record must not keep a partition for ever.
+    """
+    after, opened = config.timestamp_after_max_ms, following.opened_ms
+    if after is not None and opened and block.max_timestamp > opened + after:
+        return opened
+    return block.max_timestamp

@@ -20,6 +20,7 @@ from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Prod
 from pymq.core.partition import Partition
 from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.core.validation import check
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
 
@@ -201,7 +202,7 @@ class Copies:
 
         Raises:
             InvalidRequest: there are other batches.
-            CorruptBatch: one of them is damaged.
+            CorruptBatch: one of them is damaged, or no reader could decode it.
         """
         asked = job.asked
         for batch in split(m.data):
@@ -216,7 +217,8 @@ class Copies:
                     f"{m.topic}/{m.partition} has no batch of {piece.records} records at offset "
                     f"{piece.offset}"
                 )
-            numbered = batch.verify().renamed(asked.producer_id, asked.producer_epoch, job.sequence)
+            check(batch)  # before it gets another CRC, which holds whatever the body is
+            numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)
             job.pieces.popleft()
             job.sequence += piece.records
             job.sent.append((piece.records, numbered.size))

@@ -199,3 +199,17 @@ def test_what_is_released_is_read_from_the_disk() -> None:
     log.append(batch(), 1)
     assert log.recent(0, MOST) is None
     assert sent_epochs(log.recent(1, MOST)) == [1]
+
+
+def test_a_follower_takes_no_damaged_body(log: BlockLog) -> None:
+    """Neither of its own leader; it says that it has a batch once it has looked at all of it."""
+    sound = RecordBatch.encode([b"value"], timestamp_ms=1).stamp(0, 1, 0)
+    data = bytes(sound.head) + bytes(sound.body)
+    for at in range(len(sound.head), len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        with pytest.raises(CorruptBatch):
+            log.extend(bytes(damaged))
+        assert log.end == 0
+    log.extend(data)
+    assert log.end == 1

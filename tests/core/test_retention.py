@@ -74,3 +74,45 @@ def test_it_is_the_least_that_the_rules_ask_for(
 
 def test_one_rule_goes_on_where_the_other_has_stopped() -> None:
     assert kept([(5, 99), (5, 0), (5, 99)], 0, retention_bytes=10, retention_ms=50) == 5
+
+
+def blocks(*sealed: tuple[int, int]) -> list[BlockNode]:
+    """Blocks by (when they were opened, the time of their newest record)."""
+    return [
+        BlockNode(
+            number,
+            number,
+            None if number == len(sealed) else number + 1,
+            1,
+            AckMode.LEADER,
+            "b",
+            ("b",),
+            ("b",),
+            max_timestamp=newest,
+            opened_ms=opened,
+        )
+        for number, (opened, newest) in enumerate((*sealed, (sealed[-1][0] + 10, -1)))
+    ]
+
+
+def test_a_time_that_nobody_could_mean_does_not_keep_a_block_for_ever() -> None:
+    """It is as old as the block behind it: no record came later."""
+    found = blocks((1_000, 1_005), (1_010, (1 << 63) - 1), (1_020, 1_025))
+    config = TopicConfig(retention_ms=100, timestamp_after_max_ms=50)
+    assert [first_kept(found, 0, config, now) for now in (1_100, 1_106, 1_120, 1_121)] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert first_kept(found, 0, config, 2_000) == 3
+
+
+def test_a_time_within_the_limit_is_the_records_own() -> None:
+    found = blocks((1_000, 1_050))
+    config = TopicConfig(retention_ms=100, timestamp_after_max_ms=50)
+    assert [first_kept(found, 0, config, now) for now in (1_150, 1_151)] == [0, 1]
+    anything = TopicConfig(retention_ms=100, timestamp_after_max_ms=None)
+    far = blocks((1_000, 1 << 60))
+    assert first_kept(far, 0, anything, 1 << 50) == 0
+    assert first_kept(far, 0, config, 1 << 50) == 1

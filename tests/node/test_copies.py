@@ -210,6 +210,17 @@ def test_a_batch_that_is_damaged_is_not_passed_on_as_a_sound_one() -> None:
     assert isinstance(host.answers[0][1].error, CorruptBatch)
 
 
+def test_a_batch_that_no_reader_could_decode_is_not_copied() -> None:
+    """It may have lain there since before such batches were refused."""
+    host = Host()
+    host.copies.begin("c", attrs.evolve(COPY, pieces=(Piece("0", 0, 2),)), 0)
+    one = batch(b"a")
+    lie = RecordBatch._seal(one.header._replace(count=2, span=2), one.body).stamp(0, 1, 0)
+    host.read(host.fetches[0], bytes(lie.head) + bytes(lie.body))
+    assert not host.produces
+    assert isinstance(host.answers[0][1].error, CorruptBatch)
+
+
 def test_what_cannot_be_seen_yet_is_to_be_asked_for_again() -> None:
     host = Host()
     host.copies.begin("c", COPY, 0)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymq.core import log, retention, validation
 from pymq.core.log import BlockLog
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
+from pymq.node import copies
 from pymq.store import recovery
 from pymq.store.blockfile import Window
 from pymq.store.file import FileStore
@@ -201,3 +205,76 @@ bug(
 @plant("write-error-ignored", FileStore, "_note")
 def note_nothing(note: Any, self: FileStore, id: Any, error: Exception, failed: Any) -> None:
     return None
+
+
+bug(
+    "produced-body-unchecked",
+    AREA,
+    "a leader appends what a producer sends without a look at the body",
+    "what a stranger with Write did to the records of others",
+    test="tests/testing/test_what_enters.py"
+    "::test_an_unsound_batch_is_refused_and_nothing_else_is_touched[1-leader-body CRC]",
+)
+
+
+@plant("produced-body-unchecked", validation, "check_crc")
+def check_no_crc(check_crc: Any, batch: RecordBatch) -> None:
+    return None
+
+
+bug(
+    "produced-form-unchecked",
+    AREA,
+    "a leader appends what no reader can decode",
+    "Kafka LogValidator",
+    test="tests/testing/test_what_enters.py"
+    "::test_an_unsound_batch_is_refused_and_nothing_else_is_touched[1-leader-count]",
+)
+
+
+@plant("produced-form-unchecked", validation, "check_form")
+def check_no_form(check_form: Any, batch: RecordBatch) -> None:
+    return None
+
+
+bug(
+    "copied-body-unchecked",
+    AREA,
+    "a broker that copies a batch seals it anew, whatever the body has become",
+    "a CRC that is made again vouches for nothing",
+    test="tests/node/test_copies.py::test_a_batch_that_is_damaged_is_not_passed_on_as_a_sound_one",
+)
+
+
+@plant("copied-body-unchecked", copies, "check")
+def copy_unchecked(check: Any, batch: RecordBatch) -> None:
+    return None
+
+
+bug(
+    "follower-body-unchecked",
+    AREA,
+    "a follower keeps what its leader sends, whatever has become of it on the way",
+    "Kafka checks the CRC of fetched batches before it appends them",
+    test="tests/core/test_log.py::test_a_follower_takes_no_damaged_body",
+)
+
+
+@plant("follower-body-unchecked", log, "restamp")
+def restamp_unchecked(restamp: Any, data: bytes, durable: int) -> Any:
+    return [batch.stamp(batch.base_offset, batch.header.leader_epoch, 0) for batch in split(data)]
+
+
+bug(
+    "future-keeps-forever",
+    AREA,
+    "the time of a record decides how long a block is kept, whatever it is",
+    "Kafka before KIP-937",
+    test="tests/core/test_retention.py"
+    "::test_a_time_that_nobody_could_mean_does_not_keep_a_block_for_ever",
+)
+
+
+@plant("future-keeps-forever", retention, "newest_ms")
+def newest_as_said(newest_ms: Any, block: Any, following: Any, config: Any) -> Any:
+    return block.max_timestamp

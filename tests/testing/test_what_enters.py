@@ -1,0 +1,121 @@
+"""A stranger who may write sends batches that are not what their headers say.
+
+The promise is to the others: what they were told is written stays, and can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq.core import columns, compression
+from pymq.core.header import HEADER_SIZE
+from pymq.core.record import RecordBatch
+from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp, PymqError
+from pymq.spark.appends import append
+from pymq.testing import Cluster
+from pymq.testing.world import WALL_MS
+
+HOUR = 3_600_000
+
+
+def sealed(batch: RecordBatch, raw: bytes | None = None, **fields: Any) -> RecordBatch:
+    """Under CRCs that hold, whatever it says."""
+    body = batch.body if raw is None else raw
+    header = batch.header._replace(length=HEADER_SIZE + len(body), raw_length=len(body), **fields)
+    return strange(RecordBatch._seal(header, body))
+
+
+def strange(batch: RecordBatch) -> RecordBatch:
+    """As it comes from the network: nobody in the broker's process vouches for it."""
+    return RecordBatch(bytes(batch.head), bytes(batch.body), batch.header)
+
+
+def batch(*values: bytes, time: int = WALL_MS) -> RecordBatch:
+    return strange(RecordBatch.encode(values or (b"x",), timestamp_ms=time))
+
+
+def wrong_body() -> RecordBatch:
+    found = batch(b"x")
+    return RecordBatch(found.head, bytes(found.body[:-1]) + b"y", found.header)
+
+
+def wrong_beside_sound_codec() -> RecordBatch:
+    packed = compression.compress(compression.ZSTD, bytes(1000))
+    found = RecordBatch.encode([b"x"], timestamp_ms=WALL_MS)
+    header = found.header._replace(length=HEADER_SIZE + len(packed), raw_length=1001, attributes=2)
+    return strange(RecordBatch._seal(header, packed))
+
+
+UNSOUND: dict[str, tuple[Callable[[], RecordBatch], type[PymqError]]] = {
+    "body CRC": (wrong_body, CorruptBatch),
+    "count": (lambda: sealed(batch(), count=5, span=5), CorruptBatch),
+    "no values": (lambda: sealed(batch(), columns=columns.KEYS), CorruptBatch),
+    "format": (lambda: sealed(batch(), body_format=9), CorruptBatch),
+    "codec": (lambda: sealed(batch(), attributes=7), CorruptBatch),
+    "raw length": (wrong_beside_sound_codec, CorruptBatch),
+    "compacted": (lambda: sealed(batch(), attributes=16), InvalidRequest),
+    "time of all times": (lambda: batch(time=(1 << 63) - 1), InvalidTimestamp),
+    "tomorrow": (lambda: batch(time=WALL_MS + 24 * HOUR), InvalidTimestamp),
+    "before 1970": (lambda: batch(time=-1), InvalidTimestamp),
+}
+
+
+def put(mq: pymq.Client, *batches: RecordBatch) -> None:
+    for each in batches:
+        append(mq.questions, mq.questions.topic_metadata("t"), {"0": each}, 10.0)
+
+
+def values(mq: pymq.Client) -> list[bytes]:
+    with mq.consumer("t", mode="psb") as consumer:
+        return [record.value for record in consumer.until_end()]
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+@pytest.mark.parametrize(("replicas", "acks"), [(1, "leader"), (3, "leader"), (3, "raft")])
+def test_an_unsound_batch_is_refused_and_nothing_else_is_touched(
+    what: str, replicas: int, acks: str
+) -> None:
+    make, error = UNSOUND[what]
+    with Cluster(brokers=replicas, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=replicas, acks=acks, fsync="always")
+        put(mq, batch(b"before"))
+        with pytest.raises(error):
+            put(mq, make())
+        put(mq, batch(b"behind"))
+        cluster.run(seconds=2)
+        for name in [*cluster.brokers]:
+            cluster.crash(name)
+        for name in [*cluster.brokers]:
+            cluster.restart(name)
+        cluster.run(seconds=5)
+        put(mq, batch(b"afterwards"))
+        assert values(mq) == [b"before", b"behind", b"afterwards"]
+
+
+def test_a_topic_says_how_far_ahead_a_time_may_be() -> None:
+    with Cluster(brokers=1, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", timestamp_after_max_ms=60_000)
+        now = WALL_MS + 60_000
+        with pytest.raises(InvalidTimestamp, match="timestamp_after_max_ms"):
+            put(mq, batch(time=now + 60_000))
+        put(mq, batch(time=now - 5_000))
+        mq.alter_topic("t", timestamp_after_max_ms=None)
+        cluster.run(seconds=1)
+        put(mq, batch(time=1 << 60))
+
+
+def test_a_producer_hears_that_its_time_was_refused() -> None:
+    with Cluster(brokers=1, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            refused = producer.send("t", b"v", timestamp_ms=WALL_MS + 2 * HOUR)
+            with pytest.raises(InvalidTimestamp):
+                refused.result()
+            assert producer.send("t", b"v").result().offset == 0
