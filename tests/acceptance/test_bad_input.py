@@ -118,6 +118,7 @@ def test_a_timestamp_must_be_milliseconds(
 ) -> None:
     """Another type is a TypeError; a number that is no time is a ValueError with a code."""
     assert issubclass(InvalidRequest, ValueError)
+    mq.alter_topic("t", timestamp_after_max_ms=None)
     with mq.producer() as producer:
         with pytest.raises(error, match="timestamp_ms must be milliseconds"):
             producer.send("t", b"", timestamp_ms=timestamp_ms)
