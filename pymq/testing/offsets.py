@@ -12,7 +12,7 @@ from pymq.testing import probe
 from pymq.testing.checkers import Checker, Watch
 from pymq.testing.nodes import BrokerHost
 from pymq.testing.process import Process
-from pymq.testing.sharing import Shared, joined
+from pymq.testing.sharing import Generations, Shared, joined
 
 RANGES_MAX = 32  # acknowledged ranges that are kept as they came
 
@@ -42,6 +42,7 @@ class Offsets(Checker):
         # By coordinator: what one has not written yet, the next one does not know.
         self._offsets: dict[tuple[GroupCoordinator, Shared], int] = {}
         self._joined: dict[tuple[str, str], str] = {}  # topics, by group and member
+        self._generations = Generations()
         self._acked: dict[Shared, list[Range]] = {}
         self._confirmed: dict[Shared, Confirmed] = {}
         self._settles: dict[tuple[str, int], dict[Shared, Confirmed]] = {}  # not confirmed yet
@@ -51,6 +52,8 @@ class Offsets(Checker):
             return
         match message:
             case Join(group=group, member=member, topic=topic):
+                if self._generations.is_new(message):
+                    self._made_again(group, topic)
                 self._joined[group, member] = topic
             case Acquire(group=group, member=member, known=known):
                 topic = self._joined.get((group, member), "")
@@ -67,6 +70,19 @@ class Offsets(Checker):
                 self._cover(shared, (0, offset))
             case _:
                 pass
+
+    def _made_again(self, group: str, topic: str) -> None:
+        """What was acknowledged and confirmed was of a topic that is gone."""
+
+        def is_its(shared: Shared) -> bool:
+            return shared[:2] == (group, topic)
+
+        self._offsets = {key: at for key, at in self._offsets.items() if not is_its(key[1])}
+        self._acked = {key: spans for key, spans in self._acked.items() if not is_its(key)}
+        self._confirmed = {key: at for key, at in self._confirmed.items() if not is_its(key)}
+        for waiting in self._settles.values():
+            for shared in [shared for shared in waiting if is_its(shared)]:
+                del waiting[shared]
 
     def _cover(self, shared: Shared, span: Range) -> None:
         ranges = self._acked.setdefault(shared, [])

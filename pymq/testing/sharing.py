@@ -67,6 +67,27 @@ class Done:
         self.coordinator, self.epoch = coordinator, epoch
 
 
+class Generations:
+    """Which topic of a name a group consumes; one that is made again has a later id.
+
+    What a checker knows of the topic before says nothing about the one that has its name now.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], str] = {}  # by group and topic
+
+    def is_new(self, join: Join) -> bool:
+        """Whether *join* is the first for a topic that was made again."""
+        known = self._ids.get((join.group, join.topic), "")
+        if join.topic_id > known:
+            self._ids[join.group, join.topic] = join.topic_id
+        return bool(known) and join.topic_id > known
+
+    def is_past(self, join: Join) -> bool:
+        """Whether *join* was for a topic that was deleted since."""
+        return join.topic_id < self._ids.get((join.group, join.topic), "")
+
+
 class Leases(Checker):
     """A record is leased to one live member at a time, and never again once its ack is confirmed.
 
@@ -88,6 +109,7 @@ class Leases(Checker):
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._joined: dict[tuple[str, str], Join] = {}  # by group and member
+        self._generations = Generations()
         self._acquires: dict[tuple[str, int], Acquire] = {}  # by address and request
         # With the group's offset in each partition, as it was by then.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
@@ -120,6 +142,8 @@ class Leases(Checker):
             return
         match message:
             case Join(group=group, member=member):
+                if self._generations.is_new(message):
+                    self._made_again(group, message.topic)
                 self._joined[group, member] = message
                 broker, now = process.broker, process.clock()
                 if broker is None or not probe.is_member(broker, group, member, now):
@@ -150,6 +174,13 @@ class Leases(Checker):
             self._granted(process, peer, message)
         elif isinstance(message, Settled) and message.error is None:
             self._confirmed(process, peer, message)
+
+    def _made_again(self, group: str, topic: str) -> None:
+        """What was leased and acknowledged was of a topic that is gone."""
+        for shared in [shared for shared in self._done if shared[:2] == (group, topic)]:
+            del self._done[shared]
+        for key in [key for key in self._grants if key[1][:2] == (group, topic)]:
+            del self._grants[key]
 
     def _left(self, host: BrokerHost, group: str, member: str) -> None:
         """A member holds nothing any more."""
@@ -288,7 +319,7 @@ class Leases(Checker):
         if m.refused:
             return
         join = self._joined.get((settle.group, settle.member)) if settle is not None else None
-        if settle is None or join is None:
+        if settle is None or join is None or self._generations.is_past(join):
             return
         for partition, span in settle.acks:
             shared = (settle.group, join.topic, partition)

@@ -14,8 +14,7 @@ from pymq.testing import Cluster
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(count: int, reset: str) -> None:
     """Its members told where the one before began and ended: the group began there, for ever."""
-    # A rule says that offsets of a group never go back, and looks at names.
-    with Cluster(brokers=3, seed=0, check=False) as cluster:
+    with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=4096)
         clients = [cluster.client() for _ in range(count)]
@@ -54,10 +53,34 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(count: int, 
             member.close()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> None:
+    """What was acknowledged of the one before was taken for acknowledged of this one."""
+
+    def consume(count: int) -> list[bytes]:
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(count)]).result()
+        with mq.consumer("t", group="g") as consumer:
+            got = []
+            for record in consumer.until_end():
+                got.append(record.value)
+                consumer.ack(record)
+            consumer.commit()
+        return got
+
+    with Cluster(brokers=3, seed=seed) as cluster:
+        mq = cluster.client()
+        for count in (20, 5, 9):
+            mq.create_topic("t")
+            assert consume(count) == [b"%d" % number for number in range(count)]
+            mq.delete_topic("t")
+        cluster.check()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
     """What was asked of the one before kept its consumer from asking for up to a second."""
-    with Cluster(brokers=3, seed=seed, check=False) as cluster:
+    with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
         with mq.producer() as producer:
@@ -86,7 +109,7 @@ def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stays: bool) -> None:
     """The next one does not hear of it: the group went on where it had got to in the one before."""
-    with Cluster(brokers=3, seed=0, check=False) as cluster:
+    with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
         with mq.producer() as producer:
@@ -136,7 +159,7 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
 
 def test_who_makes_a_topic_again_finds_its_leader() -> None:
     """The new one's epochs are lower: the old one's leader was taken to lead it, for ever."""
-    with Cluster(brokers=2, seed=0, check=False) as cluster:
+    with Cluster(brokers=2, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -156,7 +179,7 @@ def test_who_makes_a_topic_again_finds_its_leader() -> None:
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_own: bool) -> None:
     """If the new one had as many records as it had read, it never got these."""
-    with Cluster(brokers=3, seed=0, check=False) as cluster:
+    with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
         reader = (mq if is_own else cluster.client()).consumer("t", mode="psb")
@@ -185,7 +208,7 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
 @pytest.mark.parametrize("partition", [None, 0])
 def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> None:
     """Who reads one partition looks for no others, and never asked for the topic again."""
-    with Cluster(brokers=1, seed=0, check=False) as cluster:
+    with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
         reader = cluster.client().consumer("t", mode="psb", partition=partition)
@@ -208,7 +231,7 @@ def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> 
 
 def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -> None:
     """It was told how much it had written to the one before, so it left that out."""
-    with Cluster(brokers=1, seed=0, check=False) as cluster:
+    with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         with mq.producer(linger_ms=0, producer_id="me") as producer:
             for _ in range(2):
@@ -223,7 +246,7 @@ def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
 def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, after: int) -> None:
     """Keys that went to a partition which the new topic has not failed, for ever."""
-    with Cluster(brokers=1, seed=0, check=False) as cluster:
+    with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=before)
         with mq.producer(linger_ms=0) as producer:
@@ -239,7 +262,7 @@ def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, afte
 
 
 def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
-    with Cluster(brokers=1, seed=0, check=False) as cluster:
+    with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=["old"])
         with mq.producer(linger_ms=0) as producer:
@@ -252,7 +275,7 @@ def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
 @pytest.mark.parametrize("reset", ["begin", "end"])
 def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: str) -> None:
     """Its leader had not heard yet: as many records of the new one as the old one had were lost."""
-    with Cluster(brokers=1, seed=0, check=False) as cluster:
+    with Cluster(brokers=1, seed=0) as cluster:
         mq, client = cluster.client(), cluster.client()
         mq.create_topic("t")
         with mq.producer() as producer:
