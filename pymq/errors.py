@@ -16,6 +16,8 @@ __all__ = [
     "AuthorizationFailed",
     "BufferFull",
     "Closed",
+    "ClusterAuthorizationFailed",
+    "CommitFailed",
     "ConfigError",
     "CorruptBatch",
     "CorruptBlock",
@@ -275,6 +277,16 @@ class NotSubscribed(PymqError):
     """Consuming needs a subscription; open the consumer through the client."""
 
     code = "NOT_SUBSCRIBED"
+
+
+class CommitFailed(PymqError):
+    """The leases of some acknowledged records had run out: those records are delivered again.
+
+    Handle records within ``ack_wait_s``, or make that longer. ``details["count"]`` says how many
+    they are, and ``details["ranges"]`` where: ``(partition, start, end)``, of very many the first.
+    """
+
+    code = "COMMIT_FAILED"
 
 
 class FencedMember(PymqError):

@@ -212,7 +212,7 @@ class AsyncClient(Handle):
         group: str | None = None,
         mode: str = "ptp",
         partition: str | int | None = None,
-        offset: int | str = "begin",
+        offset: int | str | None = None,
         delivery: str = "pull",
         on_record: Callable[[Record], object] | None = None,
         credit: int = 1000,

@@ -12,6 +12,7 @@ from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.words import leaf
 from pymq.core.types import check_name
 from pymq.errors import ConfigError
+from pymq.transport.base import zmq_needed
 
 HELP = "make, list and revoke the keys of brokers, zkservers and clients"
 POLICY = "policy.toml"
@@ -50,8 +51,9 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 def _make(args: argparse.Namespace, show: Show) -> int:
-    from pymq.transport import curvefiles as files  # only now: it loads zmq
-    from pymq.transport.sockets import check_endpoint
+    with zmq_needed():
+        from pymq.transport import curvefiles as files  # only now: it loads zmq
+        from pymq.transport.sockets import check_endpoint
 
     endpoints = tuple(check_endpoint(each) for each in args.at or ())
     if endpoints and len(args.names) > 1:
@@ -87,7 +89,8 @@ def _row(public: object) -> dict[str, object]:
 
 
 def _revoke(args: argparse.Namespace, show: Show) -> int:
-    from pymq.transport import curvefiles as files
+    with zmq_needed():
+        from pymq.transport import curvefiles as files
 
     revoked, missing = [], []
     for name in args.names:
@@ -126,7 +129,8 @@ def _token(args: argparse.Namespace, show: Show) -> int:
 
 
 def _list(args: argparse.Namespace, show: Show) -> int:
-    from pymq.transport import curvefiles as files
+    with zmq_needed():
+        from pymq.transport import curvefiles as files
 
     if not args.folder.is_dir():
         raise ConfigError(f"{args.folder} is no folder; 'pymq keys make' makes one")
@@ -163,7 +167,8 @@ def _what(row: dict[str, object]) -> str:
 
 
 def _policy(args: argparse.Namespace, show: Show) -> int:
-    from pymq.transport import curvefiles as files
+    with zmq_needed():
+        from pymq.transport import curvefiles as files
 
     for name in args.superuser:
         check_name(name, "principal")

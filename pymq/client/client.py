@@ -161,7 +161,7 @@ class Client(Admin):
         group: str | None = None,
         mode: str = "ptp",
         partition: str | int | None = None,
-        offset: int | str = "begin",
+        offset: int | str | None = None,
         delivery: str = "pull",
         on_record: Callable[[Record], object] | None = None,
         credit: int = 1000,
@@ -187,7 +187,8 @@ class Client(Admin):
         hang: it leaves the group, and joins again when it asks. What it had got and had not
         acknowledged is delivered again, to others perhaps.
 
-        In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on.
+        In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on,
+        an integer, ``"begin"`` (the default) or ``"end"``.
 
         With ``delivery="push"`` a thread calls ``on_record`` with each record, ``credit`` of them
         at a time; else the application polls or iterates.
@@ -197,16 +198,36 @@ class Client(Admin):
         """
         # Only now: many only produce, and what is behind a consumer takes 10 ms to load.
         from pymq.client.consumer import Consumer
-        from pymq.client.consuming import check_consumer, worker_config
+        from pymq.client.consuming import (
+            check_consumer,
+            check_reader,
+            dead_letter_topic,
+            worker_config,
+        )
         from pymq.client.reader import Reader
         from pymq.client.undertaker import Undertaker
         from pymq.client.worker import Worker
 
-        check_consumer(group, mode, partition, delivery, on_record, credit, unknown)
+        check_consumer(group, mode, partition, delivery, on_record, credit, offset, unknown)
+        if mode == "psb":
+            check_reader(
+                {
+                    "auto_ack": auto_ack,
+                    "ack_wait_s": ack_wait_s,
+                    "max_deliver": max_deliver,
+                    "dead_letter": dead_letter,
+                    "auto_offset_reset": auto_offset_reset,
+                    "assignor": assignor,
+                    "on_assigned": on_assigned,
+                    "on_revoked": on_revoked,
+                    "max_poll_interval_s": max_poll_interval_s,
+                }
+            )
         worker = worker_config(
             group, assignor, ack_wait_s, max_deliver, auto_offset_reset, max_poll_interval_s
         )
         metadata = self.questions.topic_metadata(topic)
+        letters = dead_letter_topic(topic, dead_letter, mode, max_deliver)
         name = self._next("c")
         intake: Intake
         if mode == "psb":
@@ -219,7 +240,7 @@ class Client(Admin):
                 self._router,
                 self.driver,
                 names,
-                parse_offset(offset),
+                parse_offset("begin" if offset is None else offset),
                 is_whole=partition is None,
                 now=self.driver.loop.clock(),
             )
@@ -227,7 +248,6 @@ class Client(Admin):
             intake = Worker(name, topic, self._router, self.driver, worker, self._new_member)
         subscription = intake.group or name
         self.questions.ask(lambda r: msg.Subscribe(r, subscription, topic, mode, intake.group))
-        letters = (dead_letter or f"{topic}.dlq") if mode == "ptp" and max_deliver else None
         consumer = Consumer(
             self,
             intake,

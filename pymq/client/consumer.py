@@ -294,6 +294,7 @@ class Consumer(Handle):
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
+            CommitFailed: leases of acknowledged records had run out; they are delivered again.
             FencedMember: the group had given this consumer up, or has another coordinator, which
                 knows nothing of what was leased: some records are delivered again, here or to
                 others. The consumer goes on.

@@ -5,15 +5,33 @@ A process that only produces never loads this, nor what is behind a consumer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pymq.client.membership import WorkerConfig
 from pymq.client.options import check_choice, check_range, check_seconds
 from pymq.core.config import check_options
 from pymq.core.message import BEGIN, END
-from pymq.core.types import check_name
-from pymq.errors import ConfigError
+from pymq.core.types import INTERNAL_PREFIX, check_name, is_internal
+from pymq.errors import ConfigError, InvalidName
 from pymq.hash.assign import names as assignor_names
 
 DEFAULT_GROUP = "ptp"
+CREDIT = 1000  # records that a push consumer is given ahead, by default
+
+DEAD_LETTER = ".dlq"  # behind the name of a topic
+
+# What only groups have, with the defaults of :meth:`pymq.Client.consumer`.
+GROUP_OPTIONS: dict[str, object] = {
+    "auto_ack": False,
+    "ack_wait_s": 30.0,
+    "max_deliver": 5,
+    "dead_letter": None,
+    "auto_offset_reset": "begin",
+    "assignor": "sticky",
+    "on_assigned": None,
+    "on_revoked": None,
+    "max_poll_interval_s": 300.0,
+}
 
 _CONSUMER_OPTIONS = (
     "topic",
@@ -43,6 +61,7 @@ def check_consumer(
     delivery: str,
     on_record: object,
     credit: int,
+    offset: int | str | None,
     unknown: dict[str, object],
 ) -> None:
     """Whether these options of a consumer go together.
@@ -60,6 +79,56 @@ def check_consumer(
         raise ConfigError("a psb consumer reads on its own: it has no group")
     if mode == "ptp" and partition is not None:
         raise ConfigError("a ptp consumer's partitions are assigned; use mode='psb' to choose")
+    if mode == "ptp" and offset is not None:
+        raise ConfigError(
+            "a group has its own offset: offset= goes with mode='psb'. A new group begins at "
+            "auto_offset_reset=, and mq.reset_group() moves one that has no members"
+        )
+    if delivery == "pull" and credit != CREDIT:
+        raise ConfigError("credit goes with delivery='push'; poll(max_records=) bounds a pull")
+
+
+def dead_letter_topic(
+    topic: str, dead_letter: str | None, mode: str, max_deliver: int
+) -> str | None:
+    """Where a consumer moves records that were delivered too often; None for nowhere.
+
+    Raises:
+        InvalidName: the name may not be one, or is the topic's own: each record that is moved there
+            would be delivered, fail and be moved again, for ever.
+        ConfigError: nothing is ever moved, because there is no limit of deliveries.
+    """
+    if mode != "ptp":
+        return None
+    if not max_deliver:
+        if dead_letter is not None:
+            raise ConfigError("dead_letter needs max_deliver above 0: nothing is given up without")
+        return None
+    name = f"{topic}{DEAD_LETTER}" if dead_letter is None else dead_letter
+    try:
+        check_name(name, "dead-letter topic")
+    except InvalidName as error:
+        if dead_letter is not None:
+            raise
+        raise InvalidName(f"{error.message}; choose another with dead_letter=") from None
+    if is_internal(name):
+        raise InvalidName(f"dead_letter={name!r}: names with {INTERNAL_PREFIX!r} are pymq's own")
+    if name == topic:
+        raise InvalidName(f"dead_letter={name!r} is the topic that is consumed")
+    return name
+
+
+def check_reader(given: Mapping[str, object]) -> None:
+    """Refuse options of a group for a consumer that has none; they would do nothing.
+
+    *given* has the values of :data:`GROUP_OPTIONS` that the user may have chosen.
+
+    Raises:
+        ConfigError: one of them differs from its default.
+    """
+    for name, found in given.items():
+        if found != GROUP_OPTIONS[name]:
+            raise ConfigError(f"{name} is for groups: a consumer with mode='psb' has none")
 
 
 def worker_config(

@@ -14,8 +14,9 @@ from pymq.core.message import Lease, Range, Settle, Settled
 from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.core.view import BatchView
-from pymq.errors import Closed, FencedMember, PymqError
+from pymq.errors import Closed, CommitFailed, FencedMember, PymqError
 
+LAPSED_MAX = 20  # ranges that an error names
 ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
 
 
@@ -90,6 +91,9 @@ class Settler:
         self._unarmed: list[Key] = []  # requests that were sent and have no time yet
         self._was_fenced = False  # at least once
         self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
+        self._released = Handed()  # handed out under leases that have run out, and not settled
+        self._lapsed = 0  # acknowledgements after the lease had run out, and no commit has told of
+        self._lapsed_in: list[tuple[str, int, int]] = []  # where they are, as far as that is known
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -147,7 +151,11 @@ class Settler:
         if self._was_fenced and acks:
             # What is in the buffer may be there for the second time.
             buffered = [(p, part) for p, span in self._buffered() for part in handed.take(p, span)]
-        found = [(p, part) for p, span in acks for part in handed.take(p, span)]
+        found = list[Span]()
+        for partition, span in acks:
+            parts = handed.take(partition, span)
+            found += [(partition, part) for part in parts]
+            self._note_lapsed(partition, span, parts)
         for partition, span in buffered:
             handed.put(partition, span)
         late = _count(span for _, span in acks) - _count(span for _, span in found)
@@ -158,7 +166,39 @@ class Settler:
     def leased(self, leases: Iterable[Lease]) -> None:
         """What was handed out of them was so under leases that are no more."""
         for lease in leases:
-            self.handed.take(lease.partition, (lease.start, lease.end))
+            for part in self.handed.take(lease.partition, (lease.start, lease.end)):
+                self._released.put(lease.partition, part)
+
+    def _note_lapsed(self, partition: str, span: Range, held: list[Range]) -> None:
+        """Of an acknowledged range only the parts that are *held* can be settled."""
+        start = span[0]
+        for low, high in [*held, (span[1], span[1])]:
+            if start < low:
+                for part in self._released.take(partition, (start, low)):
+                    self._lapse(part[1] - part[0], [(partition, part)])
+            self._released.take(partition, (low, high))  # It was handed out anew, and is done.
+            start = high
+
+    def _lapse(self, count: int, spans: Iterable[Span]) -> None:
+        self._lapsed += count
+        for partition, (start, end) in spans:
+            if len(self._lapsed_in) < LAPSED_MAX:
+                self._lapsed_in.append((partition, start, end))
+
+    def _commit_failed(self) -> CommitFailed | None:
+        """What to tell who commits, once."""
+        count, ranges = self._lapsed, tuple(self._lapsed_in)
+        if not count:
+            return None
+        self._lapsed, self._lapsed_in = 0, []
+        places = ", ".join(f"{partition}: {start} to {end - 1}" for partition, start, end in ranges)
+        return CommitFailed(
+            f"{count} acknowledged records were not committed, because their leases had run out "
+            f"(in {places}); they are delivered again. Handle records within ack_wait_s, or make "
+            "that longer",
+            count=count,
+            ranges=ranges,
+        )
 
     def _put_back(self, acks: Iterable[Span], nacks: Iterable[tuple[str, Range, int]]) -> None:
         for partition, span in acks:
@@ -205,6 +245,10 @@ class Settler:
             self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
         if self._was_fenced:
             self._forfeited += m.refused
+        elif m.refused and settlement.tries == 1:
+            self._lapse(m.refused, settlement.message.acks)
+        if error is None and any(done.is_durable for done in settlement.waits):
+            error = self._commit_failed()
         if error is None and self._forfeited and is_waited_for:
             error = FencedMember(
                 f"of what was acknowledged {self._forfeited} came to nothing: the coordinator has "
@@ -260,6 +304,7 @@ class Settler:
         self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()
         self.handed.forget()
+        self._released.forget()
         self._holes = []
 
     def _forfeit(self, count: int) -> None:

@@ -16,7 +16,7 @@ from pymq.embedded import keep
 from pymq.errors import ConfigError
 from pymq.node.loop import Loop
 from pymq.node.netdriver import NetDriver
-from pymq.transport.base import Transport
+from pymq.transport.base import Transport, zmq_needed
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq import ZmqTransport
@@ -62,8 +62,9 @@ def open_transport(where: Where) -> ZmqTransport:
         ConfigError: there is no such key.
         MissingExtra: pyzmq is not installed.
     """
-    from pymq.transport.curve import KeyRing  # only now: they load zmq
-    from pymq.transport.zeromq import ZmqTransport
+    with zmq_needed():
+        from pymq.transport.curve import KeyRing  # only now: they load zmq
+        from pymq.transport.zeromq import ZmqTransport
 
     keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
     return ZmqTransport(f"client-{os.urandom(8).hex()}", keys=keys)

@@ -14,7 +14,7 @@ from pymq.deployed.clocks import monotonic_ms, wall_ms
 from pymq.errors import ConfigError
 from pymq.node.access import Asked, Audit, Guard, Policy, load_policy
 from pymq.node.access.requirements import Requirement
-from pymq.transport.base import Gate, Transport
+from pymq.transport.base import Gate, Transport, zmq_needed
 
 log = logging.getLogger("pymq.security")
 
@@ -62,9 +62,10 @@ def open_transport(
         ConfigError: as it says.
         MissingExtra: pyzmq is not installed.
     """
-    from pymq.transport.curve import KeyRing  # only now: they load zmq
-    from pymq.transport.sockets import Tuning
-    from pymq.transport.zeromq import ZmqTransport
+    with zmq_needed():
+        from pymq.transport.curve import KeyRing  # only now: they load zmq
+        from pymq.transport.sockets import Tuning
+        from pymq.transport.zeromq import ZmqTransport
 
     most = access.connections_per_address
     if most is not None and most < 1:

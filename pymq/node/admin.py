@@ -192,6 +192,8 @@ class Admin:
             replicas = node.replicas if m.replicas is None else m.replicas
             if replicas < 1:
                 raise InvalidRequest(f"replicas={replicas} must be at least 1")
+            if replicas < node.replicas:
+                plans.check_in_sync(draft.image.topic(m.topic).node.config, replicas)
             is_same_size = replicas == node.replicas
             if node.acks is m.acks and is_same_size:
                 # Whatever a zkserver before this one has not come to is not wanted any more.
@@ -226,6 +228,8 @@ class Admin:
             leaving = [name for name in m.replicas if draft.image.brokers[name].is_draining]
             if leaving:
                 raise InvalidRequest(f"decommissioned: {', '.join(leaving)}")
+            if len(m.replicas) < image.node.replicas:
+                plans.check_in_sync(draft.image.topic(m.topic).node.config, len(m.replicas))
             if set(image.open_block.replicas) == set(m.replicas):
                 blocks.want(draft, TopicPartition(m.topic, m.partition), None)
                 return False

@@ -15,7 +15,7 @@ from pymq.core.config import TopicConfig
 from pymq.core.message import AlterTopic, CreatePartition, CreateTopic, Subscribe
 from pymq.core.metadata import DeletedNode, ProducerNode, SubscriptionNode, TopicNode
 from pymq.core.types import OFFSETS_TOPIC, AckMode, TopicPartition, check_name, is_internal
-from pymq.errors import InvalidRequest, PartitionExists, TopicExists
+from pymq.errors import ConfigError, InvalidRequest, PartitionExists, TopicExists
 from pymq.node import blocks
 from pymq.node.image import Draft, TopicImage
 from pymq.node.placement import Load, choose, usable
@@ -63,6 +63,7 @@ def create_topic(
     if len(set(m.partitions)) != len(m.partitions):
         raise InvalidRequest("two partitions have the same name")
     config = TopicConfig.of(m.config)
+    check_in_sync(config, m.replicas)
     node = TopicNode(m.name, topic_id, len(m.partitions), m.acks, m.replicas, config)
     draft.create(paths.topic(m.name), node)
     draft.folder(paths.partitions(m.name))
@@ -140,6 +141,19 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[str, ...]:
     return told
 
 
+def check_in_sync(config: TopicConfig, replicas: int) -> None:
+    """Whether a partition with so many replicas can ever have ``min_in_sync`` of them.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.min_in_sync > replicas:
+        raise ConfigError(
+            f"min_in_sync={config.min_in_sync} is more than the {replicas} replicas there are: "
+            "whoever waits for all in sync would be refused for ever"
+        )
+
+
 def alter_topic(draft: Draft, m: AlterTopic) -> None:
     """Change options.
 
@@ -148,6 +162,9 @@ def alter_topic(draft: Draft, m: AlterTopic) -> None:
     """
     node = draft.image.topic(m.name).node
     config = node.config.altered(m.config)
+    if config.min_in_sync > node.config.min_in_sync:
+        for partition in draft.image.topic(m.name).partitions.values():
+            check_in_sync(config, partition.node.replicas)
     if config != node.config:
         draft.put(paths.topic(m.name), attrs.evolve(node, config=config, version=node.version + 1))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from pymq.core.message import Message
+from pymq.errors import MissingExtra
 
 Arrival = tuple[str, str, Message]  # (for whom, from whom, what), as the loop takes it
 
@@ -109,3 +111,18 @@ class Transport(Protocol):
 def node_of(machine: str) -> str:
     """The node of a machine that is not a node itself; nodes may have dots, and parts have none."""
     return machine.rpartition(".")[0] or machine
+
+
+@contextmanager
+def zmq_needed() -> Iterator[None]:
+    """Around the import of a module that loads pyzmq.
+
+    Raises:
+        MissingExtra: pyzmq is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "zmq":
+            raise
+        raise MissingExtra("clusters need pyzmq: pip install 'pymq-log[zmq]'") from error
