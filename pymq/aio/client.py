@@ -225,6 +225,7 @@ class AsyncClient(Handle):
         on_assigned: Callable[[tuple[str, ...]], object] | None = None,
         on_revoked: Callable[[tuple[str, ...]], object] | None = None,
         max_poll_interval_s: float = 300.0,
+        rack: str | None = None,
         **unknown: object,
     ) -> Opening[AsyncConsumer]:
         """Make a consumer: ``async with`` or ``await`` it; see :meth:`pymq.Client.consumer`.
@@ -260,6 +261,7 @@ class AsyncClient(Handle):
                 noted(on_assigned) if on_assigned is not None else None,
                 noted(on_revoked) if on_revoked is not None else None,
                 max_poll_interval_s,
+                rack,
                 **unknown,
             )
 

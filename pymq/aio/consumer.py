@@ -166,7 +166,7 @@ class AsyncConsumer(Handle):
     async def until_end(self) -> AsyncIterator[Record]:
         """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
-        ending = Ending(consumer, await self._bridge.call(consumer.end_offsets))
+        ending = Ending(consumer, await self._bridge.call(consumer._last_offsets))
         try:
             while not await self._is_reached(ending):
                 if consumer._unread.records:

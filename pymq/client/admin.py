@@ -210,7 +210,10 @@ class Admin(Handle):
         check_range("timestamp_ms", timestamp_ms, 0, OFFSET_MAX)
         partitions = [p.partition for p in self.questions.topic_metadata(topic).partitions]
         found = self.questions.ask_leaders(
-            topic, partitions, lambda r, name: msg.FindOffset(r, topic, name, timestamp_ms)
+            topic,
+            partitions,
+            lambda r, name: msg.FindOffset(r, topic, name, timestamp_ms),
+            any_replica=True,
         )
         return {
             name: answer.offset

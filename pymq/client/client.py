@@ -174,6 +174,7 @@ class Client(Admin):
         on_assigned: Callable[[tuple[str, ...]], object] | None = None,
         on_revoked: Callable[[tuple[str, ...]], object] | None = None,
         max_poll_interval_s: float = 300.0,
+        rack: str | None = None,
         **unknown: object,
     ) -> Consumer:
         """Make a consumer.
@@ -190,6 +191,9 @@ class Client(Admin):
         In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on,
         an integer, ``"begin"`` (the default) or ``"end"``.
 
+        ``rack`` is where the consumer runs, as brokers are told theirs: a replica there is read
+        from rather than a leader elsewhere. What is far behind the end is read from any replica.
+
         With ``delivery="push"`` a thread calls ``on_record`` with each record, ``credit`` of them
         at a time; else the application polls or iterates.
 
@@ -200,6 +204,7 @@ class Client(Admin):
         from pymq.client.consumer import Consumer
         from pymq.client.consuming import (
             check_consumer,
+            check_rack,
             check_reader,
             dead_letter_topic,
             worker_config,
@@ -209,6 +214,7 @@ class Client(Admin):
         from pymq.client.worker import Worker
 
         check_consumer(group, mode, partition, delivery, on_record, credit, offset, unknown)
+        check_rack(rack)
         if mode == "psb":
             check_reader(
                 {
@@ -242,10 +248,11 @@ class Client(Admin):
                 names,
                 parse_offset("begin" if offset is None else offset),
                 is_whole=partition is None,
+                rack=rack,
                 now=self.driver.loop.clock(),
             )
         else:
-            intake = Worker(name, topic, self._router, self.driver, worker, self._new_member)
+            intake = Worker(name, topic, self._router, self.driver, worker, self._new_member, rack)
         subscription = intake.group or name
         self.questions.ask(lambda r: msg.Subscribe(r, subscription, topic, mode, intake.group))
         consumer = Consumer(

@@ -240,7 +240,7 @@ class Consumer(Handle):
         Raises:
             RequestTimeout: it cannot go on, and has not for half a minute; the message says why.
         """
-        ending = Ending(self, self.end_offsets())
+        ending = Ending(self, self._last_offsets())
         try:
             while not ending.is_reached():
                 yield from ending.before(self._chunk(0.05))
@@ -363,12 +363,19 @@ class Consumer(Handle):
         return self._positions.read(self._unread.partitions())
 
     def end_offsets(self) -> dict[str, int]:
-        """Where each partition of the topic ends now."""
+        """Where each partition of the topic ends now.
+
+        While it has no leader that is, after 5 s, what the best replica knows to be committed.
+        """
+        return {p: end for p, (_, end) in self._positions.bounds(any_replica=True).items()}
+
+    def _last_offsets(self) -> dict[str, int]:
+        """Where each partition ends now, by its leader: nothing that was confirmed lies behind."""
         return {p: end for p, (_, end) in self._positions.bounds().items()}
 
     def begin_offsets(self) -> dict[str, int]:
         """Where each partition of the topic starts now."""
-        return {p: start for p, (start, _) in self._positions.bounds().items()}
+        return {p: start for p, (start, _) in self._positions.bounds(any_replica=True).items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the end when all are."""
@@ -385,7 +392,7 @@ class Consumer(Handle):
 
     def lag(self) -> dict[str, int]:
         """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
-        bounds = self._positions.bounds()
+        bounds = self._positions.bounds(any_replica=True)
         done = self._read_so_far() if self._reader is not None else self.committed()
         spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
         return records_between(self._client.questions, self.topic, spans)

@@ -51,6 +51,7 @@ _CONSUMER_OPTIONS = (
     "on_assigned",
     "on_revoked",
     "max_poll_interval_s",
+    "rack",
 )
 
 
@@ -129,6 +130,16 @@ def check_reader(given: Mapping[str, object]) -> None:
     for name, found in given.items():
         if found != GROUP_OPTIONS[name]:
             raise ConfigError(f"{name} is for groups: a consumer with mode='psb' has none")
+
+
+def check_rack(rack: object) -> None:
+    """Whether that is the name of a rack, or None.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if rack is not None and (not isinstance(rack, str) or not rack):
+        raise ConfigError(f"rack={rack!r} must be the name of a rack, as brokers are given")
 
 
 def worker_config(

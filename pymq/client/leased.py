@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 from pymq.client.base import Outbox
 from pymq.client.intake import FETCH_BYTES, located
 from pymq.client.membership import Key, Membership
+from pymq.client.replicas import BEHIND_RECORDS, Preference
 from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
 from pymq.client.settling import Settler
@@ -54,6 +55,7 @@ class Leased:
         outbox: Outbox,
         timers: Deadlines[Key],
         paused: Container[str],
+        preference: Preference,
     ) -> None:
         self._topic = membership.topic
         self._membership = membership
@@ -63,6 +65,7 @@ class Leased:
         self._outbox = outbox
         self._timers = timers
         self._paused = paused
+        self._preference = preference
         self._lines: dict[str, deque[Fetching]] = {}  # by partition, in the order of the leases
         self._fetching: dict[int, Fetching] = {}  # what is asked for, by request
         self._to_fetch: list[Fetching] = []  # what waits for a leader
@@ -95,7 +98,9 @@ class Leased:
             if lease.partition in self._paused and not lease.dead:
                 self._settler.give_back([(lease.partition, (lease.start, lease.end))])
             else:
-                route = Route(self._topic, lease.partition)
+                route = Route(self._topic, lease.partition, preference=self._preference)
+                end = self._watches.end(lease.partition)
+                route.is_behind = end - lease.end >= BEHIND_RECORDS
                 fetching = Fetching(lease, route, lease.start, lease.start, lease.end, now)
                 self._lines.setdefault(lease.partition, deque()).append(fetching)
                 self._fetch(fetching, now)
@@ -152,7 +157,8 @@ class Leased:
         at, end = fetching.position, fetching.end
         wait = 0 if route.is_elsewhere else LEASE_WAIT_MS
         topic, id = self._topic, self._membership.topic_id
-        fetch = Fetch(request, topic, lease.partition, at, FETCH_BYTES, wait, end, id)
+        any_replica = route.is_elsewhere
+        fetch = Fetch(request, topic, lease.partition, at, FETCH_BYTES, wait, end, id, any_replica)
         self._outbox.post(peer, fetch)
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 
@@ -205,6 +211,11 @@ class Leased:
                 self._read(fetching, m.data)
                 fetching.since = now
             except PymqError as error:
+                if m.error is None and (pause := route.refused(self._router, error)) is not None:
+                    # Another replica may have it undamaged.
+                    self._fetch_later(fetching, pause, now)
+                    self._line_up(partition)
+                    return False, None
                 problem = located(error, self._topic, partition)
                 fetching.end = fetching.position  # The rest stays leased until that runs out.
         if fetching.position < fetching.end:

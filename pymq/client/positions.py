@@ -50,15 +50,18 @@ class Positions:
             f"this consumer of {self._topic!r} does not read partition {partition!r}"
         )
 
-    def bounds(self, timeout: float = REQUEST_S) -> dict[str, tuple[int, int]]:
-        """Where each of them starts and ends now."""
-        return self._questions.all_bounds(self._topic, self.names(), timeout)
+    def bounds(
+        self, timeout: float = REQUEST_S, *, any_replica: bool = False
+    ) -> dict[str, tuple[int, int]]:
+        """Where each of them starts and ends now; see :meth:`Questions.all_bounds`."""
+        names = self.names()
+        return self._questions.all_bounds(self._topic, names, timeout, any_replica=any_replica)
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The first offset whose record is not older than a time; the end when all are."""
         topic, name = self._topic, self.name(partition)
         found = self._questions.ask_leader(
-            topic, name, lambda r: FindOffset(r, topic, name, timestamp_ms)
+            topic, name, lambda r: FindOffset(r, topic, name, timestamp_ms), any_replica=True
         )
         assert isinstance(found, OffsetFound)
         return found.offset

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
+import attrs
+
 from pymq.client.base import Driver
 from pymq.client.options import REQUEST_S, check_topic
 from pymq.client.route import Route
 from pymq.client.router import Call, Router
 from pymq.core import message as msg
-from pymq.core.message import END, Fetch, Fetched, GroupState, Message
+from pymq.core.message import END, Fetch, Fetched, FindOffset, GroupState, Message
 from pymq.core.metadata import TopicMetadata
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.errors import (
@@ -22,6 +24,7 @@ from pymq.errors import (
     NoBrokers,
     NotLeader,
     PymqError,
+    ReplicaNotAvailable,
     RequestTimeout,
     UnknownPartition,
     UnknownTopic,
@@ -110,22 +113,36 @@ class Questions:
         partitions: Iterable[str],
         timeout: float = REQUEST_S,
         topic_id: str = "",
+        *,
+        any_replica: bool = False,
     ) -> dict[str, tuple[int, int]]:
-        """Where the logs of some partitions start and end now."""
+        """Where the logs of some partitions start and end now.
+
+        With *any_replica* a replica that knows less than the leader will do, if no leader answers
+        within half of the time.
+        """
 
         def fetch(request: int, partition: str) -> Fetch:
             return Fetch(request, topic, partition, END, 0, 0, topic_id=topic_id)
 
-        found = self.ask_leaders(topic, partitions, fetch, timeout)
+        found = self.ask_leaders(topic, partitions, fetch, timeout, any_replica=any_replica)
         return {
             partition: (answer.log_start, answer.high_watermark)
             for partition, answer in found.items()
             if isinstance(answer, Fetched)
         }
 
-    def ask_leader(self, topic: str, partition: str, make: Callable[[int], Message]) -> Message:
-        """Ask a partition's leader, and the next one if it has moved."""
-        return self.ask_leaders(topic, [partition], lambda r, _: make(r))[partition]
+    def ask_leader(
+        self,
+        topic: str,
+        partition: str,
+        make: Callable[[int], Message],
+        *,
+        any_replica: bool = False,
+    ) -> Message:
+        """Ask a partition's leader, and the next one if it has moved; see :meth:`ask_leaders`."""
+        found = self.ask_leaders(topic, [partition], lambda r, _: make(r), any_replica=any_replica)
+        return found[partition]
 
     def ask_leaders(
         self,
@@ -133,16 +150,21 @@ class Questions:
         partitions: Iterable[str],
         make: Callable[[int, str], Message],
         timeout: float = REQUEST_S,
+        *,
+        any_replica: bool = False,
     ) -> dict[str, Message]:
         """Ask the leaders of some partitions, all at a time, and the next ones if they have moved.
 
-        What lies on other brokers than the leader is asked for there.
+        What lies on other brokers than the leader is asked for there. Records that have an offset
+        are asked of other replicas as soon as the leader fails. Where the log ends is not: they may
+        not know yet. With *any_replica* they are asked all the same, after half of the time.
 
         Raises:
             UnknownTopic, UnknownPartition: as they say; it may be another topic of that name.
             RequestTimeout: somebody did not answer; the message names him.
         """
         until = self._driver.monotonic() + timeout
+        begun = self._driver.monotonic()
         missing = {partition: Route(topic, partition) for partition in partitions}
         found: dict[str, Message] = {}
         tries = 0
@@ -154,14 +176,18 @@ class Questions:
             patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
             calls: dict[str, Call] = {}
             with self._driver as loop:
+                is_late = any_replica and self._driver.monotonic() - begun >= timeout / 2
                 for name, route in missing.items():
-                    if (peer := route.find(self._router)) is not None:
-                        ask = partial(_make_for, make, name)
+                    of_leader = not (is_late or _names_records(make(0, name)))
+                    if (peer := route.find(self._router, of_leader=of_leader)) is not None:
+                        ask = partial(_make_for, make, name, route.is_elsewhere)
                         calls[name] = self._router.call(ask, loop.clock(), patience, peer)
                 loop.touch(self._name)
             self._await(calls, patience / 1000 + 1)
             pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
             for name, call in calls.items():
+                if call.error is None and missing[name].is_elsewhere and _is_nothing(call):
+                    call.error = ReplicaNotAvailable(f"{call.peer} does not know of it yet")
                 if call.error is None:
                     found[name] = call.result
                     del missing[name]
@@ -177,7 +203,7 @@ class Questions:
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
         """Ask a partition's leader and do not wait, if it is known who that is; see :meth:`end`."""
         with self._driver as loop:
-            peer = Route(topic, partition).find(self._router)
+            peer = Route(topic, partition).find(self._router, of_leader=True)
             if peer is None:
                 return None
             call: Call = self._router.call(make, loop.clock(), round(TRY_MAX_S * 1000), peer)
@@ -306,8 +332,24 @@ class Questions:
         return call
 
 
-def _make_for(make: Callable[[int, str], Message], partition: str, request: int) -> Message:
-    return make(request, partition)
+def _make_for(
+    make: Callable[[int, str], Message], partition: str, any_replica: bool, request: int
+) -> Message:
+    message = make(request, partition)
+    if any_replica and isinstance(message, (Fetch, FindOffset)):
+        return attrs.evolve(message, any_replica=True)
+    return message
+
+
+def _names_records(message: Message) -> bool:
+    """Whether it asks for records by their offsets: any replica that has them has the same."""
+    return isinstance(message, Fetch) and message.max_bytes > 0
+
+
+def _is_nothing(call: Call) -> bool:
+    """Whether a follower was asked for records, and has none of them yet."""
+    asked, found = call.message, call.result
+    return isinstance(found, Fetched) and _names_records(asked) and not found.data
 
 
 def raise_it(error: PymqError | None) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from pymq.client.base import Driver, Waitable
 from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
+from pymq.client.replicas import BEHIND_BYTES, NEAR_WAIT_MS, Preference
 from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
 from pymq.core.deadlines import Deadlines
@@ -83,10 +84,15 @@ class Reader(Intake):
         offset: int,
         *,
         is_whole: bool = False,
+        rack: str | None = None,
         now: int = 0,
     ) -> None:
-        """Read *partitions* from *offset* on; with *is_whole* those that are added, too."""
+        """Read *partitions* from *offset* on; with *is_whole* those that are added, too.
+
+        A replica in *rack* is preferred to the leader.
+        """
         super().__init__(name, topic, router, driver, None)
+        self._preference = Preference(name, rack)
         # Replaced when it grows: the application goes through it while the loop turns.
         self.cursors = {partition: self._cursor(partition, offset) for partition in partitions}
         self._look_at = now + LOOK_MS if is_whole else NEVER
@@ -97,7 +103,8 @@ class Reader(Intake):
         self._timers: Deadlines[str] = Deadlines()  # by partition
 
     def _cursor(self, partition: str, offset: int) -> Cursor:
-        return Cursor(partition, offset, Route(self.topic, partition))
+        route = Route(self.topic, partition, preference=self._preference)
+        return Cursor(partition, offset, route)
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class Reader(Intake):
             self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
             cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
         cursor.floor, cursor.is_reached = self._requests + 1, False
-        cursor.route.others.clear()
+        cursor.route.forget()
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""
@@ -204,9 +211,13 @@ class Reader(Intake):
             self._refused(cursor, m, m.error, now, is_leader=is_leader)
 
     def _fetched(self, cursor: Cursor, m: Fetched, now: int, *, is_leader: bool) -> None:
-        if is_leader:  # Others may not know how far the log reaches.
+        if is_leader:
             cursor.log_start, cursor.end = m.log_start, m.high_watermark
-        if cursor.handed < 0:  # It was asked where the log begins and ends.
+        else:  # It may not know yet how far the log reaches.
+            cursor.log_start = max(cursor.log_start, m.log_start)
+            cursor.end = max(cursor.end, m.high_watermark)
+        is_new = cursor.handed < 0
+        if is_new:  # It was asked where the log begins and ends.
             known = {BEGIN: m.log_start, END: m.high_watermark}
             cursor.position = known.get(cursor.position, cursor.position)
             cursor.handed = cursor.position
@@ -225,9 +236,17 @@ class Reader(Intake):
                 if not (is_shown or cursor.bytes):
                     cursor.handed = cursor.position  # There is nothing to hand out before it.
         except PymqError as error:
-            self.fail(located(error, self.topic, cursor.partition))
+            # Another replica may have it undamaged.
+            pause = cursor.route.refused(self._router, error)
+            if pause is None:
+                self.fail(located(error, self.topic, cursor.partition))
+            else:
+                self._try_later(cursor, pause, now)
+                self._fetch(cursor, now)
             return
-        if m.data or is_leader:
+        is_part = cursor.position < max(cursor.end, m.high_watermark)
+        cursor.route.is_behind = is_part and len(m.data) >= BEHIND_BYTES
+        if m.data or is_leader or is_new:
             cursor.route.came()
         else:
             self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
@@ -283,19 +302,29 @@ class Reader(Intake):
         if cursor.partition in self.paused and not is_new:
             return
         route = cursor.route
-        peer = route.find(self._router)
+        # Where the log begins can be told by any replica, where it ends by the leader.
+        peer = route.find(self._router, of_leader=is_new and cursor.position == END)
         if peer is None:
             return
         wait, size, position = wait_ms(len(self.cursors)), FETCH_BYTES, cursor.position
         if is_new:
-            wait, size, position = 0, 0, END  # Only the leader answers that.
+            wait, size, position = 0, 0, BEGIN if route.is_elsewhere else END
         elif route.is_elsewhere:
-            wait = 0
+            wait = NEAR_WAIT_MS if route.is_near else 0
+        elif route.is_leaders_turn and route.preference.rack is not None:
+            wait = 0  # A follower will be waited at, unless the leader has more than it.
         if not cursor.topic_id and (known := self._router.topics.get(self.topic)) is not None:
             cursor.topic_id = known.topic_id
         request = cursor.request = self.number()
         fetch = Fetch(
-            request, self.topic, cursor.partition, position, size, wait, topic_id=cursor.topic_id
+            request,
+            self.topic,
+            cursor.partition,
+            position,
+            size,
+            wait,
+            topic_id=cursor.topic_id,
+            any_replica=route.is_elsewhere,
         )
         self.out.send.append((peer, fetch))
         self._timers.set(cursor.partition, now + wait + route.patience_ms)
@@ -370,7 +399,11 @@ class Reader(Intake):
         if peer is not None:
             search.request = self.number()
             find = FindOffset(
-                search.request, self.topic, search.cursor.partition, search.timestamp_ms
+                search.request,
+                self.topic,
+                search.cursor.partition,
+                search.timestamp_ms,
+                any_replica=search.route.is_elsewhere,
             )
             self.out.send.append((peer, find))
             wait = search.route.patience_ms

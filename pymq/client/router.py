@@ -251,8 +251,25 @@ class Router(Outbox):
         for request, call in self._calls.items():
             if call.fixed is None and call.peer == node:
                 self._timers.set(request, now)  # as if it had been silent for too long
-        for topic in {topic for (topic, _), found in self._leaders.items() if found.leader == node}:
+        topics = {topic for (topic, _), found in self._leaders.items() if found.leader == node}
+        for topic in topics:
             self.refresh(topic)
+        if topics:
+            self._announce()  # Readers need not wait for an answer: other replicas may have it.
+
+    def is_lost(self, node: str) -> bool:
+        """Whether the connection to *node* has broken and is not known to be there again."""
+        return node in self._lost
+
+    def replicas(self, topic: str, partition: str) -> tuple[str, ...]:
+        """The brokers that can serve reads, as the zkserver told last: the most complete first."""
+        found = self._leaders.get((topic, partition))
+        return found.replicas if found is not None else ()
+
+    def racks(self, topic: str) -> dict[str, str | None]:
+        """The racks of the brokers that hold a topic, by their names."""
+        known = self.topics.get(topic)
+        return {b.name: b.rack for b in known.brokers} if known is not None else {}
 
     def _is_led(self, found: PartitionLeader, now: int) -> bool:
         return found.leader is not None and self._lost.get(found.leader, 0) <= now

@@ -71,7 +71,8 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
     if consumer._is_closed:
         return ends, state, None
     try:
-        ends = {p: end for p, (_, end) in consumer._positions.bounds(STATUS_S).items()}
+        bounds = consumer._positions.bounds(STATUS_S, any_replica=True)
+        ends = {p: end for p, (_, end) in bounds.items()}
         if worker is not None:
             state = consumer._positions.group_state(STATUS_S)
     except PymqError as error:

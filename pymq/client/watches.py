@@ -98,15 +98,29 @@ class Watches:
         """Have the leader tell when there is more than we know of."""
         if watch.request or ("watch", watch.partition) in self._timers:
             return
-        peer = watch.route.find(self._router)
+        is_new = watch.end < 0
+        # Of a follower a new group would take an end that is before the real one.
+        at_end = is_new and self._membership.config.reset == END
+        peer = watch.route.find(self._router, of_leader=at_end)
         if peer is None:
             return
-        is_new = watch.end < 0
         watch.request = self._outbox.number()
         offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
         # Another topic of that name begins and ends elsewhere, and the group would go by that.
         id = self._membership.topic_id
-        fetch = Fetch(watch.request, self._topic, watch.partition, offset, 0, wait, topic_id=id)
+        is_elsewhere = watch.route.is_elsewhere
+        if is_elsewhere:
+            wait = 0
+        fetch = Fetch(
+            watch.request,
+            self._topic,
+            watch.partition,
+            offset,
+            0,
+            wait,
+            topic_id=id,
+            any_replica=is_elsewhere,
+        )
         self._outbox.post(peer, fetch)
         due = now + wait + watch.route.patience_ms
         self._timers.set(("watch", watch.partition), due)
@@ -141,10 +155,15 @@ class Watches:
         self._timers.set(("watch", watch.partition), due)
         return pause is None
 
-    def came(self, watch: Watch, m: Fetched) -> tuple[bool, bool]:
+    def came(self, watch: Watch, m: Fetched, now: int) -> tuple[bool, bool]:
         """Returns whether its end was not known before, and whether there is more than before."""
-        watch.route.came()
+        if watch.route.is_elsewhere:
+            # A follower does not wait for more; the leader is asked again if there is one by then.
+            self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
+            watch.route.leave()
+        else:
+            watch.route.came()
         is_new, has_more = watch.end < 0, m.high_watermark > watch.end
-        watch.log_start = m.log_start
+        watch.log_start = m.log_start if is_new else max(watch.log_start, m.log_start)
         watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
         return is_new, has_more

@@ -17,6 +17,7 @@ from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
 from pymq.client.poll_timer import PollTimer
+from pymq.client.replicas import Preference
 from pymq.client.route import RETRY_MAX_MS
 from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
@@ -44,6 +45,7 @@ class Worker(Intake):
         driver: Driver,
         config: WorkerConfig,
         new_member: Callable[[], str],
+        rack: str | None = None,
     ) -> None:
         super().__init__(name, topic, router, driver, config.group)
         self.config = config
@@ -55,7 +57,14 @@ class Worker(Intake):
         self.settler = Settler(name, self.membership, self, timers, driver, self._buffered)
         self.watches = Watches(self.membership, router, self, timers)
         self._leased = Leased(
-            self.membership, self.watches, self.settler, router, self, timers, self.paused
+            self.membership,
+            self.watches,
+            self.settler,
+            router,
+            self,
+            timers,
+            self.paused,
+            Preference(name, rack),
         )
         self._acquiring = Acquiring(
             self.membership, self.watches, self._leased, self, timers, self.paused
@@ -414,7 +423,7 @@ class Worker(Intake):
             if self.watches.refused(watch, m.error, now):
                 self.fail(m.error)
             return
-        is_new, has_more = self.watches.came(watch, m)
+        is_new, has_more = self.watches.came(watch, m, now)
         if is_new and self.watches.know_ends:
             self._acquiring.introduce(now)
         self.watches.ask(watch, now)

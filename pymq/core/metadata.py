@@ -349,6 +349,16 @@ class PartitionLeader:
     epoch: int
     leader: str | None
     endpoint: str | None
+    replicas: tuple[str, ...] = ()  # live brokers to read from, the most complete first
+
+
+@value
+class BrokerPlace:
+    """Where a live broker is."""
+
+    name: str
+    endpoint: str
+    rack: str | None = None
 
 
 @value
@@ -359,6 +369,7 @@ class TopicMetadata:
     topic_id: str
     config: TopicConfig
     partitions: tuple[PartitionLeader, ...]  # in creation order
+    brokers: tuple[BrokerPlace, ...] = ()  # the live ones that the partitions name
 
 
 @value

@@ -166,6 +166,14 @@ class OpenBlock:
         )
 
     @property
+    def is_in_touch(self) -> bool:
+        """Whether the replica leads, or hears from who does: what is committed will be known."""
+        if not self.is_running:
+            return False
+        leader = self.leader
+        return leader is not None and (leader == self._host.me or self._host.is_alive(leader))
+
+    @property
     def end(self) -> int:
         """The offset of the next record."""
         return self.log.end if self.log is not None else self.node.start
@@ -182,6 +190,12 @@ class OpenBlock:
             mark("partition.behind_the_seal")
             high = self.log.seal_end
         return max(self.visible, high)
+
+    @property
+    def readable_end(self) -> int:
+        """The offset before which a follower may be read: committed, for all it knows, and here."""
+        log = self.log
+        return self.high_watermark if log is None else min(self.high_watermark, log.stable_end)
 
     @property
     def is_sealed(self) -> bool:

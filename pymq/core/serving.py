@@ -112,6 +112,9 @@ class Serving:
     def fetch(self, source: str, m: Fetch, now: int) -> None:
         """Answer with batches, or wait until there are some."""
         partition = self._partition
+        if m.any_replica and not partition.leads:
+            self._fetch_of_follower(source, m, now)
+            return
         if not partition.is_settled and partition.state.leader is not None:
             mark("serving.unsettled")
             self._waits.add(source, m, now)
@@ -123,6 +126,47 @@ class Serving:
             mark("serving.waits")
             self._waits.add(source, attrs.evolve(m, offset=offset), now)
 
+    def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
+        """Answer a reader that takes any replica with what is known here to be committed.
+
+        A follower may lag, so it never concludes that a position is beyond the end: it answers
+        with nothing and its own high watermark, and the reader asks another replica.
+        """
+        opened = self._partition.opened
+        start, high = self.log_start, opened.readable_end
+        offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
+        if m.offset == BEGIN and m.max_bytes == 0:
+            # The tree tells where the log begins.
+            self._host.reply(source, self._answer(m, offset, self._unable), now)
+        elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
+            self._host.reply(source, self._answer(m, offset, error), now)
+        elif offset < start:
+            mark("serving.follower.out_of_range")
+            self._host.reply(source, self._answer(m, offset, self._out_of_range(m)), now)
+        elif offset == high and m.max_wait_ms > 0 and opened.is_in_touch:
+            mark("serving.follower.waits")
+            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+        elif offset >= high:
+            mark("serving.follower.not_yet")
+            self._host.reply(source, self._answer(m, offset), now)
+        else:
+            mark("serving.follower.serves")
+            self._serve(source, m, offset, now)
+
+    @property
+    def _unable(self) -> PymqError | None:
+        """Why nothing at all is told here, if so."""
+        partition = self._partition
+        return None if partition.problem is None else partition.opened.refusal(partition.problem)
+
+    def _out_of_range(self, m: Fetch) -> OffsetOutOfRange:
+        start, high = self.log_start, self._partition.opened.high_watermark
+        return OffsetOutOfRange(
+            f"{self._partition.name} holds offsets {start} to {high}, not {m.offset}",
+            log_start=start,
+            high_watermark=high,
+        )
+
     def _is_answered(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch, if there is something for it or there will never be."""
         partition = self._partition
@@ -130,22 +174,22 @@ class Serving:
         error = self._unreadable(m.offset, offset)
         if error is None and not start <= offset <= max(high, partition.opened.end):
             mark("serving.out_of_range")
-            error = OffsetOutOfRange(
-                f"{partition.name} holds offsets {start} to {high}, not {m.offset}",
-                log_start=start,
-                high_watermark=high,
-            )
+            error = self._out_of_range(m)
         if error is not None:
             self._host.reply(source, self._answer(m, offset, error), now)
             return True
         return self._serve(source, m, offset, now)
 
-    def _unreadable(self, asked: int, offset: int) -> PymqError | None:
+    def _unreadable(
+        self, asked: int, offset: int, *, any_replica: bool = False
+    ) -> PymqError | None:
         """Why a fetch of *offset* cannot be served here, if so."""
         partition = self._partition
-        if partition.problem is not None:
-            return partition.opened.refusal(partition.problem)
+        if (problem := self._unable) is not None:
+            return problem
         if asked == END or offset >= self.open_start:
+            if any_replica and not partition.leads:
+                return self._no_copy
             if partition.leads or partition.state.leader is None:
                 return None
             mark("serving.not_leader")
@@ -165,18 +209,31 @@ class Serving:
             brokers=others,
         )
 
+    @property
+    def _no_copy(self) -> ReplicaNotAvailable | None:
+        """Why nothing of the open block can be read here, if so."""
+        partition, node = self._partition, self._partition.opened.node
+        if partition.opened.is_running:
+            return None
+        mark("serving.follower.no_copy")
+        return ReplicaNotAvailable(
+            f"{partition.me} has no copy of {partition.name} {node.name} to read from",
+            brokers=[] if partition.me in node.replicas else list(node.replicas),
+        )
+
     def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:
-        partition = self._partition
-        high = partition.opened.high_watermark
+        partition, opened = self._partition, self._partition.opened
+        is_follower = m.any_replica and not partition.leads
+        high = opened.readable_end if is_follower else opened.high_watermark
         return Fetched(m.id, *partition.name, offset, self.log_start, high, b"", error)
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if there is something for it."""
-        high = self._partition.opened.high_watermark
+        answer = self._answer(m, offset)
+        high = answer.high_watermark
         limit = high if m.end is None else min(high, m.end)
         if offset >= limit and m.max_wait_ms > 0 and offset >= high:
             return False
-        answer = self._answer(m, offset)
         if offset >= limit or m.max_bytes == 0:
             self._host.reply(source, answer, now)
             return True
@@ -203,6 +260,11 @@ class Serving:
             return
 
         def is_served(source: str, m: Fetch) -> bool:
+            if m.any_replica and not self._partition.leads:
+                if not self._is_news(m):
+                    return False
+                self._fetch_of_follower(source, attrs.evolve(m, max_wait_ms=0), now)
+                return True
             if not self._partition.is_settled:
                 return False
             if m.offset < 0:
@@ -211,6 +273,11 @@ class Serving:
             return self._is_answered(source, m, m.offset, now)
 
         self._waits.serve(is_served)
+
+    def _is_news(self, m: Fetch) -> bool:
+        """Whether a follower can say more to a reader that waits than before."""
+        opened = self._partition.opened
+        return opened.readable_end > m.offset or not opened.is_in_touch
 
     def tick(self, now: int) -> None:
         """Answer those that have waited long enough."""
@@ -231,7 +298,7 @@ class Serving:
         for block in state.blocks if partition.problem is None else ():
             may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
             if block.number > after and may_hold and block.end != block.start:
-                error = self._unreadable(block.start, block.start)
+                error = self._unreadable(block.start, block.start, any_replica=m.any_replica)
                 if error is not None:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
                     return False

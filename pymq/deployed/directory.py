@@ -58,6 +58,8 @@ class Directory(Outbox):
         if isinstance(result, TopicMetadata):
             for partition in result.partitions:
                 self._found(partition.leader, partition.endpoint)
+            for place in result.brokers:
+                self._found(place.name, place.endpoint)
         elif isinstance(result, ClusterDescription):
             for broker in result.brokers:
                 self._found(broker.name, broker.endpoint)

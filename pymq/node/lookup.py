@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pymq.core.message import Locate, Location
-from pymq.core.metadata import BlockNode, PartitionLeader, TopicMetadata
+from pymq.core.metadata import BlockNode, BrokerPlace, PartitionLeader, TopicMetadata
 from pymq.errors import NoBrokers, NotSubscribed, UnknownPartition
 from pymq.node.image import Image, PartitionImage, TopicImage
 
 
 def metadata(image: Image, name: str, live: Collection[str]) -> TopicMetadata:
-    """Where a topic's partitions are led; a leader that is not alive is none.
+    """Where a topic's partitions are led and held; a leader that is not alive is none.
 
     Raises:
         UnknownTopic: there is none of that name.
     """
     topic = image.topic(name)
     leaders = []
+    named: dict[str, None] = {}
     for partition in topic.partitions.values():
         node, leader = partition.node, partition.open_block.leader
         broker = image.brokers[leader] if leader is not None and leader in live else None
+        replicas = readable(partition, live)
+        named.update(dict.fromkeys(replicas))
         leaders.append(
             PartitionLeader(
                 node.name,
@@ -29,9 +32,30 @@ def metadata(image: Image, name: str, live: Collection[str]) -> TopicMetadata:
                 node.epoch,
                 broker.name if broker else None,
                 broker.endpoint if broker else None,
+                replicas,
             )
         )
-    return TopicMetadata(name, topic.node.id, topic.node.config, tuple(leaders))
+    brokers = (image.brokers[broker] for broker in named)
+    places = tuple(BrokerPlace(b.name, b.endpoint, b.rack) for b in brokers)
+    return TopicMetadata(name, topic.node.id, topic.node.config, tuple(leaders), places)
+
+
+def readable(found: PartitionImage, live: Collection[str]) -> tuple[str, ...]:
+    """The live brokers that can serve reads of a partition, the most complete first.
+
+    Those that hold the open block know all others of the partition, so if there are any, they are
+    enough; else those that hold a sealed block whole, the latest block first.
+    """
+    block = found.open_block
+    alive = [broker for broker in block.replicas if broker in live]
+    if not alive:
+        holders = (b for old in reversed(found.blocks.values()) for b in old.in_sync)
+        return tuple(dict.fromkeys(broker for broker in holders if broker in live))
+
+    def rank(broker: str) -> tuple[bool, bool]:
+        return broker != block.leader, broker not in block.in_sync
+
+    return tuple(sorted(alive, key=rank))
 
 
 def locate(image: Image, m: Locate, live: Collection[str]) -> tuple[Location, ...]:

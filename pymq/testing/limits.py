@@ -31,6 +31,12 @@ LIMITS: dict[str, tuple[str, tuple[int, ...]]] = {
     "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
     "SHARED_OPS": ("pymq.node.", (1, 5)),
 }
+# Where readers go, which is drawn apart: how far from the end they take any replica.
+SPREAD: dict[str, tuple[str, tuple[int, ...]]] = {
+    "BEHIND_BYTES": ("pymq.client.", (1, 1_000)),
+    "BEHIND_RECORDS": ("pymq.client.", (1, 20)),
+    "NEAR_WAIT_MS": ("pymq.client.", (1, 100)),
+}
 # What most runs have in place of the usual number, when they draw none of the above; the others,
 # one run in so many, have the usual one.
 MOSTLY = {"SESSION_MS": 4_000}
@@ -49,6 +55,13 @@ def draw_limits(rng: Random) -> dict[str, int]:
     return found
 
 
+def draw_spread(rng: Random) -> dict[str, int]:
+    """Some of those that say where readers go, each with a probability of one half."""
+    return {
+        name: rng.choice(choices) for name, (_, choices) in SPREAD.items() if rng.random() < 1 / 2
+    }
+
+
 @contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
     """Let the constants be so within the ``with``.
@@ -59,7 +72,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
     before: list[tuple[ModuleType, str, int]] = []
     try:
         for name, number in limits.items():
-            package, _ = LIMITS[name]
+            package, _ = (LIMITS | SPREAD)[name]
             places = [
                 module
                 for path, module in list(sys.modules.items())

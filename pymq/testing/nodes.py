@@ -127,6 +127,7 @@ class BrokerHost(Host):
         config = BrokerConfig(
             self.name,
             tuple(self.zkservers),
+            rack=f"rack-{self.number}",
             storage_id=self.storage_id,
             incarnation=self.incarnation,
             heartbeat_ms=self.knobs.heartbeat_ms,

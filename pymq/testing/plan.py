@@ -25,7 +25,7 @@ from pymq.testing.faults import (
     draw_rates,
     log_uniform,
 )
-from pymq.testing.limits import draw_limits
+from pymq.testing.limits import draw_limits, draw_spread
 from pymq.testing.world import SECOND, mix
 
 OPS = """set_state create_partition alter reassign decommission scratch describe seek find
@@ -165,6 +165,7 @@ class Planner:
             names = [str(topic["name"]) for topic in self.plan.topics]
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
             self._ops()
+            self._racks()
         self.plan_faults()
         self.plan.ops.sort(key=lambda step: int(step[0]))
         return self.plan
@@ -192,6 +193,14 @@ class Planner:
         while at < plan.duration_us:
             at += round(rng.expovariate(20) * SECOND)
             plan.ops.append([at, "send", 0, "t0", "0", 1, 100])
+
+    def _racks(self) -> None:
+        """Some applications run in the rack of a broker, and read from that one."""
+        rng = Random(mix(self.seed, "racks"))
+        for app in self.plan.apps:
+            if rng.random() < 0.4:
+                app["rack"] = f"rack-{rng.randrange(self.plan.brokers)}"
+        self.plan.limits.update(draw_spread(rng))
 
     # --- settings -------------------------------------------------------------------------------
 

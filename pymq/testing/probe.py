@@ -13,7 +13,7 @@ from pymq.core.group import GroupCoordinator
 from pymq.core.leases import Leases
 from pymq.core.metadata import PartitionState
 from pymq.core.partition import Partition
-from pymq.core.types import BlockId
+from pymq.core.types import BlockId, TopicPartition
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller
 from pymq.replication.fetch import Fetch
@@ -98,6 +98,12 @@ def look(partition: Partition, last: Look | None) -> Look | None:
         (state.epoch, state.version),
         block.storages[block.replicas.index(partition.me)] if is_placed else "",
     )
+
+
+def high_watermark(broker: Broker | None, topic: str, partition: str) -> int | None:
+    """How far a broker knows a partition to be committed now; None if it does not host it."""
+    found = broker._partitions.get(TopicPartition(topic, partition)) if broker else None
+    return found.opened.high_watermark if found is not None else None
 
 
 def in_sync(partition: Partition) -> tuple[str, ...] | None:

@@ -9,6 +9,7 @@ from pymq.core.runs import split
 from pymq.core.types import AckMode, TopicPartition
 from pymq.core.values import define
 from pymq.errors import PymqError
+from pymq.testing import probe
 from pymq.testing.checkers import Checker, Immutable, Watch
 from pymq.testing.ledger import ReplicaLog
 from pymq.testing.nodes import BrokerHost, ClientHost
@@ -178,8 +179,24 @@ class Answers(Checker):
 class Reads(Checker):
     """What a consumer is given is visible, whole, and what was written there."""
 
-    rules = ("no-dirty-read", "immutable-offset", "no-gap-in-reads")
+    rules = ("no-dirty-read", "immutable-offset", "no-gap-in-reads", "shown-when-committed")
+    sends = (Fetched,)
     receives = (Fetched,)
+
+    def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
+        """A replica, leader or not, gives nothing beyond what it knows itself to be committed."""
+        if not isinstance(message, Fetched) or not isinstance(process, BrokerHost):
+            return
+        high = probe.high_watermark(process.broker, message.topic, message.partition)
+        if high is None or message.error is not None or not message.data:
+            return
+        try:
+            *_, last = (batch.header.base_offset for batch in split(message.data))
+        except PymqError:
+            return  # The client sees that itself.
+        if last >= high:
+            place = f"{message.topic}/{message.partition} at {last}"
+            self.fail("shown-when-committed", f"{peer} is sent {place}, of {high} committed")
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(message, Fetched) or not isinstance(process, ClientHost):

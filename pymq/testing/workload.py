@@ -197,7 +197,8 @@ class App:
         self.meet(topic, begin)
 
     def _reader(self, topic: str, names: list[str]) -> Reader:
-        return Reader(self._next("r"), topic, self.router, self.driver, names, BEGIN)
+        name, rack = self._next("r"), self.config.get("rack")
+        return Reader(name, topic, self.router, self.driver, names, BEGIN, rack=rack)
 
     def work(self, topic: str, group: str) -> None:
         """Be a member of a group."""
@@ -207,7 +208,8 @@ class App:
         def begin() -> None:
             if self.is_up:
                 name = self._next("w")
-                worker = Worker(name, topic, self.router, self.driver, config, self._member)
+                router, rack = self.router, self.config.get("rack")
+                worker = Worker(name, topic, router, self.driver, config, self._member, rack)
                 self.workers.append(Working(self, worker))
 
         self.ask(lambda r: msg.Subscribe(r, group, topic, "ptp", group), lambda call: None)

@@ -44,9 +44,12 @@ class Mortal(Questions):
         partitions: Iterable[str],
         make: Callable[[int, str], Message],
         timeout: float = TIMEOUT_S,
+        *,
+        any_replica: bool = False,
     ) -> dict[str, Message]:
         """One question nearer to the end."""
-        return self._ask(partial(super().ask_leaders, topic, partitions, make, timeout))
+        ask = partial(super().ask_leaders, topic, partitions, make, timeout)
+        return self._ask(partial(ask, any_replica=any_replica))
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
         """One question nearer to the end; those before it may not be answered yet."""

@@ -69,6 +69,7 @@ class Fetch:
     max_wait_ms: int
     end: int | None = None  # read nothing at or beyond it
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    any_replica: bool = False  # a follower may answer with what it knows to be committed (KIP-392)
 
 
 @value
@@ -94,6 +95,7 @@ class FindOffset:
     partition: str
     timestamp_ms: int
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    any_replica: bool = False  # a follower may answer by what it knows to be committed
 
 
 @value

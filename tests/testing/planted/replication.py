@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from pymq.client.route import Route
 from pymq.coord import paths
 from pymq.core.answers import Answers
 from pymq.core.intake import Intake
@@ -14,7 +15,9 @@ from pymq.core.open_block import OpenBlock
 from pymq.core.partition import Partition
 from pymq.core.repair import Repair
 from pymq.core.repairs import Repairs
+from pymq.core.serving import Serving
 from pymq.core.types import NEVER, TopicPartition
+from pymq.errors import OffsetOutOfRange
 from pymq.node import blocks, reported, restarts
 from pymq.replication.fetch import Fetch, Follower
 from pymq.replication.leadership import Leadership
@@ -40,6 +43,47 @@ def flush_believed(flush: Any, self: Partition, ready: Any, now: int) -> None:
         self.look(now)
         log.stable_end = before
     flush(self, ready, now)
+
+
+bug(
+    "follower-shows-uncommitted",
+    RAFT,
+    "a follower gives readers all that it has, not what it knows to be committed",
+    "Kafka KAFKA-9807 (readers beyond the high watermark); KIP-392",
+    test="tests/client/test_cluster_replicas.py::test_a_follower_shows_what_is_committed_only",
+)
+
+
+@plant("follower-shows-uncommitted", OpenBlock, "readable_end")
+def show_the_end(readable_end: Any, self: OpenBlock) -> int:
+    log = self.log
+    return readable_end(self) if log is None else log.stable_end
+
+
+bug(
+    "laggard-is-believed",
+    RAFT,
+    "a follower that lags says that an offset is beyond the end, and the reader believes it",
+    "Kafka KIP-392: OFFSET_NOT_AVAILABLE instead of OFFSET_OUT_OF_RANGE",
+    test="tests/client/test_cluster_replicas.py::test_a_position_that_a_follower_has_not_reached_is_no_error",
+)
+
+
+@plant("laggard-is-believed", Serving, "_fetch_of_follower")
+def refuse_what_is_missing(fetch: Any, self: Serving, source: str, m: Any, now: int) -> None:
+    if m.offset > self._partition.opened.readable_end:
+        answer = self._answer(m, m.offset, self._out_of_range(m))
+        self._host.reply(source, answer, now)
+    else:
+        fetch(self, source, m, now)
+
+
+@plant("laggard-is-believed", Route, "refused")
+def believe(refused: Any, self: Route, router: Any, error: Any) -> int | None:
+    if isinstance(error, OffsetOutOfRange):
+        return None
+    pause: int | None = refused(self, router, error)
+    return pause
 
 
 bug(

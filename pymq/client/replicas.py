@@ -1,0 +1,75 @@
+"""Which replica a reader asks, when more than one may have what it wants.
+
+| what is read | who is asked |
+|---|---|
+| anything, without a leader that can be reached | the live replicas, the most complete first |
+| far behind the end | one of the live replicas, another one for each reader: the load is spread |
+| anything, by a reader that names its rack | a follower in that rack, if the leader is in another |
+| all else | the leader |
+
+A follower serves what it knows to be committed (KIP-392). It may lag, so when it has nothing, the
+leader is asked before a follower is asked again.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from pymq.client.router import Router
+from pymq.core.values import value
+
+BEHIND_BYTES = 1 << 18  # a fetch that brought so much, and not all there is, reads in bulk
+NEAR_WAIT_MS = 500  # at a follower; it may be cut off from its leader, so the leader is asked then
+BEHIND_RECORDS = 4096  # so far from the end, a member of a group reads in bulk
+
+
+@value
+class Preference:
+    """What a reader would like: *name* tells readers apart, *rack* is where it runs."""
+
+    name: str = ""  # "": it always reads from the leader, if there is one
+    rack: str | None = None
+
+
+LEADER = Preference()
+
+
+def live(router: Router, topic: str, partition: str, but: str = "") -> list[str]:
+    """The replicas that may be asked, as far as is known, the most complete first."""
+    found = router.replicas(topic, partition)
+    return [name for name in found if name != but and not router.is_lost(name)]
+
+
+def preferred(
+    router: Router,
+    topic: str,
+    partition: str,
+    leader: str,
+    preference: Preference,
+    *,
+    is_behind: bool,
+) -> str:
+    """Whom to ask while *leader* leads: it, or a follower that serves this reader better."""
+    if not preference.name:
+        return leader
+    if not is_behind and preference.rack is None:
+        return leader
+    found = live(router, topic, partition)
+    if leader not in found:
+        return leader  # What is known of the replicas is older than what is known of the leader.
+    if preference.rack is not None:
+        racks = router.racks(topic)
+        near = [name for name in found if racks.get(name) == preference.rack]
+        if near:
+            return (
+                leader if leader in near and not is_behind else _one_of(near, preference, partition)
+            )
+        if not is_behind:
+            return leader
+    return _one_of(found, preference, partition)
+
+
+def _one_of(names: list[str], preference: Preference, partition: str) -> str:
+    """Always the same one for a reader and a partition, so that its caches stay warm."""
+    names = sorted(names)
+    return names[crc32(f"{preference.name}/{partition}".encode()) % len(names)]
