@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from threading import RLock
 from weakref import WeakSet
 
+from pymq.coord.limits import refusal
 from pymq.coord.tree import Plan, Tree, Watches, validate
 from pymq.core.coordination import (
     Changed,
@@ -22,6 +23,7 @@ from pymq.core.coordination import (
     CoordEvent,
     CoordRequest,
     Entry,
+    Failed,
     Load,
     Loaded,
     Resumed,
@@ -43,6 +45,7 @@ class MemoryTree:
     _prefix = "session-"
 
     def __init__(self) -> None:
+        self.request_bytes = 0  # that a commit may have; 0: any number
         self._tree = Tree()
         self._watches = Watches()
         self._clients: dict[str, MemoryCoordinator] = {}
@@ -100,6 +103,9 @@ class MemoryTree:
             if isinstance(request, Load):
                 self._watches.add(client.session, request.root)
                 client._deliver(Loaded(request.tag, self._tree.load(request.root)))
+                return
+            if self.request_bytes and (refused := refusal(request, self.request_bytes)):
+                client._deliver(Failed(request.tag, refused))
                 return
             plan = self._tree.plan(request, client.session)
             if isinstance(plan, Conflicted):

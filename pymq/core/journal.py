@@ -25,6 +25,11 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "A node has sent an order or a report that is not its own to send; once a minute a node",
         ("source", "request"),
     ),
+    "change_refused": (
+        "The coordinator takes no change of that size; in slices it is tried again",
+        ("nodes", "why"),
+    ),
+    "registration_refused": ("The zkserver does not register this broker; it asks on", ("why",)),
     "topic_created": ("There is a new topic", ("topic",)),
     "topic_deleted": ("A topic is gone", ("topic",)),
     "block_rolled": (

@@ -155,6 +155,8 @@ _LEVELS = {
     "failed": logging.ERROR,
     "partition_failed": logging.ERROR,
     "unclean_election": logging.ERROR,
+    "change_refused": logging.ERROR,
+    "registration_refused": logging.ERROR,
     "broker_dead": logging.WARNING,
     "replica_offline": logging.WARNING,
     "isr_shrunk": logging.WARNING,

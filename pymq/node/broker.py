@@ -316,6 +316,10 @@ class Broker:
                 self._registration.other(source, error, self.out, now)
             case Answer(error=NotRegistered()):
                 self._registration.unknown(source, self.out, now)
+            case Answer(id=0, error=PymqError() as error):
+                why = self._registration.refused(error)
+                if why:
+                    self.journal.note("registration_refused", why=why)
             case Answer():
                 self._departure.answered(message)
             case _:

@@ -9,6 +9,11 @@ many. What a partition cannot go on without (a broker that registers or is gone,
 in-sync set, the end of a block) does not wait for what administrators and applications ask for, nor
 for what is tidied up. They take turns while both have something, so neither waits for ever.
 
+A change of many nodes is made in *slices*: its plan stops when the draft is full and returns
+:attr:`Later.MORE`. What it has drafted is committed, and the plan is asked again for the rest,
+behind all that waits meanwhile. Each slice must leave the tree such that a zkserver that takes over
+in between can go on, and a plan finds in the tree what is left to do.
+
 Every commit carries the zkserver's *fence*, so that one that has been replaced can change nothing,
 however late it notices (K1).
 """
@@ -38,13 +43,11 @@ from pymq.core.marks import mark
 from pymq.core.message import Answer, Message, Result
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
-from pymq.errors import NotController, PymqError, RequestTimeout
+from pymq.errors import InvalidRequest, NotController, PymqError, RequestTimeout
 from pymq.node.changes import events
-from pymq.node.image import Draft, Image
+from pymq.node.image import SLICE_BYTES, SLICE_OPS, Draft, Image
 
 TRIES_MAX = 5  # a plan that loses so many races is given up
-SHARED_OPS = 500  # tasks are added to a commit until it has so many operations ...
-SHARED_BYTES = 1 << 18  # ... and while they fit: ZooKeeper takes 1 MiB, and refuses all or nothing
 PASSED_MAX = 1_000  # tasks that a commit passes over for others behind them, while it is filled
 
 Send = Callable[[str, Message], None]
@@ -54,6 +57,7 @@ class Later(Enum):
     """What a plan returns when its answer comes later."""
 
     ANSWER = 0
+    MORE = 1  # this was a slice, and the plan is to be asked for the next one
 
 
 Plan = Callable[[Draft], Result | Later]
@@ -81,6 +85,7 @@ class Task:
     scope: TopicPartition | None = None  # all that the plan looks at and changes, if it is set
     done: Callable[[int], None] | None = None  # when it is committed, or there is nothing to commit
     failed: Callable[[PymqError, int], None] | None = None
+    sliced: Callable[[int], None] | None = None  # when any slice is committed, the last one too
     is_urgent: bool = False  # partitions stand still for it
     is_read: bool = False  # changes nothing
     tries: int = 0
@@ -116,6 +121,7 @@ class Commits:
         self._asked: set[tuple[str, int]] = set()  # requests of those tasks, until they are over
         self._flight: Flight | None = None
         self._is_open = False
+        self._bytes_max = SLICE_BYTES  # of a slice; less where the coordinator takes less
 
     def __len__(self) -> int:
         """How many changes wait, or are being made."""
@@ -135,6 +141,7 @@ class Commits:
         scope: TopicPartition | None = None,
         done: Callable[[int], None] | None = None,
         failed: Callable[[PymqError, int], None] | None = None,
+        sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
         """Have *plan* carried out after all of its kind, urgent or not, that was asked for before.
@@ -142,7 +149,7 @@ class Commits:
         Of the other kind some may come first that were asked for later: a plan must look at the
         tree as it finds it.
         """
-        self._add(Task(plan, *answer, scope, done, failed, is_urgent=is_urgent))
+        self._add(Task(plan, *answer, scope, done, failed, sliced, is_urgent=is_urgent))
 
     def is_asked(self, source: str, request: int) -> bool:
         """Whether a request waits already: whoever sends it again has just not been answered yet.
@@ -232,7 +239,7 @@ class Commits:
         """Have *flight* take the first of *tasks*, in the order of each scope, as far as it may."""
         scopes = flight.scopes
         passed: list[Task] = []
-        while tasks and len(flight.ops) < SHARED_OPS and len(passed) < PASSED_MAX:
+        while tasks and len(flight.ops) < SLICE_OPS and len(passed) < PASSED_MAX:
             task = tasks[0]
             if flight.items and (task.scope is None or None in scopes or task.scope in scopes):
                 if not task.is_read and (task.scope is None or None in scopes):
@@ -241,7 +248,7 @@ class Commits:
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()
-            draft = Draft(self.image)
+            draft = Draft(self.image, self._bytes_max)
             try:
                 result = task.plan(draft)
             except PymqError as error:
@@ -250,14 +257,13 @@ class Commits:
             if not draft.ops:
                 self._finish(task, result, now)
                 continue
-            size = sum(map(_size, draft.ops))
-            if flight.items and flight.size + size > SHARED_BYTES:
+            if flight.items and flight.size + draft.size > self._bytes_max:
                 # A large change must not take others down with it.
                 tasks.appendleft(task)
                 break
             mark("commits.planned")
             flight.items.append((task, draft, result))
-            flight.size += size
+            flight.size += draft.size
             flight.ops += draft.ops
             scopes.add(task.scope)
         tasks.extendleft(reversed(passed))
@@ -311,10 +317,21 @@ class Commits:
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
         """The backend could not carry the commit out, and nothing is changed."""
-        if self._flight is not None and self._flight.tag == tag:
-            items, self._flight = self._flight.items, None
-            for task, _, _ in items:
-                self._fail(task, error, now)
+        flight = self._flight
+        if flight is None or flight.tag != tag:
+            return
+        self._flight = None
+        limit = error.details.get("limit") if isinstance(error, InvalidRequest) else None
+        if isinstance(limit, int):
+            self.journal.note("change_refused", nodes=len(flight.ops), why=error.message)
+            if (smaller := max(1, limit // 4)) < self._bytes_max:
+                mark("commits.smaller_slices")
+                self._bytes_max = smaller
+                for task, _, _ in reversed(flight.items):
+                    self._queue(task.is_urgent).appendleft(task)
+                return
+        for task, _, _ in flight.items:
+            self._fail(task, error, now)
 
     def _again(self, flight: Flight, now: int) -> None:
         for task, _, _ in reversed(flight.items):
@@ -326,6 +343,13 @@ class Commits:
                 self._fail(task, busy, now)
 
     def _finish(self, task: Task, result: Result | Later, now: int) -> None:
+        if task.sliced is not None:
+            task.sliced(now)
+        if result is Later.MORE:
+            mark("commits.sliced")
+            task.tries = 0
+            self._queue(task.is_urgent).append(task)
+            return
         if task.done is not None:
             task.done(now)
         if isinstance(result, Later):
@@ -344,11 +368,6 @@ class Commits:
         if task.request:
             self._asked.discard((task.source, task.request))
             self._send(task.source, Answer(task.request, result, error))
-
-
-def _size(op: Op) -> int:
-    """About how many bytes an operation is for a coordinator elsewhere."""
-    return 100 + len(op.path) + (len(op.data) if isinstance(op, (Create, Put)) else 0)
 
 
 def _was_done(op: Op, image: Image) -> bool:

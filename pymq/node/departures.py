@@ -13,6 +13,7 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.rolls import Rolls
+from pymq.node.sweep import Sweep
 from pymq.replication.quorum import majority
 
 
@@ -45,18 +46,21 @@ class Departures:
         if is_asked:
             mark("departures.asked_again")
             return
-        changed: list[TopicPartition] = []
+        sweep = Sweep(m.broker)
         led: list[TopicPartition] = []
 
         def plan(draft: Draft) -> Result | Later:
             live = [name for name in self._members.live if name not in self._members.leaving]
-            # Whoever leads on need not wait for it either.
-            changed[:] = restarts.died(draft, m.broker, live)
+            # Other leaders need not wait for it either.
+            if not restarts.died(draft, m.broker, sweep, live):
+                return Later.MORE
             led[:] = self._led(m.broker)
             return Later.ANSWER
 
+        def sliced(now: int) -> None:
+            self._notices.tell_all(sweep.commit(), now)
+
         def done(now: int) -> None:
-            self._notices.tell_all(changed, now)
             for name in led:
                 if self._commits.image.partition(*name).open_block.acks is not AckMode.RAFT:
                     mark("departures.rolled")
@@ -66,7 +70,7 @@ class Departures:
         def failed(error: PymqError, now: int) -> None:
             self._asked.pop(key, None)
 
-        self._commits.do(plan, done=done, failed=failed, is_urgent=True)
+        self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _led(self, broker: str) -> list[TopicPartition]:
         """The partitions that a broker leads, and that another one could."""

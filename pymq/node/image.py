@@ -35,6 +35,9 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
 
+SLICE_OPS = 500  # that a commit has, about; what is more is done in several
+SLICE_BYTES = 1 << 18  # likewise; ZooKeeper takes 1 MiB at a time, all or nothing
+
 
 @define
 class PartitionImage:
@@ -335,30 +338,38 @@ class Draft:
     """A change in the making: operations for the coordinator, and what they mean for the image."""
 
     image: Image
+    bytes_max: int = SLICE_BYTES
     ops: list[Op] = Factory(list)
     edits: list[tuple[str, Node | None, bool]] = Factory(list)  # (path, node, whether it is gone)
+    size: int = 0  # about how many bytes the operations are for a coordinator elsewhere
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a change that can be made in several commits is to go on with the next one."""
+        return len(self.ops) >= SLICE_OPS or self.size >= self.bytes_max
+
+    def _add(self, op: Op, node: Node | None, *, is_gone: bool = False) -> None:
+        self.ops.append(op)
+        self.edits.append((op.path, node, is_gone))
+        self.size += 100 + len(op.path) + (len(op.data) if isinstance(op, (Create, Put)) else 0)
 
     def folder(self, path: str) -> None:
         """Make a node that only holds others, unless it is there."""
         if path not in self.image.versions and all(path != edit[0] for edit in self.edits[-8:]):
-            self.ops.append(Create(path, b""))
-            self.edits.append((path, None, False))
+            self._add(Create(path, b""), None)
 
     def create(self, path: str, node: Node, *, ephemeral: bool = False) -> None:
         """Make a node."""
-        self.ops.append(Create(path, encode_node(node), ephemeral))
-        self.edits.append((path, node, False))
+        self._add(Create(path, encode_node(node), ephemeral), node)
 
     def put(self, path: str, node: Node) -> None:
         """Replace a node, provided that it is still as the image has it."""
-        self.ops.append(Put(path, encode_node(node), self.image.versions[path]))
-        self.edits.append((path, node, False))
+        self._add(Put(path, encode_node(node), self.image.versions[path]), node)
 
     def delete(self, path: str) -> None:
         """Remove a node, provided that it is still as the image has it."""
         if path in self.image.versions:
-            self.ops.append(Delete(path, self.image.versions[path]))
-            self.edits.append((path, None, True))
+            self._add(Delete(path, self.image.versions[path]), None, is_gone=True)
 
     def adopt(self, versions: Sequence[int]) -> None:
         """The coordinator has done it: the image follows."""

@@ -26,6 +26,7 @@ class Live:
     incarnation: int
     heard: int  # when, for the last time
     until: int  # it is alive, by our attention
+    is_over: bool = False  # it has started anew, and is about to register
 
 
 class Members:
@@ -102,7 +103,7 @@ class Members:
     def is_of(self, broker: str, incarnation: int) -> bool:
         """Whether a broker is alive as that incarnation; 0 stands for any."""
         live = self.live.get(broker)
-        return live is not None and incarnation in (0, live.incarnation)
+        return live is not None and incarnation in (0, live.incarnation) and not live.is_over
 
     def heard_by(self, broker: str) -> int:
         """When a broker was heard of for the last time, at the latest; NEVER if nobody knows."""
@@ -127,6 +128,15 @@ class Members:
         if known is None and self._session_ms:
             heappush(self._due, (until, broker))
 
+    def end(self, broker: str, incarnation: int) -> None:
+        """A broker has started anew as *incarnation*: nothing that it was before is heard any more.
+
+        It counts as alive for as long as it would have, so that nobody takes its place meanwhile.
+        """
+        live = self.live.get(broker)
+        if live is not None and live.incarnation != incarnation:
+            live.is_over = True
+
     def leave(self, broker: str, incarnation: int) -> bool:
         """A broker is about to stop; returns whether it is known to be alive."""
         if not self.is_of(broker, incarnation):
@@ -137,7 +147,7 @@ class Members:
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
         """A broker says that it is alive; returns whether it is known to be."""
         live = self.live.get(broker)
-        if live is None or live.incarnation != incarnation:
+        if live is None or live.incarnation != incarnation or live.is_over:
             return False
         if self._session_ms:
             live.heard, live.until = now, self._attention.look(now) + self._session_ms

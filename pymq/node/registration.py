@@ -8,7 +8,7 @@ from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
-from pymq.errors import NotController
+from pymq.errors import NotController, PymqError
 
 REGISTER_RETRY_MS = 1_000
 CONTROLLER_RETRY_MS = 50
@@ -40,6 +40,7 @@ class Registration:
         self.deadline = NEVER
         self._config = config
         self._is_known = False
+        self._refusal = ""  # the last one
 
     def register(self, out: Ready, now: int) -> None:
         """Say who this is; until the zkserver answers, again and again."""
@@ -57,6 +58,12 @@ class Registration:
     def heard(self, m: LeaderAndIsr) -> None:
         """The active zkserver says what is to be hosted here."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
+        self._refusal = ""
+
+    def refused(self, error: PymqError) -> str:
+        """The zkserver could not register this broker; returns why, if that is news."""
+        before, self._refusal = self._refusal, error.message
+        return "" if before == error.message else error.message
 
     def unknown(self, source: str, out: Ready, now: int) -> None:
         """The active zkserver does not know this broker."""

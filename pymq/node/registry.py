@@ -23,6 +23,7 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices, Stop
 from pymq.node.rolls import Rolls
+from pymq.node.sweep import Sweep
 
 
 class Registry:
@@ -82,10 +83,15 @@ class Registry:
             self._members.beat(m.name, m.incarnation, now)
             return  # It asks every second, and each time would be told all that it hosts.
         self._registering[m.name] = m
-        changed: list[TopicPartition] = []
+        sweep = Sweep(m.name)
+        heard = self._members.heard_by(m.name)
+        heard_ms = self._wall_ms(heard) if heard != NEVER else NEVER
 
         def plan(draft: Draft) -> Later:
             check_name(m.name, "broker name")
+            if self._registering.get(m.name) is not m:
+                mark("registry.superseded")
+                raise NotRegistered(f"{m.name} has started once more")
             known = draft.image.brokers.get(m.name)
             if (
                 known is not None
@@ -97,20 +103,24 @@ class Registry:
                     f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
                     incarnation=known.incarnation,
                 )
-            heard = self._members.heard_by(m.name)
-            heard_ms = self._wall_ms(heard) if heard != NEVER else NEVER
-            changed[:] = restarts.register(draft, node, heard_ms, self._wall_ms(now))
-            return Later.ANSWER
+            is_last = restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
+            return Later.ANSWER if is_last else Later.MORE
+
+        def sliced(now: int) -> None:
+            # Nothing may undo a slice: whatever its life before still says is heard no more.
+            self._members.end(m.name, m.incarnation)
+            self._notices.close(m.name)  # What it was owed is part of what it is sent in the end.
+            self._notices.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
             self._over(m)
-            self._registered(m, changed, now)
+            self._registered(m, now)
 
         def failed(error: PymqError, now: int) -> None:
             self._over(m)
             self._send(source, Answer(m.id, error=error))
 
-        self._commits.do(plan, done=done, failed=failed, is_urgent=True)
+        self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
         """Whether a broker is registered as *node*, and has not taken in yet what that brings."""
@@ -126,11 +136,9 @@ class Registry:
         if self._registering.get(m.name) is m:
             del self._registering[m.name]
 
-    def _registered(self, m: RegisterBroker, changed: list[TopicPartition], now: int) -> None:
+    def _registered(self, m: RegisterBroker, now: int) -> None:
         self._commits.journal.note("broker_registered", broker=m.name, incarnation=m.incarnation)
-        self._notices.close(m.name)  # What it was owed is part of what it is sent now.
         self._members.join(m.name, m.incarnation, now)
-        self._notices.tell_all(changed, now)
         self._notices.open(m.name, m.incarnation, now)
         self._rolls.registered(m.name, now)
         self._redo_held()
@@ -179,14 +187,19 @@ class Registry:
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
 
-        def plan(draft: Draft) -> Result:
-            changed[:] = [name for name in names if restarts.offline(draft, self._members, name)]
+        def plan(draft: Draft) -> Result | Later:
+            changed.clear()
+            for name in names:
+                if draft.is_full:
+                    return Later.MORE  # Those that were changed are not found again.
+                if restarts.offline(draft, self._members, name):
+                    changed.append(name)
             return None
 
-        def done(now: int) -> None:
+        def sliced(now: int) -> None:
             self._notices.tell_all(changed, now)
 
-        self._commits.do(plan, done=done, is_urgent=True)
+        self._commits.do(plan, sliced=sliced, is_urgent=True)
 
     # --- what has to wait -----------------------------------------------------------------------
 
@@ -228,16 +241,18 @@ class Registry:
 
     def _died(self, broker: str) -> None:
         """Nobody waits any more for what a dead broker should confirm."""
-        changed: list[TopicPartition] = []
+        sweep = Sweep(broker)
 
-        def plan(draft: Draft) -> Result:
-            changed[:] = restarts.died(draft, broker, self._members.live)
-            return None
+        def plan(draft: Draft) -> Result | Later:
+            if broker in self._members:  # It is back, and has begun anew.
+                return None
+            return None if restarts.died(draft, broker, sweep, self._members.live) else Later.MORE
 
-        def done(now: int) -> None:
-            self._notices.tell_all(changed, now)
+        def sliced(now: int) -> None:
+            self._notices.tell_all(sweep.commit(), now)
 
-        self._commits.do(plan, done=done, is_urgent=True)
+        # Should it fail, :meth:`_check` comes back to it.
+        self._commits.do(plan, sliced=sliced, is_urgent=True)
 
     def _check(self, now: int) -> None:
         """Look at the partitions that may have too few replicas, or the wrong ones."""
@@ -245,6 +260,8 @@ class Registry:
         self._rolls.consider_short(now)
         self._rolls.resume(now)
         for broker, node in self._commits.image.brokers.items():
+            if broker in self._members.dead_since:
+                self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._rolls.consider_all(broker, now)
 

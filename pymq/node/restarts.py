@@ -15,37 +15,50 @@ from pymq.core.types import AckMode, TopicPartition
 from pymq.node.blocks import change, note_replica, without
 from pymq.node.image import Draft
 from pymq.node.membership import Members
+from pymq.node.sweep import Sweep
 
 
-def register(draft: Draft, node: BrokerNode, heard_ms: int, wall_ms: int) -> list[TopicPartition]:
-    """A broker has started; returns the partitions that are others for it.
+def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_ms: int) -> bool:
+    """A broker has started: draft the next slice of that; returns whether it is the last one.
 
     What it has not synced may be gone, and with another disk everything is. It was heard of for the
     last time before it started at *heard_ms* or earlier.
+
+    The tree says that it has started with the last slice. Should no other slice follow, the broker
+    registers again, and what was committed was true: it has lost what it had not synced.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:
         draft.create(path, node)
-        return []
+        return True
     node = attrs.evolve(node, is_draining=known.is_draining)
     if known == node:
-        return []
+        return True
+    if (known.incarnation, known.storage_id) != (node.incarnation, node.storage_id):
+
+        def restarted(draft: Draft, name: TopicPartition) -> bool:
+            return _restarted(draft, name, node, heard_ms, wall_ms)
+
+        if not sweep.plan(draft, restarted):
+            return False
     draft.put(path, node)
-    if (known.incarnation, known.storage_id) == (node.incarnation, node.storage_id):
-        return []
-    hosted = draft.image.hosting.hosted(node.name)
-    return [name for name in hosted if _restarted(draft, name, node, heard_ms, wall_ms)]
+    return True
 
 
 def _restarted(
     draft: Draft, name: TopicPartition, broker: BrokerNode, heard_ms: int, wall_ms: int
 ) -> bool:
+    """What that means for one partition; returns whether all of it fitted into the draft."""
     image = draft.image.partition(*name)
     before = len(draft.ops)
     epoch = image.node.epoch
+    is_whole = True
     for block in image.blocks.values():
         if broker.name not in block.replicas:
             continue
+        if draft.is_full:
+            is_whole = False  # Of a new disk; what was done is not found again.
+            break
         made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
         is_wiped = bool(made_on) and made_on != broker.storage_id
         if block.end is not None:
@@ -59,10 +72,9 @@ def _restarted(
             draft.put(paths.block(*name, block.number), after)
             if is_wiped and block.end is not None:
                 note_replica(draft, name, image, block.number, broker.name, None)
-    if len(draft.ops) == before:
-        return False
-    change(draft, name, epoch=epoch)
-    return True
+    if len(draft.ops) > before:
+        change(draft, name, epoch=epoch)
+    return is_whole
 
 
 def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
@@ -101,22 +113,23 @@ def _interrupted(
     return attrs.evolve(after, leader=None, epoch=epoch) if block.leader == broker else after
 
 
-def died(draft: Draft, broker: str, live: Collection[str]) -> list[TopicPartition]:
-    """A broker is dead: the leaders of fetch blocks need not wait for it; returns what changed.
+def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool:
+    """A broker is dead: the leaders of fetch blocks need not wait for it.
 
-    A leader would find out by itself, after ``lag_max_ms``; whoever waits for all in sync should
-    not have to wait so long.
+    A leader would find out by itself, after ``lag_max_ms``; producers that wait for all in sync
+    should not have to wait so long. Drafts the next slice; returns whether it is the last one.
     """
-    changed = []
-    for name in draft.image.hosting.hosted(broker):
+
+    def leave(draft: Draft, name: TopicPartition) -> bool:
         block = draft.image.partition(*name).open_block
         is_fetch = block.acks is not AckMode.RAFT and block.leader in live
         if is_fetch and block.leader != broker and broker in block.in_sync:
             change(draft, name)
             in_sync = without(block, broker)
             draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
-            changed.append(name)
-    return changed
+        return True
+
+    return sweep.plan(draft, leave)
 
 
 def offline(draft: Draft, members: Members, name: TopicPartition) -> bool:

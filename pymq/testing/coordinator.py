@@ -13,6 +13,7 @@ It is no kinder than a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py
   its watch is back, and of what happened before that nothing else is told.
 - A session that has expired is first a connection that is lost.
 - Of the commits under way, the first so many are done: a connection keeps their order.
+- It takes a commit of 1 MiB and no larger one.
 - Some connections are slow, as those to a server that lags behind are.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pymq.coord.limits import REQUEST_BYTES, refusal
 from pymq.coord.tree import Plan, Tree, Watches, validate
 from pymq.core.coordination import (
     Changed,
@@ -30,6 +32,7 @@ from pymq.core.coordination import (
     CoordEvent,
     CoordRequest,
     Entry,
+    Failed,
     Load,
     Loaded,
     Resumed,
@@ -57,6 +60,7 @@ class Ensemble:
         self.tree = Tree()
         self.session_timeout_us = session_timeout_us
         self.latency_us = LATENCY_US
+        self.request_bytes = REQUEST_BYTES
         self.on_commit: list[OnCommit] = []
         self.uncertain = 0.0  # how many answers get lost with their connection
         self.sessions: dict[str, Session] = {}  # that are alive, by name
@@ -108,6 +112,9 @@ class Ensemble:
         if isinstance(request, Load):
             self._watches.add(name, request.root)
             return Loaded(request.tag, self.tree.load(request.root)), None
+        refused = refusal(request, self.request_bytes)
+        if refused is not None:
+            return Failed(request.tag, refused), None
         plan = self.tree.plan(request, name)
         if isinstance(plan, Conflicted):
             return plan, None

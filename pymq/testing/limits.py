@@ -29,7 +29,7 @@ LIMITS: dict[str, tuple[str, tuple[int, ...]]] = {
     "FETCH_WAIT_MS": ("pymq.client.", (200, 1_000)),
     "SESSION_MS": ("pymq.client.", (600, 2_000)),
     "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
-    "SHARED_OPS": ("pymq.node.", (1, 5)),
+    "SLICE_OPS": ("pymq.node.", (1, 5)),
 }
 # Where readers go, which is drawn apart: how far from the end they take any replica.
 SPREAD: dict[str, tuple[str, tuple[int, ...]]] = {
