@@ -59,6 +59,7 @@ from pymq.node.image import Draft, Image
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.placement import usable
+from pymq.node.promotion import Promotion
 from pymq.node.registry import Registry
 from pymq.node.reports import Reports
 from pymq.node.rolls import Rolls
@@ -152,6 +153,13 @@ class Controller:
         )
         self._departures = Departures(
             self._commits, self._members, self._notices, self._rolls, self._out.send
+        )
+        self._promotion = Promotion(
+            self._commits,
+            self._members,
+            self._rolls,
+            replicas=config.offsets_replicas,
+            check_ms=config.check_ms,
         )
         self._subscribers = Subscribers(self._commits)
         self._commits.hold = self._registry.hold
@@ -247,6 +255,7 @@ class Controller:
             self._rolls.tick(now)
             self._notices.tick(now)
             self._descriptions.tick(now)
+            self._promotion.tick(now)
             self._subscribers.tick(now)
         self._pump(now)
 
@@ -276,6 +285,7 @@ class Controller:
                 self._rolls.deadline,
                 self._notices.deadline,
                 self._descriptions.deadline,
+                self._promotion.deadline,
                 self._subscribers.deadline,
             )
         self.deadline = due
@@ -290,6 +300,7 @@ class Controller:
         self.journal.note("controller_active", epoch=image.controller_epoch)
         self._commits.begin(image)
         self._registry.begin(now)
+        self._promotion.begin(now)
         self._subscribers.begin(now)
         parked, self._parked = self._parked, []
         for source, message in parked:
@@ -304,6 +315,7 @@ class Controller:
         error = self._not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
+        self._promotion.end()
         self._departures.end()
         self._subscribers.end()
         self._commits.end(error)
@@ -347,6 +359,7 @@ class Controller:
         match m:
             case RegisterBroker():
                 self._registry.register(source, m, now)
+                self._promotion.soon(now)
             case BrokerHeartbeat():
                 self._registry.beat(source, m, now)
             case ControlledShutdown():
