@@ -22,6 +22,12 @@ def main() -> int:
     )
     parser.add_argument("--data", required=True, help="its folder, or memory:")
     parser.add_argument("--rack", help="brokers of one rack fail together")
+    parser.add_argument(
+        "--copy-bytes-s",
+        type=int,
+        default=50 << 20,
+        help="bytes a second of sealed blocks that move to it; 0: no bound (%(default)s)",
+    )
     secure(parser)
     limits(parser)
     web(parser)
@@ -34,6 +40,7 @@ def main() -> int:
             zkservers=args.zkserver,
             data=args.data,
             rack=args.rack,
+            copy_bytes_s=args.copy_bytes_s,
             curve_dir=args.curve_dir,
             policy=args.policy,
             audit=args.audit,

@@ -26,6 +26,18 @@ def main() -> int:
         default=2_000,
         help="a broker that is silent for longer is dead (%(default)s)",
     )
+    parser.add_argument(
+        "--replica-lost-s",
+        type=float,
+        default=600.0,
+        help="a broker that is dead for longer is lost: its sealed blocks are copied (%(default)s)",
+    )
+    parser.add_argument(
+        "--copies-at-once",
+        type=int,
+        default=8,
+        help="sealed blocks that are copied at the same time (%(default)s)",
+    )
     secure(parser)
     web(parser, has_page=True)
     args = parse(parser)
@@ -35,6 +47,8 @@ def main() -> int:
             advertise=args.advertise,
             coordinator=args.coordinator,
             session_ms=args.session_ms,
+            replica_lost_s=args.replica_lost_s,
+            copies_at_once=args.copies_at_once,
             curve_dir=args.curve_dir,
             policy=args.policy,
             audit=args.audit,

@@ -20,7 +20,7 @@ from pymq.client.client import Client
 from pymq.client.consumer import Consumer
 from pymq.client.groups import GroupDescription, LeasesDescription
 from pymq.client.producer import Producer
-from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
+from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
 from pymq.core.metrics import Metrics
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
@@ -146,13 +146,31 @@ class AsyncClient(Handle):
         """See :meth:`pymq.Client.reset_group`."""
         await self._bridge.call(self._client.reset_group, group, topic, offset)
 
-    async def reassign(self, topic: str, partition: str | int, replicas: Sequence[str]) -> bool:
+    async def reassign(
+        self,
+        topic: str,
+        partition: str | int,
+        replicas: Sequence[str],
+        *,
+        move_sealed: bool = False,
+    ) -> bool:
         """See :meth:`pymq.Client.reassign`."""
-        return await self._bridge.call(self._client.reassign, topic, partition, replicas)
+        ask = partial(self._client.reassign, topic, partition, replicas, move_sealed=move_sealed)
+        return await self._bridge.call(ask)
 
-    async def decommission(self, broker: str) -> int:
-        """See :meth:`pymq.Client.decommission`."""
-        return await self._bridge.call(self._client.decommission, broker)
+    async def decommission(
+        self,
+        broker: str,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        on_progress: Callable[[BrokerDescription], object] | None = None,
+    ) -> int:
+        """See :meth:`pymq.Client.decommission`; *on_progress* is called in another thread."""
+        ask = partial(
+            self._client.decommission, broker, wait=wait, timeout=timeout, on_progress=on_progress
+        )
+        return await self._bridge.call(ask)
 
     async def recommission(self, broker: str) -> bool:
         """See :meth:`pymq.Client.recommission`."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import time
 
 import attrs
 
 import pymq
 from pymq.cli.amounts import plural, time_text
-from pymq.cli.connect import described, opened
+from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import INTERRUPTED, OK, Show
 from pymq.cli.words import word, words
-from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
-from pymq.core.types import OFFSETS_TOPIC, is_internal
-from pymq.core.values import value
-from pymq.errors import AuthorizationFailed, ConfigError, UnknownTopic
+from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss
+from pymq.errors import ConfigError
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
-LOOK_S = 0.5  # between two looks at what a broker still has
-SHOWN_MAX = 5
+STILL_S = 5.0  # without progress, before it is said what keeps a broker
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     reassign.add_argument("topic", metavar="TOPIC")
     reassign.add_argument("partition", metavar="PARTITION")
     reassign.add_argument("brokers", metavar="BROKER", nargs="+", help="the first is to lead")
+    reassign.add_argument(
+        "--move-sealed", action="store_true", help="copy the older records there, too"
+    )
     away = word(there, "decommission", "let a broker lead and take nothing more", _decommission)
     away.add_argument("broker", metavar="BROKER")
     away.add_argument(
-        "--wait", action="store_true", help="until it is in no open block, and say what it keeps"
+        "--wait", action="store_true", help="until nothing is left on it, and say what keeps it"
     )
     back = word(there, "recommission", "take a decommission back", _recommission)
     back.add_argument("broker", metavar="BROKER")
@@ -70,15 +70,27 @@ def tell(found: ClusterDescription, show: Show) -> None:
         f"{plural(found.topics, 'topic')}, {plural(found.partitions, 'partition')}"
     )
     rows = [
-        (broker.name, state(broker), f"{broker.leads:,}", broker.rack or "-", broker.endpoint)
+        (
+            broker.name,
+            state(broker),
+            f"{broker.leads:,}",
+            f"{broker.blocks:,}",
+            broker.rack or "-",
+            broker.endpoint,
+        )
         for broker in found.brokers
     ]
-    show.table("broker state leads rack endpoint".split(), rows, left=(*_TEXTS,))
+    show.table("broker state leads blocks rack endpoint".split(), rows, left=(*_TEXTS,))
     if not found.brokers:
         show.say("no broker has ever registered: start one with this zkserver", style="bold red")
     if found.leaderless:
         names = ", ".join(found.leaderless)
         show.say(f"nobody leads {names}; 'pymq topic describe' says why", style="bold red")
+    if found.under_replicated_blocks:
+        few = plural(found.under_replicated_blocks, "sealed block")
+        show.say(f"too few copies of {few}; {found.moving_blocks:,} are being copied")
+    elif found.moving_blocks:
+        show.say(f"{plural(found.moving_blocks, 'sealed block')} are being copied")
 
 
 _TEXTS = ("broker", "state", "rack", "endpoint")
@@ -93,14 +105,17 @@ def state(broker: BrokerDescription) -> str:
 
 def _reassign(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
-        changed = mq.reassign(args.topic, args.partition, args.brokers)
+        changed = mq.reassign(
+            args.topic, args.partition, args.brokers, move_sealed=args.move_sealed
+        )
         name = mq.questions.partition_name(args.topic, args.partition)
         (part,) = [p for p in mq.describe_topic(args.topic).partitions if p.name == name]
     if show.is_json:
         last = {"leader": part.leader, "replicas": part.replicas, "epoch": part.epoch}
         show.result({"topic": args.topic, "partition": name, "changed": changed} | last)
     how = "is from now on" if changed else "was already"
-    show.say(f"{args.topic}/{name} {how} on {', '.join(part.replicas)}; no data has moved")
+    moved = "older records follow" if args.move_sealed else "no data has moved"
+    show.say(f"{args.topic}/{name} {how} on {', '.join(part.replicas)}; {moved}")
     return OK
 
 
@@ -109,71 +124,55 @@ def _decommission(args: argparse.Namespace, show: Show) -> int:
         count = mq.decommission(args.broker)
         found = _wait(mq, args.broker, show, interrupt) if args.wait else None
     if show.is_json:
-        kept = {} if found is None else {"left": found.open, "alone": found.alone}
-        show.result({"broker": args.broker, "partitions": count} | kept)
+        left = {} if found is None else {"blocks": found.blocks, "kept_by": found.kept_by}
+        show.result({"broker": args.broker, "partitions": count} | left)
     show.say(f"{args.broker} is given nothing new; {plural(count, 'partition')} move away from it")
     if found is None:
-        show.say("what it holds of older records stays with it; --wait says what that is")
+        show.say("what it holds of older records is copied to others; --wait waits for that")
         return OK
-    if found.open:
-        show.interrupted(f"interrupted; it is still in {', '.join(found.open[:SHOWN_MAX])}")
+    if found.blocks or found.kept_by:
+        show.interrupted(f"interrupted; it still holds {plural(found.blocks, 'block')}")
+        _tell_kept(found, show)
         return INTERRUPTED
-    if found.alone:
-        names = ", ".join(found.alone[:SHOWN_MAX])
-        more = f" and {len(found.alone) - SHOWN_MAX} more" if len(found.alone) > SHOWN_MAX else ""
-        show.say(
-            f"keep it running: nobody else has {plural(len(found.alone), 'older block')}, {names}"
-            f"{more}; they go when retention takes them",
-            style="yellow",
-        )
-    else:
-        show.say("it may be stopped: others have all that it has", style="green")
+    show.say("it may be stopped: others have all that it had", style="green")
     return OK
 
 
-@value
-class Holdings:
-    """What a broker has of the topics."""
-
-    open: list[str]  # partitions, the open block of which it is in
-    alone: list[str]  # sealed blocks with records of users that nobody else has all of
+class _Enough(Exception):  # not an error: it ends a wait
+    """The user does not want to wait any longer."""
 
 
-def holdings(topics: Iterable[TopicDescription], broker: str) -> Holdings:
-    """What *broker* has of some topics."""
-    found = Holdings([], [])
-    for topic in topics:
-        for part in topic.partitions:
-            *sealed, last = part.blocks
-            if broker in last.replicas:
-                found.open.append(f"{topic.name}/{part.name}")
-            for block in sealed:
-                others = [name for name in block.in_sync if name != broker]
-                is_empty = block.end_offset == block.start_offset
-                if broker in block.replicas and not (others or is_empty or is_internal(topic.name)):
-                    found.alone.append(f"{topic.name}/{part.name} {block.name}")
-    return found
+def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> BrokerDescription:
+    """Wait until a broker is empty, or until an interrupt; says what keeps it."""
+    last: list[BrokerDescription] = []
+    total, changed_at, is_told = 0, time.monotonic(), False
+    (first,) = [found for found in mq.cluster().brokers if found.name == broker]
+    total = first.blocks
 
-
-def _all(mq: pymq.Client) -> Iterator[TopicDescription]:
-    """All topics; that of the groups' offsets, too, if we may look at it."""
-    yield from described(mq)
-    try:
-        yield mq.describe_topic(OFFSETS_TOPIC)
-    except (AuthorizationFailed, UnknownTopic):
-        pass  # There are no groups yet; or others see to it.
-
-
-def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> Holdings:
-    """Wait until a broker is in no open block, or until an interrupt."""
-    found = holdings(_all(mq), broker)
-    total = len(found.open)
     with show.progress("moved", total, is_told=False) as step:
-        while found.open and not interrupt.is_asked:
-            mq.driver.pause(LOOK_S)  # Nobody tells a client that a partition has moved.
-            found = holdings(_all(mq), broker)
-            step.at(total - len(found.open))
-    return found
+
+        def see(found: BrokerDescription) -> None:
+            nonlocal changed_at, is_told
+            if not last or last[-1].blocks != found.blocks:
+                changed_at, is_told = time.monotonic(), False
+            elif not is_told and time.monotonic() > changed_at + STILL_S:
+                is_told = True
+                _tell_kept(found, show)
+            last[:] = [found]
+            step.at(max(0, total - found.blocks))
+            if interrupt.is_asked:
+                raise _Enough
+
+        try:
+            mq.decommission(broker, wait=True, on_progress=see)
+        except _Enough:
+            pass
+    return last[-1]
+
+
+def _tell_kept(found: BrokerDescription, show: Show) -> None:
+    for why in found.kept_by:
+        show.say(f"what keeps it: {why}", style="yellow")
 
 
 def _recommission(args: argparse.Namespace, show: Show) -> int:

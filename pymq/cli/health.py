@@ -51,6 +51,21 @@ def cluster_checks(mq: pymq.Client) -> Iterator[Check]:
         )
     else:
         yield ok("leaders", f"{plural(found.partitions, 'partition')}, all led")
+    yield copies_check(found)
+
+
+def copies_check(found: pymq.ClusterDescription) -> Check:
+    """Whether all sealed blocks have as many copies as they are to have."""
+    few = found.under_replicated_blocks
+    if not few:
+        return ok("copies", "of all sealed blocks there are as many as there are to be")
+    now = f", {found.moving_blocks:,} of which are being copied" if found.moving_blocks else ""
+    return warn(
+        "copies",
+        f"too few of {plural(few, 'sealed block')}{now}",
+        "start the brokers that are dead; what is on one that stays away is copied to others "
+        "after the zkserver's replica_lost_s, or at once after 'pymq cluster decommission'",
+    )
 
 
 def _more(count: int) -> str:

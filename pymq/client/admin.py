@@ -14,7 +14,7 @@ from pymq.client.questions import Questions, raise_it
 from pymq.client.router import Router
 from pymq.core import message as msg
 from pymq.core.config import TopicConfig
-from pymq.core.metadata import ClusterDescription, Loss, TopicDescription
+from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
 from pymq.core.types import INTERNAL_PREFIX, AckMode, check_name
 from pymq.errors import (
     ConfigError,
@@ -238,8 +238,19 @@ class Admin(Handle):
 
     # --- cluster --------------------------------------------------------------------------------
 
-    def reassign(self, topic: str, partition: str | int, replicas: Sequence[str]) -> bool:
+    def reassign(
+        self,
+        topic: str,
+        partition: str | int,
+        replicas: Sequence[str],
+        *,
+        move_sealed: bool = False,
+    ) -> bool:
         """Put a partition's next records onto other brokers; no data moves.
+
+        With *move_sealed* the sealed blocks are copied there, too, afterwards and a few at a time:
+        each copy that is not on one of these brokers moves to one of them that has none. The
+        number of copies of a block stays what it is. ``cluster().moving_blocks`` shows progress.
 
         Returns whether anything changed, once the new block is open.
         """
@@ -247,12 +258,44 @@ class Admin(Handle):
         if len(set(brokers)) < len(brokers):
             raise InvalidRequest(f"replicas={brokers!r} names a broker twice")
         name = self.questions.partition_name(topic, partition)
-        return bool(self.questions.ask(lambda r: msg.Reassign(r, topic, name, brokers)))
+        return bool(
+            self.questions.ask(
+                lambda r: msg.Reassign(r, topic, name, brokers, move_sealed=move_sealed)
+            )
+        )
 
-    def decommission(self, broker: str) -> int:
-        """Let a broker lead and take nothing more; returns how many partitions that concerns."""
+    def decommission(
+        self,
+        broker: str,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        on_progress: Callable[[BrokerDescription], object] | None = None,
+    ) -> int:
+        """Let a broker lead and take nothing more, and have what it holds copied to others.
+
+        Args:
+            broker: its name.
+            wait: return when nothing is left on it, and it may be stopped for good.
+            timeout: how long to wait, in seconds; None: as long as it takes.
+            on_progress: called with the broker's description while waiting; its ``blocks`` are
+                what is left, and ``kept_by`` says what keeps them.
+
+        Returns:
+            How many partitions have their open block on it.
+
+        Raises:
+            NotEnoughBrokers: the others are too few; nothing is changed.
+            RequestTimeout: it is not empty in time; it goes on all the same.
+        """
         check_name(broker, "broker name")
-        return int(self.questions.ask(lambda r: msg.Decommission(r, broker)))
+        count = int(self.questions.ask(lambda r: msg.Decommission(r, broker)))
+        if wait:
+            from pymq.client import draining  # only now: a module for those who ask
+
+            show = on_progress or (lambda found: None)
+            draining.until_empty(self.questions, broker, timeout, show)
+        return count
 
     def recommission(self, broker: str) -> bool:
         """Take a decommission back: new blocks may go to the broker again; whether that is new."""

@@ -50,6 +50,14 @@ class Questions:
         """Nothing is asked any more."""
         self._is_closed = True
 
+    def monotonic(self) -> float:
+        """The time, in seconds, by which waiting is measured."""
+        return self._driver.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        self._driver.pause(seconds)
+
     def has_seen(self, topic: str) -> bool:
         """Whether there was a topic of this name when we last heard of it."""
         return bool(self._router.topics.get(topic))

@@ -82,6 +82,12 @@ ZKSERVER = {
     "pymq_short_partitions": Spec(
         GAUGE, (), "Partitions with fewer replicas than are wanted; by the active one"
     ),
+    "pymq_under_replicated_blocks": Spec(
+        GAUGE, (), "Sealed blocks with too few whole copies that are alive; by the active one"
+    ),
+    "pymq_moving_blocks": Spec(
+        GAUGE, (), "Sealed blocks that are being copied to another broker; by the active one"
+    ),
     "pymq_rolls_under_way": Spec(GAUGE, (), "Partitions that are being rolled"),
     "pymq_metadata_queue": Spec(GAUGE, (), "Changes that wait for the coordinator"),
     "pymq_isr_shrinks_total": Spec(COUNTER, (), "Times that replicas have left an in-sync set"),

@@ -78,10 +78,13 @@ class Holdings:
         return log.producers if is_whole else None
 
     def retire(self, before: PartitionState, after: PartitionState) -> None:
-        """Remove the blocks that are kept no more."""
-        kept = {block.number for block in after.blocks}
+        """Remove the blocks that are kept no more, or not here."""
+        me = self._host.me
+        kept = {block.number for block in after.blocks if me in block.replicas}
         for gone in before.blocks:
-            if gone.number not in kept and self._host.me in gone.replicas:
+            if gone.number not in kept and me in gone.replicas:
+                mark("partition.given_away")
+                self.repairs.drop(gone.number)  # Or it would go on with what is removed.
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
 
     def remove(self, state: PartitionState) -> None:

@@ -80,6 +80,7 @@ class Wanted:
     acks: AckMode | None = None
     replicas: tuple[str, ...] | None = None  # these and no others, the first is to lead
     count: int | None = None
+    move_sealed: bool = False  # the sealed blocks are to be on *replicas*, too
 
 
 @value
@@ -108,6 +109,15 @@ class PartitionNode:
     leaving: tuple[str, ...] = ()  # brokers that host no block any more, and may still have files
     wanted: Wanted | None = None  # what an administrator was promised, until the roll that does it
     losses: tuple[Loss, ...] = ()  # the latest, oldest first
+    sealed_to: tuple[str, ...] = ()  # sealed blocks move to these brokers, until all have
+
+
+@value
+class Move:
+    """A sealed block changes one of its replicas for another one (the terms are KIP-455's)."""
+
+    adding: str  # one of the replicas; its copy is not whole yet
+    removing: str  # leaves in the commit in which the other one's copy counts
 
 
 @value
@@ -144,11 +154,17 @@ class BlockNode:
     max_timestamp: int = -1  # of its records, once sealed
     opened_ms: int = 0  # wall clock
     interrupted: tuple[Interrupted, ...] = ()  # of an open fetch block; they come after in_sync
+    move: Move | None = None  # of a sealed block
 
     @property
     def name(self) -> str:
         """``NowBlock`` while it is open, then ``Block_<number>``."""
         return NOW_BLOCK if self.end is None else f"Block_{self.number}"
+
+    @property
+    def wanted_copies(self) -> int:
+        """How many copies there are to be; one that a move is about to make is none more."""
+        return len(self.replicas) - (self.move is not None)
 
 
 @value
@@ -439,6 +455,8 @@ class BrokerDescription:
     alive: bool
     leads: int  # partitions whose open block it leads
     is_draining: bool = False
+    blocks: int = 0  # open and sealed ones that it is a replica of
+    kept_by: tuple[str, ...] = ()  # why it is not empty yet, if it is draining
 
 
 @value
@@ -451,3 +469,5 @@ class ClusterDescription:
     topics: int = 0
     partitions: int = 0
     leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` says why
+    under_replicated_blocks: int = 0  # sealed ones with fewer whole copies alive than replicas
+    moving_blocks: int = 0  # sealed ones of which a copy is being made for another broker

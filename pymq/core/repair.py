@@ -170,6 +170,15 @@ class Repair:
         return self.log.size > 0
 
     @property
+    def paced_bytes(self) -> int:
+        """About how many bytes it asks for next, if the block moves here; else 0."""
+        move = self._block.move
+        if move is None or move.adding != self._host.me:
+            return 0
+        left = max(1, self._block.size - self.log.size)
+        return min(left, self._host.replication.append_bytes)
+
+    @property
     def holders(self) -> Sequence[str]:
         """The others that hold all of the block, those first that are heard of."""
         host = self._host

@@ -54,7 +54,7 @@ class Repairs:
         if log is None:
             name = state.block_id(block)
             log = BlockLog(self._host, name, block.start, is_shared=False)
-        self._drop(block.number)
+        self.drop(block.number)
         repair = self._repairs[block.number] = Repair(self._host, block, log)
         if fresh:
             repair.recover()
@@ -67,9 +67,9 @@ class Repairs:
     def adopt(self, state: PartitionState) -> None:
         """Begin what is missing, and end what the zkserver knows to be whole."""
         me = self._host.me
-        numbers = {block.number for block in state.blocks[:-1]}
+        numbers = {block.number for block in state.blocks[:-1] if me in block.replicas}
         for number in [number for number in self._repairs if number not in numbers]:
-            self._drop(number)
+            self.drop(number)
         for block in state.blocks[:-1]:
             known = self._repairs.get(block.number)
             if known is not None:
@@ -81,7 +81,7 @@ class Repairs:
     def stop(self) -> None:
         """Nothing of the partition is to be here any more."""
         for number in list(self._repairs):
-            self._drop(number)
+            self.drop(number)
 
     def ends(
         self, state: PartitionState, numbers: Iterable[int] | None = None
@@ -203,7 +203,7 @@ class Repairs:
     def _note(self, number: int, repair: Repair) -> None:
         """Take down what has become of one of them."""
         if repair.is_done and repair.is_known:
-            self._drop(number)
+            self.drop(number)
             return
         _keep(self._dirty, number, repair, repair.is_dirty)
         _keep(self._whole, number, repair, repair.is_done)
@@ -214,7 +214,7 @@ class Repairs:
             self._timers.drop(number)
         self.deadline = self._timers.due
 
-    def _drop(self, number: int) -> None:
+    def drop(self, number: int) -> None:
         """Let go of one, if there is such a one."""
         repair = self._repairs.pop(number, None)
         if repair is None:

@@ -35,6 +35,7 @@ class ReplicationConfig:
     lag_max_ms: int = 10_000  # a follower that has not caught up for so long leaves the in-sync set
     repairs: int = 8  # sealed blocks for which a broker asks others at the same time
     lend_bytes: int = 16 << 20  # of sealed blocks to others, in one turn of a broker
+    copy_bytes_s: int = 50 << 20  # a second, of sealed blocks that move to a broker; 0: no bound
 
 
 class Log(Protocol):

@@ -9,6 +9,9 @@ Who holds blocks and leaves an ask unanswered is asked by nobody for as long as 
 then by one repair at a time, and is waited for twice as long each time. So a broker that is away
 costs one slot, and one that is slow is given the time that it needs. A repair that none of its
 holders answers gives its slot to another one.
+
+Copies of blocks that move here are asked for at a bounded rate, and have no slot while they wait
+for that: they are no haste, while one that was rolled just now lacks what others have.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ class Asker(Protocol):
     @property
     def is_begun(self) -> bool:
         """Whether some of the block is here."""
+        ...
+
+    @property
+    def paced_bytes(self) -> int:
+        """What it asks for next, if that counts towards the bounded rate; else 0."""
         ...
 
     @property
@@ -74,6 +82,7 @@ class RepairSlots:
         self._waiting: OrderedDict[Asker, None] = OrderedDict()
         self._timers: Deadlines[Asker] = Deadlines()  # of answers and of rests
         self._holders: dict[str, _Holder] = {}
+        self._paced_until_us = 0  # what was asked for by now takes so long at the bounded rate
         self.deadline = NEVER  # when :meth:`tick` has something to do; perhaps too early
 
     @property
@@ -154,6 +163,12 @@ class RepairSlots:
         self.deadline = self._timers.due
 
     def _ask(self, repair: Asker, now: int) -> None:
+        paced = repair.paced_bytes if self._config.copy_bytes_s else 0
+        if paced and now * 1000 < self._paced_until_us:
+            mark("repair.paced")
+            self._slots.pop(repair, None)
+            self._timers.set(repair, -(-self._paced_until_us // 1000))
+            return
         until = None
         for name in repair.holders:
             holder = self._holders.get(name)
@@ -165,6 +180,9 @@ class RepairSlots:
                 holder.until = due  # If it is silent, the next one waits for what becomes of this.
                 self._slots[repair] = _Ask(name, now)
                 self._timers.set(repair, due)
+                if paced:
+                    taken_us = paced * 1_000_000 // self._config.copy_bytes_s
+                    self._paced_until_us = max(self._paced_until_us, now * 1000) + taken_us
                 repair.ask(name)
                 return
             until = holder.until if until is None else min(until, holder.until)

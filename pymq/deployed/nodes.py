@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from pymq import coord
 from pymq.client.base import Handle
+from pymq.client.options import check_range, check_seconds
 from pymq.coord.base import Coordinator
 from pymq.core.fetches import FetchLimits, Outbox
 from pymq.core.message import LeaderAndIsr
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
 HEARTBEAT_MS = 300  # of brokers
 SESSION_MS = 2_000  # a broker that is silent for longer is dead
+COPY_BYTES_S = 50 << 20  # of sealed blocks that move to a broker
+COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endpoint
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
 
@@ -198,6 +201,8 @@ class Broker(Node):
         transport, store: parts of one's own, instead of ``listen`` and ``data``; the gate is then
             the transport's affair.
         heartbeat_ms: how often it says that it is alive.
+        copy_bytes_s: how many bytes a second it takes of sealed blocks that move to it; 0: as many
+            as it can. What it lacks of its own blocks after a start is not counted.
         curve_dir: a folder of keys, as ``pymq keys`` makes it; then all is encrypted, and nobody
             may do anything but what a policy allows. The broker's own key bears its name.
         policy: that policy; ``policy.toml`` in the folder of keys by default.
@@ -231,6 +236,7 @@ class Broker(Node):
         store: BlockStore | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
         replication: ReplicationConfig | None = None,
+        copy_bytes_s: int = COPY_BYTES_S,
         curve_dir: str | os.PathLike[str] | None = None,
         policy: str | os.PathLike[str] | None = None,
         audit: str | os.PathLike[str] | None = None,
@@ -245,6 +251,7 @@ class Broker(Node):
         fetches = FetchLimits.of(fetch_max_bytes, fetch_memory_bytes)
         is_kept = store is None and os.fspath(data) != "memory:"
         files = TimedFiles() if is_kept else None
+        check_range("copy_bytes_s", copy_bytes_s, 0, 1 << 40)
         self.store = store or (
             FileStore(os.fspath(data), files=files) if is_kept else MemoryStore()
         )
@@ -270,7 +277,7 @@ class Broker(Node):
                     incarnation=identity.incarnation,
                     heartbeat_ms=heartbeat_ms,
                     wall_offset_ms=wall_ms() - now,
-                    replication=replication or ReplicationConfig(),
+                    replication=replication or ReplicationConfig(copy_bytes_s=copy_bytes_s),
                     fetches=fetches,
                 ),
                 replicator,
@@ -335,6 +342,9 @@ class ZkServer(Node):
         name: its endpoint, if nothing else is said; then clients find the active one at once.
         gate: as of a :class:`Broker`.
         session_ms: a broker that is silent for longer is dead.
+        replica_lost_s: a broker that is dead for so long is lost: what it held of sealed blocks is
+            copied from others to others. 0: none ever is.
+        copies_at_once: how many sealed blocks are being copied at the same time.
         http, http_cert: as for a broker; the cluster page is there, too.
         http_writable: let the page change something.
         curve_dir, policy, audit, insecure, connections_per_address: as for a broker. Its key is the
@@ -354,6 +364,8 @@ class ZkServer(Node):
         gate: Gate | None = None,
         transport: Transport | None = None,
         session_ms: int = SESSION_MS,
+        replica_lost_s: float = 600.0,
+        copies_at_once: int = 8,
         offsets_partitions: int = 8,
         offsets_replicas: int = 3,
         curve_dir: str | os.PathLike[str] | None = None,
@@ -366,6 +378,9 @@ class ZkServer(Node):
         http_writable: bool = False,
     ) -> None:
         made, door = transport, None
+        if replica_lost_s != 0:
+            check_seconds("replica_lost_s", replica_lost_s)
+        check_range("copies_at_once", copies_at_once, 1, COPIES_MAX)
         access = Access(curve_dir, policy, audit, insecure, connections_per_address)
         if made is None:
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
@@ -378,6 +393,8 @@ class ZkServer(Node):
                 made.node,
                 endpoint=made.endpoint,
                 session_ms=session_ms,
+                replica_lost_ms=round(1000 * replica_lost_s),
+                copies_at_once=copies_at_once,
                 offsets_partitions=offsets_partitions,
                 offsets_replicas=offsets_replicas,
                 wall_offset_ms=wall_ms() - now,

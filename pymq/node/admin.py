@@ -21,7 +21,8 @@ from pymq.core.message import (
 from pymq.core.metadata import Wanted
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import InvalidRequest, NotEnoughBrokers, PartitionUnset
-from pymq.node import blocks, plans, restarts, takeover
+from pymq.node import blocks, moves, plans, restarts, takeover
+from pymq.node.blocks import change
 from pymq.node.commits import Commits, Later
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -230,10 +231,16 @@ class Admin:
                 raise InvalidRequest(f"decommissioned: {', '.join(leaving)}")
             if len(m.replicas) < image.node.replicas:
                 plans.check_in_sync(draft.image.topic(m.topic).node.config, len(m.replicas))
-            if set(image.open_block.replicas) == set(m.replicas):
-                blocks.want(draft, TopicPartition(m.topic, m.partition), None)
-                return False
-            return Wanted(replicas=m.replicas, count=len(m.replicas))
+            name = TopicPartition(m.topic, m.partition)
+            if set(image.open_block.replicas) != set(m.replicas):
+                return Wanted(None, m.replicas, len(m.replicas), m.move_sealed)
+            if m.move_sealed and image.node.wanted is None:
+                return moves.set_sealed_to(draft, name, m.replicas)
+            if m.move_sealed:  # What is wanted otherwise is not wanted any more, as below.
+                change(draft, name, wanted=None, sealed_to=m.replicas)
+                return True
+            blocks.want(draft, name, None)
+            return False
 
         self._roll(source, m, plan)
 

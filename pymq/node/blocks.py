@@ -150,6 +150,8 @@ def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
             before.acks if wanted.acks is None else wanted.acks,
             before.replicas if wanted.replicas is None else wanted.replicas,
             before.count if wanted.count is None else wanted.count,
+            # Where the sealed ones are to be goes with the word about where the open one is to be.
+            before.move_sealed if wanted.replicas is None else wanted.move_sealed,
         )
     if wanted != node.wanted:
         # Nothing that brokers are told has changed, so the version stays.
@@ -228,6 +230,7 @@ def roll(
         leaving=leavers(image, left),
         wanted=None,
         losses=losses,
+        sealed_to=(wanted.replicas or ()) if wanted.move_sealed else node.sealed_to,
     )
     if is_empty:
         remove(draft, name, image, block.number)

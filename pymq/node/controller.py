@@ -52,6 +52,7 @@ from pymq.errors import NoBrokers, NotController, PymqError
 from pymq.node import authority, describe, lookup, plans
 from pymq.node.admin import Admin
 from pymq.node.commits import Commits, Later
+from pymq.node.copying import Copying
 from pymq.node.departures import Departures
 from pymq.node.describe import Descriptions
 from pymq.node.election import Election, Role
@@ -79,6 +80,8 @@ class ControllerConfig:
     takeover_ms: int = 1_000  # how long a take-over waits for all after the first has answered
     check_ms: int = 30_000  # how often partitions are looked at that have too few replicas
     standby_ms: int = 2_000  # how often a standby looks whether the active one is there
+    replica_lost_ms: int = 600_000  # a broker dead for so long is lost, and copied; 0: never
+    copies_at_once: int = 8  # sealed blocks that are being copied
     offsets_partitions: int = 8
     offsets_replicas: int = 1
     wall_offset_ms: int = 0
@@ -162,6 +165,13 @@ class Controller:
             check_ms=config.check_ms,
         )
         self._subscribers = Subscribers(self._commits)
+        self._copying = Copying(
+            self._commits,
+            self._members,
+            self._notices,
+            lost_ms=config.replica_lost_ms,
+            at_once=config.copies_at_once,
+        )
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
         self._reports = Reports(self._commits, self._members, self._notices, self._rolls)
@@ -253,6 +263,7 @@ class Controller:
         if self._election.is_active:
             self._registry.tick(now)
             self._rolls.tick(now)
+            self._copying.tick(now)
             self._notices.tick(now)
             self._descriptions.tick(now)
             self._promotion.tick(now)
@@ -283,6 +294,7 @@ class Controller:
                 due,
                 self._registry.deadline,
                 self._rolls.deadline,
+                self._copying.deadline,
                 self._notices.deadline,
                 self._descriptions.deadline,
                 self._promotion.deadline,
@@ -317,6 +329,7 @@ class Controller:
         self._registry.end()
         self._promotion.end()
         self._departures.end()
+        self._copying.end()
         self._subscribers.end()
         self._commits.end(error)
         self._rolls.end_all(error)
@@ -392,8 +405,11 @@ class Controller:
             case ListTopics():
                 self._read(source, m.id, describe.topics)
             case DescribeCluster():
+                lost = self._copying.lost(now)
                 self._read(
-                    source, m.id, lambda image: describe.cluster(image, self.me, self._members)
+                    source,
+                    m.id,
+                    lambda image: describe.cluster(image, self.me, self._members, lost),
                 )
             case Subscribe():
                 self._subscribers.subscribe(source, m, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import attrs
 
 from pymq.core.message import (
@@ -23,7 +25,7 @@ from pymq.core.metadata import (
 from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
-from pymq.node import takeover
+from pymq.node import rereplication, takeover
 from pymq.node.commits import Commits, Send
 from pymq.node.image import Image
 from pymq.node.membership import Members
@@ -187,11 +189,21 @@ def topics(image: Image) -> tuple[str, ...]:
     return tuple(sorted(name for name in image.topics if not is_internal(name)))
 
 
-def cluster(image: Image, me: str, members: Members) -> ClusterDescription:
-    """The brokers, and who is in charge."""
+def cluster(
+    image: Image, me: str, members: Members, lost: Collection[str] = ()
+) -> ClusterDescription:
+    """The brokers, and who is in charge; *lost* are those whose copies are made anew elsewhere."""
+    live, hosting = members.live, image.hosting
     brokers = tuple(
         BrokerDescription(
-            b.name, b.endpoint, b.rack, name in members, image.hosting.leads[name], b.is_draining
+            b.name,
+            b.endpoint,
+            b.rack,
+            name in members,
+            hosting.leads[name],
+            b.is_draining,
+            hosting.blocks[name],
+            rereplication.kept_by(image, live, lost, name) if b.is_draining else (),
         )
         for name, b in sorted(image.brokers.items())
     )
@@ -202,4 +214,13 @@ def cluster(image: Image, me: str, members: Members) -> ClusterDescription:
     stuck = [name for name in names if takeover.problem(image, members, name) is not None]
     leaderless = tuple(map(str, stuck[:SHOWN_MAX]))
     epoch = image.controller_epoch
-    return ClusterDescription(me, epoch, brokers, len(shown), len(names), leaderless)
+    return ClusterDescription(
+        me,
+        epoch,
+        brokers,
+        len(shown),
+        len(names),
+        leaderless,
+        rereplication.under_replicated(image, live),
+        len(image.moving),
+    )

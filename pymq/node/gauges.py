@@ -9,7 +9,7 @@ from __future__ import annotations
 from pymq.core.metrics import Metrics
 from pymq.core.partition import Partition
 from pymq.core.types import AckMode, TopicPartition
-from pymq.node import takeover
+from pymq.node import rereplication, takeover
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller
 
@@ -110,6 +110,9 @@ def zkserver(machine: Controller, out: Metrics) -> None:
     out.add("pymq_offline_partitions", offline)
     out.add("pymq_offline_replicas", len(members.offline))
     out.add("pymq_short_partitions", len(image.short))
+    short = rereplication.under_replicated(image, members.live)
+    out.add("pymq_under_replicated_blocks", short)
+    out.add("pymq_moving_blocks", len(image.moving))
 
 
 def _is_offline(machine: Controller, name: TopicPartition) -> bool:

@@ -43,10 +43,11 @@ class Leftovers:
             self._numbers.setdefault((block.topic_id, block.partition), []).append(block.number)
         self._unsealed = frozenset(unsealed)
 
-    def take_up(self, topic_id: str, index: int) -> frozenset[int]:
-        """Those of one partition belong to it again; returns the numbers of the unsealed ones."""
+    def take_up(self, topic_id: str, index: int) -> tuple[list[int], frozenset[int]]:
+        """Those of one partition belong to it again; returns their numbers, and the unsealed."""
         left = self._numbers.pop((topic_id, index), [])
-        return frozenset(n for n in left if BlockId(topic_id, index, n) in self._unsealed)
+        is_unsealed = (n for n in left if BlockId(topic_id, index, n) in self._unsealed)
+        return left, frozenset(is_unsealed)
 
     def take_out(self, topic_id: str, index: int | None) -> list[BlockId]:
         """Those of one partition, or of all of a topic, are to go; returns them."""
@@ -136,12 +137,26 @@ class Hosting:
         return None
 
     def _take_up(self, state: PartitionState, now: int) -> Partition:
-        unsealed = self._leftovers.take_up(state.topic_id, state.index)
+        found, unsealed = self._leftovers.take_up(state.topic_id, state.index)
+        self._host.out.write += [RemoveBlock(block) for block in self._given_away(state, found)]
         partition = Partition(state, self._host, self._make_replicator, unsealed, now)
         self.by_name[partition.name] = partition
         self.by_index[state.topic_id, state.index] = partition
         self._sharing.look(partition, now)
         return partition
+
+    def _given_away(self, state: PartitionState, found: Iterable[int]) -> list[BlockId]:
+        """Which blocks that were *found* here the zkserver has retired or moved meanwhile.
+
+        What is not older than the open block may be of a state that has not come yet.
+        """
+        me = self._host.me
+        mine = {block.number for block in state.blocks if me in block.replicas}
+        last = state.blocks[-1].number
+        gone = [number for number in found if number not in mine and number < last]
+        if gone:
+            mark("broker.given_away")
+        return [BlockId(state.topic_id, state.index, number) for number in gone]
 
     def seal(self, m: Seal, now: int) -> None:
         """Have the open block of a partition end."""
@@ -163,6 +178,9 @@ class Hosting:
             stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
             if found is not None and not stopped:
                 return  # It was given to this broker again since.
+            if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
+                mark("broker.late_stop")
+                return  # It was given a block of it since, which does not raise the epoch.
             self._orders.heed(m.id, TopicPartition(m.topic, m.partition))
         else:
             if self._orders.heed(m.id, m.topic_id):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from pymq.coord import paths
 from pymq.core.coordination import Create, Delete, Entry, Op, Put
@@ -37,6 +38,8 @@ from pymq.errors import UnknownPartition, UnknownTopic
 
 SLICE_OPS = 500  # that a commit has, about; what is more is done in several
 SLICE_BYTES = 1 << 18  # likewise; ZooKeeper takes 1 MiB at a time, all or nothing
+
+K = TypeVar("K")
 
 
 @define
@@ -91,6 +94,7 @@ class Hosting:
 
     def __init__(self) -> None:
         self.leads: Counter[str] = Counter()  # open blocks by their leader
+        self.blocks: Counter[str] = Counter()  # all blocks, by each replica
         self._blocks: dict[str, Counter[TopicPartition]] = {}
         self._open: dict[str, dict[TopicPartition, None]] = {}
         self._leaving: dict[str, dict[TopicPartition, None]] = {}
@@ -123,6 +127,7 @@ class Hosting:
     def _add(self, name: TopicPartition, block: BlockNode) -> None:
         for broker in block.replicas:
             self._blocks.setdefault(broker, Counter())[name] += 1
+            self.blocks[broker] += 1
         if block.end is None:
             for broker in block.replicas:
                 self._open.setdefault(broker, {})[name] = None
@@ -133,6 +138,7 @@ class Hosting:
         for broker in block.replicas:
             blocks = self._blocks[broker]
             blocks[name] -= 1
+            self.blocks[broker] -= 1
             if not blocks[name]:
                 del blocks[name]
         if block.end is None:
@@ -166,6 +172,10 @@ class Image:
         self.hosting = Hosting()
         self.short: dict[TopicPartition, None] = {}  # fewer replicas than are wanted
         self.wanted: dict[TopicPartition, None] = {}  # something was promised to an administrator
+        self.draining: dict[str, None] = {}  # brokers that were decommissioned
+        self.sealed_to: dict[TopicPartition, None] = {}  # sealed blocks are to move
+        self.moving: dict[tuple[TopicPartition, int], None] = {}  # sealed blocks that do
+        self.not_whole: dict[tuple[TopicPartition, int], None] = {}  # sealed; a copy lacks some
         self.versions: dict[str, int] = {}
 
     def topic(self, name: str) -> TopicImage:
@@ -243,6 +253,7 @@ class Image:
                 self.topics[topic].subscriptions[node.name] = node
             case paths.BrokerPath(broker=name), BrokerNode():
                 self.brokers[name] = node
+                _keep(self.draining, name, is_in=node.is_draining)
             case paths.ControllerPath(), ControllerNode():
                 self.controller = node
             case paths.ControllerEpochPath(), ControllerEpoch():
@@ -280,10 +291,8 @@ class Image:
         known = partitions.get(name.partition)
         before = known.node.leaving if known is not None else ()
         self.hosting.replace_leaving(name, before, node.leaving if node is not None else ())
-        if node is not None and node.wanted is not None:
-            self.wanted[name] = None
-        else:
-            self.wanted.pop(name, None)
+        _keep(self.wanted, name, is_in=node is not None and node.wanted is not None)
+        _keep(self.sealed_to, name, is_in=node is not None and bool(node.sealed_to))
         if node is None:
             del partitions[name.partition]
             self.short.pop(name, None)
@@ -296,6 +305,11 @@ class Image:
     def _set_block(self, name: TopicPartition, number: int, node: BlockNode | None) -> None:
         image = self.topics[name.topic].partitions[name.partition]
         self.hosting.replace_block(name, image.blocks.get(number), node)
+        sealed = node if node is not None and node.end is not None else None
+        is_moving = sealed is not None and sealed.move is not None
+        _keep(self.moving, (name, number), is_in=is_moving)
+        lacks = sealed is not None and len(sealed.in_sync) < sealed.wanted_copies
+        _keep(self.not_whole, (name, number), is_in=lacks)
         if node is None:
             del image.blocks[number]
         else:
@@ -311,6 +325,14 @@ class Image:
             self.short[name] = None
         else:
             self.short.pop(name, None)
+
+
+def _keep(index: dict[K, None], key: K, *, is_in: bool) -> None:
+    """Have *key* in an index, or not."""
+    if is_in:
+        index[key] = None
+    else:
+        index.pop(key, None)
 
 
 _NODES: dict[type[paths.MetaPath], type[Node]] = {

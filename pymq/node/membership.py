@@ -180,6 +180,12 @@ class Members:
         """Whether a broker is dead, and not for so long that it is to be replaced."""
         return self._attention.ms < self._missed.get(broker, 0)
 
+    def lost(self, now: int, after_ms: int) -> list[str]:
+        """The brokers that have been dead for *after_ms*."""
+        listened = self._attention.look(now)
+        waited_ms = after_ms - self._replace_ms
+        return [name for name, until in self._missed.items() if until + waited_ms <= listened]
+
     def given_up(self, now: int) -> list[str]:
         """The brokers that are to be replaced from now on."""
         found, listened = [], self._attention.look(now)

@@ -12,6 +12,7 @@ from pymq.core.marks import mark
 from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
+from pymq.node import moves
 from pymq.node.blocks import change, leavers, note_replica, remove, without
 from pymq.node.image import Draft, Image, PartitionImage
 from pymq.node.membership import Members
@@ -107,10 +108,16 @@ def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
         image = draft.image.find(name)
         if image is None:
             continue
-        before = len(draft.ops)
+        blocks = {}
         for number, end in ends.items():
-            _note_end(draft, name, image, m.broker, number, end)
-        if len(draft.ops) > before:
+            block = _note_end(draft, name, image, m.broker, number, end)
+            if block is not None:
+                blocks[number] = block
+        if any(len(b.replicas) < len(image.blocks[n].replicas) for n, b in blocks.items()):
+            left = (image.blocks | blocks).values()
+            change(draft, name, leaving=leavers(image, left))
+            changed.append(name)
+        elif blocks:
             change(draft, name)
             changed.append(name)
     return changed
@@ -118,15 +125,24 @@ def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
 
 def _note_end(
     draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
-) -> None:
+) -> BlockNode | None:
+    """Note how far a copy goes; returns the block if it is another one by that."""
     block = image.blocks.get(number)
     if block is None or block.end is None or broker not in block.replicas:
-        return
+        return None
     is_whole = end >= block.end
-    if is_whole != (broker in block.in_sync):
-        in_sync = _with(block, broker) if is_whole else without(block, broker)
-        draft.put(paths.block(*name, number), attrs.evolve(block, in_sync=in_sync))
-        note_replica(draft, name, image, number, broker, block.end if is_whole else None)
+    if is_whole == (broker in block.in_sync):
+        return None
+    in_sync = _with(block, broker) if is_whole else without(block, broker)
+    after = attrs.evolve(block, in_sync=in_sync)
+    if is_whole:
+        after = moves.finished(after, broker)
+    draft.put(paths.block(*name, number), after)
+    note_replica(draft, name, image, number, broker, block.end if is_whole else None)
+    for gone in block.replicas:
+        if gone not in after.replicas:
+            draft.delete(paths.replica(*name, number, gone))
+    return after
 
 
 def _with(block: BlockNode, broker: str) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ class Knobs:
     fetch_wait_ms: int = 500  # of followers
     lag_max_ms: int = 10_000  # before a follower leaves the in-sync set
     replace_ms: int = 10_000  # before a dead broker's blocks are given to others
+    replica_lost_ms: int = 600_000  # before its sealed blocks are copied to others
+    copies_at_once: int = 8  # sealed blocks that are copied
     handles: int = 64  # files that a broker has open
     coordinator_us: int = 500  # how far the coordinator is away
     rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
@@ -225,6 +227,8 @@ class ZkserverHost(Host):
             self.name,
             session_ms=self.knobs.session_ms,
             replace_ms=self.knobs.replace_ms,
+            replica_lost_ms=self.knobs.replica_lost_ms,
+            copies_at_once=self.knobs.copies_at_once,
             offsets_partitions=self.knobs.offsets_partitions,
             offsets_replicas=self.knobs.offsets_replicas or self.replicas,
             wall_offset_ms=self.wall_offset_ms(),

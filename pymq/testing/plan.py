@@ -237,6 +237,8 @@ class Planner:
             fastest = max(rates[name] for name in self.zkservers)
             bearable = int(plan.knobs["session_ms"] * slowest / fastest / 1.5)
             plan.knobs["heartbeat_ms"] = min(plan.knobs["heartbeat_ms"], bearable)
+        # By dice of its own, so that the plans are otherwise what they were without it.
+        plan.knobs["replica_lost_ms"] = Random(mix(plan.seed, "copies")).choice([2_000, 600_000])
         plan.limits = draw_limits(rng)
 
     def _topic(self, index: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pymq.testing.checkers import Immutable, LogMatching, OneLeader, Watch, Watermark
+from pymq.testing.copies import Copies
 from pymq.testing.insync import InSync
 from pymq.testing.metadata import Metadata
 from pymq.testing.offsets import Offsets
@@ -30,6 +31,7 @@ RULES = (
     *Leases.rules,
     *Offsets.rules,
     *Metadata.rules,
+    *Copies.rules,
 )
 
 
@@ -49,6 +51,7 @@ def watch(cluster: Cluster) -> Watch:
         Leases(found),
         Offsets(found),
         Metadata(found),
+        Copies(found),
     ):
         found.add(checker)
     return found

@@ -47,6 +47,8 @@ def cluster(found: ClusterDescription, topics: list[TopicDescription]) -> Json:
         "topics": found.topics,
         "partitions": found.partitions,
         "leaderless": list(found.leaderless),
+        "under_replicated_blocks": found.under_replicated_blocks,
+        "moving_blocks": found.moving_blocks,
     }
 
 

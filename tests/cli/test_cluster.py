@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import pymq
 from pymq.cli import cluster as command
+from pymq.cli.health import copies_check
 from pymq.cli.show import Show
 from pymq.client.questions import Questions
-from pymq.core.config import TopicConfig
-from pymq.core.metadata import (
-    BlockDescription,
-    BrokerDescription,
-    ClusterDescription,
-    Loss,
-    PartitionDescription,
-    TopicDescription,
-)
+from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss
 from tests.cli.conftest import BROKERS, Queue
 
 
@@ -24,7 +16,7 @@ def test_the_status(queue: Queue, topic: str) -> None:
     queue.run("topic", "create", topic)
     told = queue.run("cluster", "status")
     assert told.out.startswith("active zkserver ")
-    assert told.rows[1] == "broker state leads rack endpoint".split()
+    assert told.rows[1] == "broker state leads blocks rack endpoint".split()
     names = [row[0] for row in told.rows[3:]]
     found = queue.json("cluster", "status")
     assert [broker["name"] for broker in found["brokers"]] == names
@@ -81,43 +73,44 @@ def test_a_broker_is_taken_out_and_back(remote: Queue, topic: str) -> None:
 
 
 def test_when_a_broker_may_be_stopped(remote: Queue, topic: str) -> None:
-    """It waits until the broker is in no open block, and says what nobody else has."""
+    """It waits until nothing is left on the broker; older records have been copied by then."""
     remote.run("topic", "create", topic)
     (leader,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
-    told = remote.run("cluster", "decommission", leader, "--wait")
-    assert told.out.splitlines()[1] == "it may be stopped: others have all that it has"
-    remote.run("cluster", "recommission", leader)
-    remote.run("cluster", "reassign", topic, 0, leader)
     remote.put(topic, range(3))
-    found = remote.json("cluster", "decommission", leader, "--wait")
-    (block,) = [name for name in found["alone"] if name.startswith(f"{topic}/")]
-    assert block.startswith(f"{topic}/0 Block_")
-    assert found["left"] == []
     told = remote.run("cluster", "decommission", leader, "--wait")
-    assert "keep it running: nobody else has 1 older block, " in told.out
+    given, may = told.out.splitlines()
+    assert given.startswith(f"{leader} is given nothing new; ")
+    assert may == "it may be stopped: others have all that it had"
+    found = remote.json("cluster", "decommission", leader, "--wait")
+    assert (found["blocks"], found["kept_by"]) == (0, [])
+    blocks = remote.json("topic", "describe", topic)["partitions"][0]["blocks"]
+    assert len(blocks) == 2
+    assert all(leader not in block["replicas"] for block in blocks)
     remote.run("cluster", "recommission", leader)
     remote.run("topic", "delete", "--yes", topic)
 
 
-def test_what_a_broker_has() -> None:
-    def block(name: str, end: int | None, in_sync: tuple[str, ...]) -> BlockDescription:
-        return BlockDescription(
-            *(name, 0, end, 1, pymq.AckMode.LEADER, "a", ("a", "b"), 9), in_sync=in_sync
-        )
+def test_older_records_follow_if_they_are_to(remote: Queue, topic: str) -> None:
+    remote.run("topic", "create", topic)
+    (before,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
+    other = next(name for name in BROKERS if name != before)
+    remote.put(topic, range(3))
+    told = remote.run("cluster", "reassign", topic, 0, other, "--move-sealed")
+    assert told.out == f"{topic}/0 is from now on on {other}; older records follow\n"
+    remote.run("topic", "delete", "--yes", topic)
 
-    blocks = (
-        block("shared", 5, ("a", "b")),
-        block("alone", 5, ("a",)),
-        block("empty", 0, ("a",)),
-        block("open", None, ("a",)),
+
+def test_the_status_tells_of_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = BrokerDescription("b", "", None, True, 1, blocks=9)
+    found = ClusterDescription("zk", 3, (broker,), under_replicated_blocks=7, moving_blocks=2)
+    command.tell(found, Show(is_json=False))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "too few copies of 7 sealed blocks; 2 are being copied"
+    check = copies_check(found)
+    assert (check.state, check.found) == (
+        "warn",
+        "too few of 7 sealed blocks, 2 of which are being copied",
     )
-    part = PartitionDescription(
-        *("0", 0, pymq.AckMode.LEADER, "a", 1, ("a", "b"), ("a",), 0, 5, 5), blocks
-    )
-    topic = TopicDescription("t", TopicConfig(), (part,))
-    assert command.holdings([topic], "a") == command.Holdings(["t/0"], ["t/0 alone"])
-    assert command.holdings([topic], "b") == command.Holdings(["t/0"], [])
-    assert command.holdings([topic], "c") == command.Holdings([], [])
 
 
 def test_a_recovery_is_meant(queue: Queue, topic: str) -> None:

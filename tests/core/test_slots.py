@@ -19,6 +19,7 @@ class Repair:
     def __init__(self, *holders: str, is_begun: bool = False) -> None:
         self.holders = holders
         self.is_begun = is_begun
+        self.paced_bytes = 0
         self.asked: list[str] = []
 
     def ask(self, holder: str) -> None:

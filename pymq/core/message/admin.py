@@ -62,12 +62,13 @@ class SetPartitionState:
 
 @value
 class Reassign:
-    """Roll a partition onto other brokers; no data moves."""
+    """Roll a partition onto other brokers; data moves only with *move_sealed*."""
 
     id: int
     topic: str
     partition: str
     replicas: tuple[str, ...]
+    move_sealed: bool = False  # the sealed blocks are copied there, too
 
 
 @value

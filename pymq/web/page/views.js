@@ -37,6 +37,8 @@ export function overview(state, page) {
       tile("topics", count(cluster.topics)),
       tile("partitions", count(cluster.partitions)),
       tile("under-replicated", count(under), under ? "warn" : "good"),
+      tile(cluster.moving_blocks ? `blocks with too few copies, ${count(cluster.moving_blocks)} being copied` : "blocks with too few copies",
+        count(cluster.under_replicated_blocks), cluster.under_replicated_blocks ? "warn" : "good"),
       tile("without a leader", count(cluster.leaderless.length), cluster.leaderless.length ? "bad" : "good"),
       tile("records/s", short(last[1])),
       tile("in /s", last[2] === null ? "–" : bytes(last[2])),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from tests.testing.planted import control, groups, limits, producers, replication, storage
+from tests.testing.planted import control, groups, limits, moves, producers, replication, storage
 from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
 
-AREAS = (control, groups, limits, producers, replication, storage)  # each describes some of BUGS
+AREAS = (  # each describes some of BUGS
+    control,
+    groups,
+    limits,
+    moves,
+    producers,
+    replication,
+    storage,
+)
 
 __all__ = ["AREAS", "BUGS", "HUNTS", "Bug", "Hunt", "Kill", "hunt", "planted"]

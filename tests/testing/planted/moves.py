@@ -1,0 +1,77 @@
+"""Bugs of sealed blocks that move, and of leaders that do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pymq.coord import paths
+from pymq.core.coordination import Put
+from pymq.core.metadata import BlockNode, Move, encode_node
+from pymq.core.types import TopicPartition
+from pymq.node import moves
+from pymq.node.copying import Copying
+from pymq.node.image import Draft
+from tests.testing.planted.bug import bug, plant
+from tests.testing.planted.control import ROLLS
+
+TESTS = "tests/testing/test_rereplication.py"
+
+
+def _rewrite(draft: Draft, path: str, change: Any) -> None:
+    """Replace what a draft puts at *path*."""
+    for index, (found, node, _) in enumerate(draft.edits):
+        op = draft.ops[index]
+        if found == path and isinstance(node, BlockNode) and isinstance(op, Put):
+            changed = change(node)
+            draft.ops[index] = Put(path, encode_node(changed), op.version)
+            draft.edits[index] = (path, changed, False)
+
+
+bug(
+    "copy-counts-early",
+    ROLLS,
+    "a copy of a sealed block counts as whole when it is begun",
+    "KAFKA-9752, CASSANDRA-8838: replicas that count while they still stream",
+    test=f"{TESTS}::test_what_a_lost_broker_held_is_copied_and_not_before[leader]",
+)
+
+
+@plant("copy-counts-early", moves, "begin")
+def begin_as_whole(begin: Any, draft: Draft, name: TopicPartition, number: int, move: Move) -> None:
+    begin(draft, name, number, move)
+    path = paths.block(*name, number)
+    _rewrite(draft, path, lambda node: attrs.evolve(node, in_sync=(*node.in_sync, move.adding)))
+
+
+bug(
+    "old-copy-leaves-first",
+    ROLLS,
+    "a replica leaves a sealed block before the one that takes its place is whole",
+    "HDFS-1312 and every hand-made rebalancer",
+    test=f"{TESTS}::test_a_decommission_ends_with_an_empty_broker",
+)
+
+
+@plant("old-copy-leaves-first", moves, "begin")
+def begin_without_the_old(
+    begin: Any, draft: Draft, name: TopicPartition, number: int, move: Move
+) -> None:
+    begin(draft, name, number, move)
+    path = paths.block(*name, number)
+    _rewrite(draft, path, lambda node: moves._without(node, move.removing))
+
+
+bug(
+    "moves-unasked",
+    ROLLS,
+    "sealed blocks move off any broker, whether it is lost or not",
+    "K8: no data ever moves to rebalance",
+    test=f"{TESTS}::test_no_data_moves_unless_somebody_asks",
+)
+
+
+@plant("moves-unasked", Copying, "lost")
+def all_are_lost(lost: Any, self: Copying, now: int) -> tuple[str, ...]:
+    return tuple(self._commits.image.brokers)
