@@ -46,6 +46,7 @@ def main() -> int:
             audit=args.audit,
             insecure=args.insecure,
             connections_per_address=args.connections_per_address,
+            connections_per_principal=args.connections_per_principal,
             fetch_max_bytes=args.fetch_max_bytes,
             fetch_memory_bytes=args.fetch_memory_bytes,
             http=args.http,

@@ -54,6 +54,7 @@ def main() -> int:
             audit=args.audit,
             insecure=args.insecure,
             connections_per_address=args.connections_per_address,
+            connections_per_principal=args.connections_per_principal,
             http=args.http,
             http_cert=args.http_cert,
             http_writable=args.http_writable,

@@ -35,7 +35,7 @@ LAYERS = (
     ("node", "client"),
     ("replication", "transport", "coord", "store"),
     ("core", "hash"),
-    ("errors",),
+    ("errors", "descriptors"),
 )
 # The front doors join node and client into one object for the user, so they stand above both.
 MODULES = {

@@ -94,6 +94,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         *("pymq_in_sync_replicas", "pymq_group_committed_offset", "pymq_controller_epoch"),
         *("pymq_topics", "pymq_partitions", "pymq_send_queue_bytes", "pymq_info"),
         *("pymq_fetches_waiting", "pymq_unsent_bytes", "pymq_connections_cut_total"),
+        *("pymq_connections_turned_away_total", "process_max_fds"),
         *("process_start_time_seconds", "pymq_consumers", "pymq_consumer_records_total"),
     }
 

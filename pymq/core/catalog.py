@@ -116,6 +116,9 @@ NODE = {
     "pymq_connections_cut_total": Spec(
         COUNTER, (), "Connections that were ended because nothing was taken"
     ),
+    "pymq_connections_turned_away_total": Spec(
+        COUNTER, (), "Connections that were ended because there were too many"
+    ),
     "pymq_connections": Spec(GAUGE, (), "Other nodes and clients that it talks with"),
     "pymq_messages_dropped_total": Spec(
         COUNTER, (), "Messages that were lost or refused by the transport"
@@ -128,6 +131,9 @@ NODE = {
     "process_resident_memory_bytes": Spec(GAUGE, (), "Memory of the process"),
     "process_start_time_seconds": Spec(GAUGE, (), "When it started, in seconds since 1970"),
     "process_open_fds": Spec(GAUGE, (), "Files and sockets that the process has open"),
+    "process_max_fds": Spec(
+        GAUGE, (), "Files and sockets that it may have open, but for those kept back for files"
+    ),
 }
 
 CLIENT = {

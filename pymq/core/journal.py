@@ -11,9 +11,17 @@ from collections.abc import Callable
 
 # What each says, and which fields come with it.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http")),
+    "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http", "descriptors")),
     "stopped": ("It has ended in order", ("node", "endpoint", "pid", "http")),
     "failed": ("It cannot go on", ("node", "endpoint", "pid", "http", "code", "why")),
+    "few_descriptors": (
+        "The operating system lets it have few files and sockets open",
+        ("limit", "wanted"),
+    ),
+    "connections_crowded": (
+        "Connections were ended because there were too many; so many since the node has started",
+        ("turned_away",),
+    ),
     "controller_active": ("This zkserver decides from now on", ("epoch",)),
     "controller_resigned": ("It does so no more", ()),
     "broker_registered": (

@@ -27,6 +27,7 @@ from pymq.core.ready import (
     SealBlock,
     Sync,
     Truncate,
+    Write,
 )
 from pymq.core.record import RecordBatch
 from pymq.core.runs import restamp
@@ -56,7 +57,9 @@ class BlockLog:
     """The batches of one block, from its start to its end, with what they mean for producers."""
 
     __slots__ = (
+        "_beginning",
         "_checkpointed",
+        "_create",
         "_durable_end",
         "_durable_soon",
         "_durable_then",
@@ -97,6 +100,8 @@ class BlockLog:
         self._durable_end = start  # all before it is on the disk, even after a power cut ...
         self._durable_then = start  # ... which it will be before this once the write is done,
         self._durable_soon = start  # ... and this once the syncs that were asked for are done
+        self._create: CreateBlock | None = None  # how it was begun here, if it was ...
+        self._beginning: list[Write] = []  # ... and what of that has to be written again
         self._checkpointed = 0  # how large the block was at its last checkpoint
         self._recent: deque[RecordBatch] | None = deque() if is_shared else None
         self._recent_bytes = 0
@@ -110,7 +115,8 @@ class BlockLog:
         """Begin an empty block, which goes on from what the block before knew of producers."""
         self.producers = producers
         out = self._host.out
-        out.write.append(CreateBlock(self.name, self.start, topic, partition))
+        self._create = CreateBlock(self.name, self.start, topic, partition)
+        out.write.append(self._create)
         # Without it, recovery reads the blocks before it.
         out.write.append(Checkpoint(self.name, self._snapshot()))
 
@@ -360,6 +366,9 @@ class BlockLog:
         """Add the pending batches to *ready*; :meth:`advance` or :meth:`fail` follows."""
         self._in_flight = self.end
         self._durable_then = self._durable_soon
+        if self._beginning:
+            ready.write += self._beginning
+            self._beginning = []
         if self._unwritten:
             if sync:
                 self._durable_then = self.end
@@ -397,6 +406,10 @@ class BlockLog:
         self.producers.discard()
         self.size = self.stable_size
         self._cut(self.stable_end)
+        if self._create is not None and self.stable_size == 0:
+            # The store may not have begun the block either. Where it has, this changes nothing.
+            mark("log.begins_again")
+            self._beginning = [self._create, Checkpoint(self.name, self._snapshot())]
 
     def checkpoint(self) -> None:
         """Keep what a recovery would have to find out, unless it is kept already."""

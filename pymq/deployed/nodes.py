@@ -74,6 +74,8 @@ class Node(Handle):
         self._http: Server | None = None
         if isinstance(transport, Net):
             meters.net = transport
+            note = meters.journal.note
+            transport.tell_when_crowded(lambda n: note("connections_crowded", turned_away=n))
         if door is not None:
             meters.refused = lambda: door.refused
         meters.idle_s = lambda: self._runner.idle_s
@@ -210,6 +212,8 @@ class Broker(Node):
         insecure: listen to the network without keys; anybody may then do anything.
         connections_per_address: how many one address may have, where there are keys; 1,000 if
             nothing is said.
+        connections_per_principal: how many one principal may have, from wherever, where there are
+            keys; 500 if nothing is said.
         fetch_max_bytes: of one answer to a fetch, whatever it asks for, or else of one batch; 4 MiB
             if nothing is said (fetch.max.bytes of Kafka).
         fetch_memory_bytes: of all answers to fetches that clients have not taken yet; 32 MiB if
@@ -242,6 +246,7 @@ class Broker(Node):
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         connections_per_address: int | None = None,
+        connections_per_principal: int | None = None,
         fetch_max_bytes: int | None = None,
         fetch_memory_bytes: int | None = None,
         http: str | None = None,
@@ -260,7 +265,14 @@ class Broker(Node):
         try:
             folder = Path(data)
             identity = next_identity(folder, name) if is_kept else fresh_identity(name)
-            access = Access(curve_dir, policy, audit, insecure, connections_per_address)
+            access = Access(
+                curve_dir,
+                policy,
+                audit,
+                insecure,
+                connections_per_address,
+                connections_per_principal,
+            )
             if made is None:
                 made, door = open_transport(name, listen, advertise, name, access, gate)
             loop = Loop(monotonic_ms, made.send, made.flush)
@@ -347,8 +359,9 @@ class ZkServer(Node):
         copies_at_once: how many sealed blocks are being copied at the same time.
         http, http_cert: as for a broker; the cluster page is there, too.
         http_writable: let the page change something.
-        curve_dir, policy, audit, insecure, connections_per_address: as for a broker. Its key is the
-            one whose file names its endpoint, or else that of ``zkserver``.
+        curve_dir, policy, audit, insecure, connections_per_address, connections_per_principal: as
+            for a broker. Its key is the one whose file names its endpoint, or else that of
+            ``zkserver``.
 
     Raises:
         ConfigError, StoreError, Disconnected: as they say.
@@ -373,6 +386,7 @@ class ZkServer(Node):
         audit: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         connections_per_address: int | None = None,
+        connections_per_principal: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
         http_writable: bool = False,
@@ -381,7 +395,14 @@ class ZkServer(Node):
         if replica_lost_s != 0:
             check_seconds("replica_lost_s", replica_lost_s)
         check_range("copies_at_once", copies_at_once, 1, COPIES_MAX)
-        access = Access(curve_dir, policy, audit, insecure, connections_per_address)
+        access = Access(
+            curve_dir,
+            policy,
+            audit,
+            insecure,
+            connections_per_address,
+            connections_per_principal,
+        )
         if made is None:
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
         try:

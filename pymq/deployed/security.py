@@ -11,6 +11,7 @@ from pathlib import Path
 from pymq.core.message import Message
 from pymq.core.values import value
 from pymq.deployed.clocks import monotonic_ms, wall_ms
+from pymq.descriptors import lent
 from pymq.errors import ConfigError
 from pymq.node.access import Asked, Audit, Guard, Policy, load_policy
 from pymq.node.access.requirements import Requirement
@@ -31,6 +32,7 @@ class Access:
     audit: str | os.PathLike[str] | None = None
     insecure: bool = False
     connections_per_address: int | None = None  # of which 1,000 is the default
+    connections_per_principal: int | None = None  # of which 500 is the default
 
 
 @value
@@ -67,12 +69,17 @@ def open_transport(
         from pymq.transport.sockets import Tuning
         from pymq.transport.zeromq import ZmqTransport
 
-    most = access.connections_per_address
-    if most is not None and most < 1:
-        raise ConfigError(f"connections_per_address={most} must be at least 1")
+    given = {
+        "per_address": access.connections_per_address,
+        "per_principal": access.connections_per_principal,
+    }
+    chosen = {by: most for by, most in given.items() if most is not None}
+    for by, most in chosen.items():
+        if most < 1:
+            raise ConfigError(f"connections_{by}={most} must be at least 1")
     if access.curve_dir is None:
-        if most is not None:
-            raise ConfigError("connections_per_address needs keys: without curve_dir all come in")
+        for by in chosen:
+            raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
         if access.policy is not None or access.audit is not None:
             raise ConfigError("a policy needs keys: without curve_dir nobody knows who is who")
         if access.insecure:
@@ -83,7 +90,7 @@ def open_transport(
     if access.insecure:
         raise ConfigError("curve_dir and insecure exclude each other")
     keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
-    tuning = Tuning() if most is None else Tuning(per_address=most)
+    tuning = Tuning(**chosen)
     if gate is not None:
         made = ZmqTransport(
             name, listen=listen, advertise=advertise, gate=gate, keys=keys, tuning=tuning
@@ -177,7 +184,8 @@ class Door:
             if stamp == self._stamp:
                 return
             # Until it can be read it is tried each second, and complained of once.
-            found: Policy = load_policy(self._path)
+            with lent():
+                found: Policy = load_policy(self._path)
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

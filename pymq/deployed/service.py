@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pymq import descriptors
 from pymq.deployed.nodes import Node
 from pymq.errors import ConfigError, PymqError
 
@@ -96,6 +97,12 @@ def secure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many one address may have, where there are keys (1000)",
     )
+    parser.add_argument(
+        "--connections-per-principal",
+        type=int,
+        metavar="N",
+        help="how many one principal may have, from anywhere, where there are keys (500)",
+    )
 
 
 def limits(parser: argparse.ArgumentParser) -> None:
@@ -138,8 +145,11 @@ def serve(node: Node) -> int:
     log.setLevel(logging.INFO)
     note = node.journal.note
     node.journal.listener = write_event(node.name)
+    limit = descriptors.keep_back()
     fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
-    node.on_ready = lambda: note("ready", **fields)
+    node.on_ready = lambda: note("ready", **fields, descriptors=limit.all)
+    if limit.all < descriptors.SMALL:
+        note("few_descriptors", limit=limit.all, wanted=descriptors.SMALL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: node.stop())
     try:
@@ -160,6 +170,8 @@ _LEVELS = {
     "broker_dead": logging.WARNING,
     "replica_offline": logging.WARNING,
     "isr_shrunk": logging.WARNING,
+    "few_descriptors": logging.WARNING,
+    "connections_crowded": logging.WARNING,
 }
 
 

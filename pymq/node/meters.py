@@ -11,6 +11,7 @@ from pymq.coord.base import Coordinator
 from pymq.core.fetches import Loads
 from pymq.core.journal import Journal
 from pymq.core.metrics import Metrics
+from pymq.descriptors import soft_limit
 from pymq.node import gauges
 from pymq.node.broker import Broker
 from pymq.node.controller import Controller
@@ -25,6 +26,15 @@ class Net(Protocol):
 
     dropped: int  # messages and packets that were lost or refused
     cut: int  # connections that were ended because nothing was taken
+
+    @property
+    def turned_away(self) -> int:
+        """Connections that were ended because there were too many."""
+        ...
+
+    def tell_when_crowded(self, told: Callable[[int], object]) -> None:
+        """Have *told* called with how many were turned away, now and then, when more are."""
+        ...
 
     def loads(self) -> Loads:
         """Bytes for clients that have not left the process."""
@@ -96,6 +106,7 @@ class Meters:
             out.add("pymq_send_queue_bytes", size)
             out.add("pymq_unsent_bytes", self.net.loads().node)
             out.add("pymq_connections_cut_total", self.net.cut)
+            out.add("pymq_connections_turned_away_total", self.net.turned_away)
             out.add("pymq_messages_dropped_total", self.net.dropped)
         if self.refused is not None:
             out.add("pymq_refused_total", self.refused())
@@ -121,6 +132,7 @@ def process(out: Metrics) -> None:
     age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
     out.add("process_start_time_seconds", round(time.time() - age, 2))
     out.add("process_open_fds", open_fds)
+    out.add("process_max_fds", soft_limit())
 
 
 def _told(path: str) -> str:

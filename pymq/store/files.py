@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pymq.core.columns import Buffer
+from pymq.descriptors import opened
 from pymq.errors import StoreError, StoreFull, StoreLocked
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def open_regular(path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened, or is not a regular file of a sane size.
     """
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    handle = opened(lambda: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE))
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         os.close(handle)
@@ -173,7 +174,7 @@ class OsFiles:
 
     def create(self, path: str) -> int:
         """Create a file, which must not exist, for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        return opened(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
     def close(self, handle: int) -> None:
         """Let go of a file; what was not synced may still be lost."""
@@ -268,11 +269,11 @@ class OsFiles:
 
     def list(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
-        return sorted(os.listdir(path))
+        return sorted(opened(lambda: os.listdir(path)))
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a folder durable: those made, renamed and removed."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = opened(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
         try:
             os.fsync(handle)
         finally:

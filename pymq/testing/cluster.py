@@ -304,7 +304,10 @@ class Cluster:
         self._broker(name).files.room = None
 
     def fail_disk(self, name: str, what: str = "sync", times: int = 1) -> None:
-        """Let the next operations of a kind fail: ``sync``, ``write``, ``read``, ``rename``, ..."""
+        """Let the next operations of a kind fail: ``sync``, ``write``, ``read``, ``rename``, ...
+
+        ``descriptors`` is what takes one: opening a file or a folder.
+        """
         self._broker(name).files.failing[what] = times
 
     def slow_disk(self, name: str, factor: int) -> None:

@@ -74,6 +74,7 @@ class ProcessFiles:
     def create(self, path: str) -> int:
         """Create a file."""
         self._do("create", path)
+        self._take_descriptor(path)
         if self.room is not None and self.room <= 0:
             raise OSError(errno.ENOSPC, "No space left on device", path)
         return self.disk.create(path)
@@ -115,12 +116,19 @@ class ProcessFiles:
             raise OSError(errno.EIO, "Input/output error")
         return self.disk.pread(handle, size, position)
 
+    def _take_descriptor(self, path: str) -> None:
+        if self.failing.get("descriptors", 0) > 0:
+            self.failing["descriptors"] -= 1
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
     def open(self, path: str) -> int:
         """Open a file for reading and writing."""
+        self._take_descriptor(path)
         return self.disk.open(path)
 
     def open_readonly(self, path: str) -> int:
         """Open a file for reading."""
+        self._take_descriptor(path)
         return self.disk.open_readonly(path)
 
     def close(self, handle: int) -> None:
@@ -137,6 +145,7 @@ class ProcessFiles:
 
     def list(self, path: str) -> list[str]:
         """The names in a folder, sorted."""
+        self._take_descriptor(path)
         return self.disk.list(path)
 
     def lock(self, path: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pymq.core.types import check_name
+from pymq.descriptors import lent
 from pymq.errors import ConfigError
 from pymq.transport import curvefiles as files
 from pymq.transport.base import CLIENT_PREFIX
@@ -126,12 +127,14 @@ class KeyRing:
             return
         self._looked_at = now
         try:
-            seen = self._look()
-            if seen == self._seen:
-                return
-            # Until it can be read it is tried each second: what was revoked must not wait for
-            # another change because we were out of descriptors, say. It is complained of once.
-            self._load(seen)
+            # Strangers that take all descriptors must not keep a key from being revoked.
+            with lent():
+                seen = self._look()
+                if seen == self._seen:
+                    return
+                # Until it can be read it is tried each second: what was revoked must not wait for
+                # another change. It is complained of once.
+                self._load(seen)
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

@@ -24,7 +24,7 @@ from pymq.transport.curve import KeyRing
 from pymq.transport.watch import Watch
 
 if TYPE_CHECKING:
-    from pymq.transport.sockets import Context, Socket
+    from pymq.transport.sockets import Context, Socket, Tuning
 
 LIBZMQ_MIN = (4, 3, 5)  # before: CVE-2020-15166, a heap overflow and others, before any key counts
 DOMAIN = b"pymq"
@@ -43,12 +43,12 @@ class Authenticator:
         context: Context,
         keys: KeyRing,
         on_refused: OnRefused | None,
-        most: int,
+        tuning: Tuning,
     ) -> None:
         check_library()
         self.refused = 0
-        self.connections: Connections | None = None  # to count those of an address
-        self._most = most
+        self.connections: Connections | None = None  # to count them
+        self._tuning = tuning
         self._keys = keys
         self._on_refused = on_refused
         self.socket = context.socket(zmq.ROUTER)
@@ -68,7 +68,7 @@ class Authenticator:
             key = z85.encode(frames[8]).decode() if len(frames) == 9 else ""
             where = address.decode("ascii", "replace")
             principal = self._principal(key) if (domain, mechanism) == (DOMAIN, b"CURVE") else None
-            is_crowded = principal is not None and self._is_crowded(where)
+            is_crowded = principal is not None and self._is_crowded(principal, where)
             status = (b"200", b"OK")
             if not principal or is_crowded:
                 self.refused += 1
@@ -80,10 +80,12 @@ class Authenticator:
             user = key.encode() if status[0] == b"200" else b""
             self.socket.send_multipart([asker, b"", b"1.0", request_id, *status, user, b""])
 
-    def _is_crowded(self, address: str) -> bool:
+    def _is_crowded(self, principal: str, address: str) -> bool:
         if self.connections is None or not address:
             return False
-        return self.connections.count(address) > self._most  # this one is among them
+        if self.connections.count(address) > self._tuning.per_address:  # this one is among them
+            return True
+        return self.connections.of(principal) >= self._tuning.per_principal
 
     def _principal(self, key: str) -> str | None:
         self._keys.refresh(time.monotonic())

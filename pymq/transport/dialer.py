@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from pymq.descriptors import lent
 from pymq.errors import ConfigError
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import secure_client
@@ -56,7 +57,8 @@ class Dialer:
         if now < peer.refused_until:
             return None
         try:
-            return self._link(peer, endpoint, now)
+            with lent():
+                return self._link(peer, endpoint, now)
         except (ConfigError, zmq.ZMQError) as error:
             # Endpoints come from others: what one of them calls himself must not end this node.
             peer.refused_until = now + REFUSED_S

@@ -14,7 +14,15 @@ from pymq.transport.connections import Connections
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import Authenticator, OnRefused, secure_server, self_test
 from pymq.transport.peers import Peer, Peers, node_of_identity
-from pymq.transport.sockets import MORE, Tuning, descriptor, is_local, make_router, send_frames
+from pymq.transport.sockets import (
+    MORE,
+    SOCKETS_MAX,
+    Tuning,
+    descriptor,
+    is_local,
+    make_router,
+    send_frames,
+)
 
 if TYPE_CHECKING:
     from pymq.transport.sockets import Context
@@ -54,16 +62,26 @@ class Door:
             self.socket, self.bound = make_router(context, listen, tuning)
         else:
             # Before there is a door.
-            doorman = self._doorman = Authenticator(context, keys, on_refused, tuning.per_address)
+            doorman = self._doorman = Authenticator(context, keys, on_refused, tuning)
             selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
             self.socket, self.bound = make_router(
                 context, listen, tuning, lambda socket: secure_server(socket, keys)
             )
             self_test(context, doorman, keys, self.bound)
-            if self.bound.startswith("tcp://"):
-                crowd = doorman.connections = Connections(self.socket)
-                selector.register(descriptor(crowd.socket), selectors.EVENT_READ, crowd.note)
+        self.connections: Connections | None = None
+        self._per_principal = tuning.per_principal if keys is not None else SOCKETS_MAX
+        if self.bound.startswith("tcp://"):
+            crowd = self.connections = Connections(self.socket, tuning.handshake_ms)
+            selector.register(descriptor(crowd.socket), selectors.EVENT_READ, crowd.note)
+            if self._doorman is not None:
+                self._doorman.connections = crowd
         selector.register(descriptor(self.socket), selectors.EVENT_READ, None)
+
+    def speaks(self, number: int, principal: str) -> bool:
+        """Whether a packet of *principal* is heard that has come by the descriptor *number*."""
+        if self.connections is None:
+            return True
+        return self.connections.speaks(number, principal, self._per_principal)
 
     def admit(self, me: str, peers: Peers, identity: bytes, key: str) -> Peer:
         """The peer that has connected to node *me* under a routing id.

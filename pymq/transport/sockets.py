@@ -48,6 +48,7 @@ class Tuning:
     packets: int = 64  # that libzmq holds for a peer, each way; more wait with us, by bytes
     linger_ms: int = 500  # that what was flushed has to leave when a transport is closed
     per_address: int = 1_000  # connections that one address may have, where there are keys
+    per_principal: int = 500  # and that one principal may have, from anywhere
     waiting_bytes: int = 64 << 20  # that wait for a peer; what is beyond is lost
     stalled_ms: int = 10_000  # a client that takes nothing of what is for it is let go after that
     waiting_ms: int = 1_000  # for how long something waits for a peer that cannot be reached

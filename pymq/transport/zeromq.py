@@ -324,6 +324,17 @@ class ZmqTransport:
                 self.cut += 1
                 self._lose(self._peers.forget_route(peer), f"{peer.name} took nothing for too long")
 
+    @property
+    def turned_away(self) -> int:
+        """Connections that were ended because there were too many."""
+        crowd = self._door.connections if self._door is not None else None
+        return crowd.turned_away if crowd is not None else 0
+
+    def tell_when_crowded(self, told: Callable[[int], object]) -> None:
+        """Have *told* called with how many were turned away, now and then, when more are."""
+        if self._door is not None and self._door.connections is not None:
+            self._door.connections.on_crowded = told
+
     def waiting(self) -> tuple[int, int, int]:
         """Peers, packets that wait for them, and the bytes of those."""
         peers = self._peers.by_name.values()
@@ -423,8 +434,11 @@ class ZmqTransport:
             if peer is None or shown != peer.key:
                 peer = self._admit(identity, shown)
             if peer is not None:
+                number = source_of(part)
+                if not self._speaks(number, peer):
+                    continue
                 # libzmq connects a client anew under the routing id that it had.
-                if peer.is_client and (number := source_of(part)) != peer.came_from.descriptor:
+                if number != peer.came_from.descriptor:
                     peer.came_from = came_from(number)
                 self._take(peer, header, frames, arrivals, is_new=is_new)
         self._unread[link] = False
@@ -483,6 +497,14 @@ class ZmqTransport:
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
                 # Not fenced: keys that are copied are gone for a moment.
                 self.dropped += self._peers.forget_route(peer)
+
+    def _speaks(self, number: int, peer: Peer) -> bool:
+        """Whether a peer is heard by this connection, or has too many already."""
+        assert self._door is not None
+        if self._door.speaks(number, peer.principal):
+            return True
+        self._lose(1, f"{peer.principal or peer.name} has as many connections as it may have")
+        return False
 
     def _admit(self, identity: bytes, key: str) -> Peer | None:
         assert self._door is not None

@@ -48,7 +48,7 @@ from tests.replication import chaos, test_fetch, test_parts
 from tests.replication.fetch_script import FetchScript
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import FETCH_SCRIPTS, SCRIPTS
-from tests.testing import test_damaged_copies, test_repeats
+from tests.testing import test_damaged_copies, test_no_descriptors, test_repeats
 from tests.testing.test_swarm import PLANS
 
 # Runs that come by much; and how many others there may be to come by the rest, which change with
@@ -81,6 +81,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
+    "log.begins_again": partial(
+        test_no_descriptors.test_a_partition_goes_on_after_its_next_block_could_not_be_begun,
+        "leader",
+        3,
+    ),
     "log.durable_is_gone": (test_recovery.test_what_was_durable_is_gone_when_the_log_is_read_again),
     "partition.recover_earlier": partial(
         test_recovery.test_a_roll_before_the_store_has_answered, is_asked=False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pymq.transport.connections import Connections, address_of
+from pymq.transport.connections import FILES, LEAST, Connections, address_of, source_of
 from pymq.transport.sockets import Tuning, make_context, make_router
 from tests.transport.zmtp import frame, shake_hands
 
@@ -23,10 +23,20 @@ WAIT_S = 20.0
 class Node:
     """A ROUTER without keys, and who has connected to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 20_000) -> None:
+        self.now = 0.0
+        self.told: list[int] = []
         self.context = make_context()
         self.router, self.bound = make_router(self.context, "tcp://127.0.0.1:0", Tuning())
-        self.connections = Connections(self.router)
+        self.connections = Connections(self.router, limit=lambda: limit, clock=lambda: self.now)
+        self.connections.on_crowded = self.told.append
+
+    def hear(self, principal: str = "", most: int = 1_000) -> bytes:
+        """Take in a packet."""
+        assert self.router.poll(20_000)
+        frames = self.router.recv_multipart(copy=False)
+        self.connections.speaks(source_of(frames[-1]), principal, most)
+        return frames[-1].bytes
 
     def until(self, count: int) -> None:
         """Wait until there are so many connections from here."""
@@ -94,3 +104,69 @@ def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> Non
         for _ in range(10):
             assert address_of(file.fileno()) == ""
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_of_silent_connections_the_oldest_go_when_there_are_too_many(stack: ExitStack) -> None:
+    """So descriptors are left for files, and who means to say something has the time to."""
+    node = Node(limit=FILES + LEAST)
+    stack.callback(node.close)
+    good = stack.enter_context(socket.socket())
+    shake_hands(good, node.bound, b"client-good/0123456789abcdef")
+    good.sendall(frame(b"here"))
+    node.hear()
+    port = int(node.bound.split(":")[2])
+    silent = []
+    for _ in range(4 * LEAST):
+        silent.append(stack.enter_context(socket.create_connection((HERE, port))))
+        node.connections.note()
+    until = time.monotonic() + WAIT_S
+    while node.connections.count(HERE) > LEAST // 2 + 1:
+        assert time.monotonic() < until, node.connections.count(HERE)
+        node.router.poll(10)
+    assert node.connections.turned_away >= 3 * LEAST
+    assert node.told == [1], "and then no more for a while"
+    good.sendall(frame(b"still here"))
+    assert node.hear() == b"still here"
+    late = stack.enter_context(socket.socket())
+    shake_hands(late, node.bound, b"client-late/0123456789abcdef")
+    late.sendall(frame(b"a newcomer"))
+    assert node.hear() == b"a newcomer"
+
+
+def test_who_has_shaken_hands_and_says_nothing_stays_where_there_is_room(stack: ExitStack) -> None:
+    """Consumers that have nothing to ask for connect again by themselves when a node restarts."""
+    node = Node(limit=FILES + LEAST)
+    stack.callback(node.close)
+    for number in range(LEAST // 2):
+        peer = stack.enter_context(socket.socket())
+        shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+        node.until(number + 1)
+    node.now += 10.0
+    port = int(node.bound.split(":")[2])
+    for _ in range(LEAST // 4):
+        stack.enter_context(socket.create_connection((HERE, port)))
+    node.until(LEAST // 2 + LEAST // 4)
+    assert node.connections.turned_away == 0
+
+
+def test_a_principal_has_so_many_connections_and_no_more(node: Node, stack: ExitStack) -> None:
+    """Others at its address have room all the same."""
+    for number in range(5):
+        peer = stack.enter_context(socket.socket())
+        shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+        peer.sendall(frame(b"here"))
+        node.hear(principal="alice" if number < 4 else "bob", most=3)
+        assert node.connections.of("alice") == min(number + 1, 3)
+    assert (node.connections.of("bob"), node.connections.turned_away) == (1, 1)
+    node.until(4)
+
+
+def test_connections_that_have_ended_count_for_nobody(node: Node) -> None:
+    for number in range(4):
+        with socket.socket() as peer:
+            shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+            peer.sendall(frame(b"here"))
+            node.hear(principal="alice", most=1)
+            assert (node.connections.of("alice"), node.connections.turned_away) == (1, 0)
+        node.until(0)
+        assert node.connections.of("alice") == 0

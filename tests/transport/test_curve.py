@@ -377,7 +377,7 @@ def test_only_keys_for_our_own_sockets_are_let_in(
     keys = {**make_keys(tmp_path, "alice"), "nobody": make_pair("nobody")}
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        doorman = curvezap.Authenticator(context, KeyRing(tmp_path), None, 10)
+        doorman = curvezap.Authenticator(context, KeyRing(tmp_path), None, Tuning())
         asker = context.socket(zmq.REQ)
         asker.connect("inproc://zeromq.zap.01")
         shown = [] if whose is None else [z85.decode(keys[whose].public)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pymq.core.fetches import Fetches
+from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
+from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
 from tests.testing.planted.bug import bug, plant
 
@@ -90,3 +92,51 @@ bug(
 def forget_late(forget: Any, self: Fetches, account: str, connection: str) -> None:
     _, m, _ = self._line[account][connection][0]
     self._grant(account, connection, m, 0)
+
+
+bug(
+    "block-begun-once",
+    AREA,
+    "a block that the store could not begin is not begun again, and takes nothing until a restart",
+    "own, before decision 127",
+    test="tests/testing/test_no_descriptors.py::"
+    "test_a_partition_goes_on_after_its_next_block_could_not_be_begun",
+)
+
+
+@plant("block-begun-once", BlockLog, "fail")
+def fail_for_good(fail: Any, self: BlockLog) -> None:
+    fail(self)
+    self._beginning = []
+
+
+bug(
+    "strangers-stay",
+    AREA,
+    "connections that say nothing take all descriptors there are",
+    "own, before decision 127; slowloris",
+    test="tests/transport/test_connections.py::"
+    "test_of_silent_connections_the_oldest_go_when_there_are_too_many",
+)
+
+
+@plant("strangers-stay", Connections, "_make_room")
+def make_no_room(make_room: Any, self: Connections) -> None:
+    pass
+
+
+bug(
+    "principal-counts-for-ever",
+    AREA,
+    "connections of a principal that have ended count on, until it gets no more",
+    "any pool",
+    test="tests/transport/test_connections.py::test_connections_that_have_ended_count_for_nobody",
+)
+
+
+@plant("principal-counts-for-ever", Connections, "heard")
+def heard_once(heard: Any, self: Connections, event: int, descriptor: int) -> None:
+    principal = self._known.pop(descriptor, None)
+    heard(self, event, descriptor)
+    if principal is not None:
+        self._known[-descriptor] = principal

@@ -1,0 +1,36 @@
+"""A broker that is out of descriptors while a block is begun: it goes on when there are some."""
+
+from __future__ import annotations
+
+import pytest
+
+from pymq.errors import StoreError
+from pymq.testing import Cluster
+
+
+@pytest.mark.parametrize("times", [1, 3, 10])
+@pytest.mark.parametrize("acks", ["leader", "raft"])
+def test_a_partition_goes_on_after_its_next_block_could_not_be_begun(acks: str, times: int) -> None:
+    """The store forgot about the block, and all that came later was refused until a restart."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks=acks, block_bytes=4096)
+        with mq.producer(linger_ms=0, delivery_timeout_s=10.0) as producer:
+            failed = 0
+            for number in range(200):
+                if number % 20 == 10:
+                    cluster.fail_disk("broker-0", "descriptors", times)
+                delivery = producer.send("t", b"%d" % number + bytes(500))
+                cluster.run(seconds=0.05)
+                try:
+                    delivery.result()
+                except StoreError:
+                    failed += 1
+            cluster.fail_disk("broker-0", "descriptors", 0)
+            cluster.run(seconds=5)
+            last = producer.send("t", b"last").result()
+        assert failed
+        assert mq.describe_topic("t").partitions[0].problem is None
+        with mq.consumer("t", mode="psb") as consumer:
+            records = list(consumer.until_end())
+        assert (records[-1].offset, records[-1].value) == (last.offset, b"last")
