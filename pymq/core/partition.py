@@ -50,7 +50,7 @@ from pymq.core.succession import Succession
 from pymq.core.tidings import Tidings
 from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.core.upkeep import Upkeep
-from pymq.errors import NotLeader, PymqError, StoreError
+from pymq.errors import CorruptBlock, NotLeader, PymqError, ReplicaNotAvailable, StoreError
 
 AILS_MS = 2_000  # after a write that failed other brokers are preferred, until one succeeds; ...
 AILS_MAX_MS = 64_000  # ... twice as long each time that it has failed again when that was over
@@ -432,6 +432,29 @@ class Partition:
             mark("partition.seal_failed")
             self._tidings.refuse_seal(seal, error)  # The block stays open.
             self._intake.drive_parked(now)
+
+    def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
+        """The disk cannot read what is asked for; returns what to answer.
+
+        Other replicas can: of a sealed block those that hold it. Of the open one another has to
+        lead, and this one reads its log anew.
+        """
+        if not isinstance(error, StoreError):
+            return error
+        state, opened = self.state, self.opened
+        if not self.is_open(block):
+            sealed = [b for b in state.blocks if b.number == block.number]
+            others = [name for b in sealed for name in b.in_sync if name != self.me]
+            mark("partition.sealed_unreadable")
+            return ReplicaNotAvailable(str(error), brokers=others) if others else error
+        if self.problem is None and opened.replicator is not None and opened.is_shared:
+            if isinstance(error, CorruptBlock):
+                mark("partition.found_damaged")
+                self._fail(error, now)
+            else:
+                mark("partition.read_failed.start_over")
+                self._start_over(error, now)
+        return opened.refusal(error)
 
     def _start_over(self, error: PymqError, now: int) -> None:
         self.opened.relinquish(now)

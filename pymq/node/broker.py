@@ -354,6 +354,16 @@ class Broker:
         else:
             partition.write_failed(event, now)
 
+    def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
+        """Records of a block could not be read; returns what is answered instead of them."""
+        partition = self._find(block)
+        if partition is None:
+            return error
+        told = partition.read_failed(block, error, now)
+        self._schedule.touch(partition)
+        self._rearm()
+        return told
+
     def tick(self, now: int) -> None:
         """Do what is due."""
         for partition in self._schedule.due(now):

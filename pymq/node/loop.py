@@ -27,6 +27,7 @@ from pymq.core.ready import (
     TimeFound,
     Write,
 )
+from pymq.core.types import BlockId
 from pymq.errors import PymqError, StoreError
 from pymq.node.disks import Disks
 from pymq.node.timers import Timers
@@ -67,6 +68,10 @@ class StoreUser(Machine, Protocol):
 
     def stored(self, event: StoreEvent, now: int) -> None:
         """Take in what the store has to say."""
+        ...
+
+    def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
+        """Records of a block could not be read; returns what is answered instead of them."""
         ...
 
 
@@ -294,7 +299,7 @@ class Loop:
             if self._flush is not None:
                 self._flush()  # A leader waits for it; what we make of the write, nobody does.
         for read in ready.read:
-            self._read(name, read)
+            self._read(name, read, now)
         for ask in ready.ask:
             self._ask(name, ask, now)
         if ready.jobs:
@@ -339,13 +344,15 @@ class Loop:
             self._finish_all([each], bool(failures), now)
             self._dirty[name] = None
 
-    def _read(self, name: str, read: Read) -> None:
+    def _read(self, name: str, read: Read, now: int) -> None:
         try:
             most = min(read.max_bytes, READ_BYTES_MAX)
             data = self._disks.store(name).read(read.block, read.offset, read.end, most)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
-            answer = attrs.evolve(read.answer, error=error)
+            told = self._users[name].read_failed(read.block, error, now)
+            answer = attrs.evolve(read.answer, error=told)
+            self._dirty[name] = None
         # A group coordinator reads through its own broker.
         peer = name if read.peer.startswith("#") else read.peer
         self._post(name, [(peer, answer)])

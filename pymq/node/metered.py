@@ -203,6 +203,10 @@ class MeteredBroker(Metered[StoreUser]):
         """Take in what the store has to say."""
         self.machine.stored(event, now)
 
+    def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
+        """Records of a block could not be read."""
+        return self.machine.read_failed(block, error, now)
+
 
 class MeteredZkServer(Metered[CoordinatorUser]):
     """A zkserver that is timed."""

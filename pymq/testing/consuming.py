@@ -78,6 +78,7 @@ class Consuming(ABC):
             return
         problem = None if intake.chunks else intake.take_problem()
         if problem is not None:
+            self.app.service.told(problem, self.topic)
             self.trouble(problem)
         while intake.chunks:
             view = intake.chunks.popleft()

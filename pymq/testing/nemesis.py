@@ -20,6 +20,8 @@ from pymq.testing.plan import Plan
 from pymq.testing.process import Process
 from pymq.testing.world import SECOND
 
+FOR_EVER = 1 << 30  # operations of a disk
+
 
 class Nemesis:
     """Does to a cluster what its plan says, until it is told to stop."""
@@ -34,6 +36,7 @@ class Nemesis:
         self._down: dict[str, int] = {}  # how long what dies next stays down
         self._rotten: dict[str, int] = {}  # brokers with a damaged disk, and which one that is
         self._failing: set[str] = set()  # brokers whose disk could not write, not restarted since
+        self.left: str | None = None  # the one of them that nobody restarts when the faults end
         faults = attrs.evolve(cluster.network.faults, **plan.link)
         cluster.network.set_faults(faults)
         cluster.ensemble.uncertain = plan.uncertain
@@ -46,11 +49,22 @@ class Nemesis:
         """No more faults, and an end to those there are."""
         self.is_over = True
         for name, host in self.cluster.brokers.items():
-            # A replica whose sync has failed takes no part before its broker is started anew, and
-            # whoever looks after it does so, also if he has not come to that until now.
+            # A replica whose sync has failed takes no part before its broker is started anew. The
+            # others must do without; where they cannot, an operator restarts it.
             if name in self._failing and host.is_up and self._plan.restart != "all":
-                self.cluster.crash(name, "random")
+                if self._may_be_left(name):
+                    self.left = name
+                else:
+                    self.cluster.crash(name, "random")
         self.cluster.calm()
+        if self.left is not None:
+            self.cluster.fail_disk(self.left, "sync", FOR_EVER)
+
+    def _may_be_left(self, name: str) -> bool:
+        """Whether nobody restarts a broker whose disk has failed, and all goes on without it."""
+        if self._plan.operator or self.left is not None or self._rotten:
+            return False
+        return len(self.cluster.brokers) > 2 and self._is_spare(name)
 
     def replace_disks(self) -> bool:
         """Replace the disks that are damaged, as far as others have it all; are there none left?"""
@@ -94,6 +108,7 @@ class Nemesis:
 
     def _died(self, process: Process) -> None:
         name = process.name
+        self._failing.discard(name)
         self._later(self._down.pop(name, 100_000), lambda: self._start(name))
 
     def _start(self, name: str) -> None:
@@ -255,14 +270,14 @@ class Nemesis:
         self._later(duration, lambda: self.cluster.free_disk(name))
 
     def _fail_disk(self, name: str, what: str, duration: int, times: int) -> None:
-        """The disk fails some times; whoever looks after the broker restarts it then."""
+        """The disk fails some times; an operator, if there is one, restarts the broker then."""
         self.cluster.fail_disk(name, what, times)
         if what != "read":  # What could not be read may be readable the next time.
             self._failing.add(name)
 
         def restart() -> None:
             self.cluster.brokers[name].files.failing.clear()
-            if what != "read":
+            if what != "read" and self._plan.operator:
                 self._failing.discard(name)
                 self._crash(name, "random", 100_000)
 

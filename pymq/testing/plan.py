@@ -47,6 +47,7 @@ class Plan:
     link: dict[str, Any] = Factory(dict)  # fields of LinkFaults
     uncertain: float = 0.0  # how many commits nobody knows the outcome of
     restart: str = "all"  # what is started anew when the faults end: all, apps or none
+    operator: bool = True  # somebody restarts brokers whose disk has failed
     topics: list[dict[str, Any]] = Factory(list)
     apps: list[dict[str, Any]] = Factory(list)
     ops: list[Step] = Factory(list)
@@ -119,7 +120,9 @@ def generate(
         brokers = rng.choice([3, 3, 3, 5, 5, 4, 2, 1])
     if zkservers is None:
         zkservers = rng.choice([1, 2, 3])
-    return Planner(seed, brokers, zkservers, profile, seconds).make().copy(restart=restart)
+    plan = Planner(seed, brokers, zkservers, profile, seconds).make()
+    has_operator = Random(mix(seed, "operator")).random() < 0.5
+    return plan.copy(restart=restart, operator=has_operator)
 
 
 def faults_for(seed: int, brokers: int, zkservers: int, faults: object) -> Plan:

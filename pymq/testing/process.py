@@ -18,7 +18,7 @@ from pymq.testing.network import Link, Network
 from pymq.testing.world import Violation, World
 
 PPM = 1_000_000
-TURNS_MAX = 2_000  # within one wake-up; more means that machines keep each other busy for ever
+TURNS_MAX = 20_000  # within one wake-up; more means that machines keep each other busy for ever
 TURN_US = 15  # what a turn takes
 
 

@@ -39,6 +39,7 @@ from pymq.testing.consuming import Reading
 from pymq.testing.limits import limited
 from pymq.testing.nemesis import Nemesis
 from pymq.testing.plan import SCRATCH, Plan
+from pymq.testing.service import Service
 from pymq.testing.workload import App, History, Sent
 from pymq.testing.world import SECOND, Violation, uncollected
 
@@ -88,6 +89,7 @@ class Run:
             brokers=plan.brokers, zkservers=plan.zkservers, seed=plan.seed, **plan.knobs
         )
         self.world = self.cluster.world
+        self.service = Service(self.cluster, self.watch.fail)
         self.apps: dict[str, App] = {}
         self.boss: App | None = None  # does what administrators do
         self.nemesis: Nemesis | None = None
@@ -150,7 +152,7 @@ class Run:
             host = self.cluster.add_client(name)
         if not host.is_up:
             host.start()
-        return App(self.cluster, host, self.history, config, self.watch.fail)
+        return App(self.cluster, host, self.history, config, self.watch.fail, self.service)
 
     def _make_topics(self) -> None:
         for topic in self.plan.topics:
@@ -358,6 +360,8 @@ class Run:
                 continue
             for log in self.watch.ledger.replicas(BlockId(*key, number)):
                 host = self.cluster.brokers[log.node]
+                if self.nemesis is not None and log.node == self.nemesis.left:
+                    continue  # Its disk fails for ever.
                 if log.chain_at(history.end()) is None and host.hosts(key):
                     return False
         return True
@@ -368,7 +372,7 @@ class Run:
         """Read everything once more, and hold it against what was promised."""
         host = self.cluster.add_client("auditor")
         host.start()
-        auditor = App(self.cluster, host, self.history, {}, self.watch.fail)
+        auditor = App(self.cluster, host, self.history, {}, self.watch.fail, self.service)
         for topic in self.plan.topics:
             auditor.read(str(topic["name"]))
         self._until(lambda: len(auditor.readers) == len(self.plan.topics), "auditor-reads")

@@ -26,6 +26,7 @@ from pymq.testing.consuming import Reading, Working, value_of
 from pymq.testing.driver import SimDriver
 from pymq.testing.faults import Step
 from pymq.testing.nodes import ClientHost
+from pymq.testing.service import Service
 from pymq.testing.world import WALL_MS, mix
 
 KEYS = 7  # that the records of a compacted topic have
@@ -78,6 +79,7 @@ class App:
         history: History,
         config: dict[str, Any],
         fail: Callable[[str, str], None],
+        service: Service,
     ) -> None:
         self.cluster = cluster
         self.host = host
@@ -88,6 +90,7 @@ class App:
         self.readers: list[Reading] = []
         self.workers: list[Working] = []
         self.fail = fail
+        self.service = service
         self.rng = self.world.rng("app", host.name, host.incarnation)
         self.driver = SimDriver(host, 0.0)
         self.loop = self.driver.loop
@@ -173,6 +176,7 @@ class App:
     def _answered(self, delivery: Delivery, sent: Sent) -> None:
         sent.done_at = self.world.now
         sent.error = delivery.exception()
+        self.service.told(sent.error, sent.topic, sent.partition)
         if sent.error is None:
             sent.offset = delivery.result().offset
 

@@ -9,6 +9,7 @@ from pymq.core.message import Message
 from pymq.core.ready import Append, Compact, Compacted, Ready, StoreEvent, Write, WriteFailed
 from pymq.core.record import RecordBatch
 from pymq.core.types import NEVER, BlockId
+from pymq.errors import PymqError
 from pymq.store.memory import MemoryStore
 
 Do = Callable[["Scripted", Message], None]
@@ -27,6 +28,7 @@ class Scripted:
         self.on_step: Callable[[str, Message], None] = lambda source, message: None
         self.on_tick: Callable[[int], None] = lambda now: None
         self.on_stored: Callable[[], None] = lambda: None
+        self.on_advance: Callable[[], None] = lambda: None
 
     def step(self, source: str, message: Message, now: int) -> None:
         self.heard.append((source, message))
@@ -45,10 +47,14 @@ class Scripted:
 
     def advance(self, ready: Ready, now: int) -> None:
         self.advanced += 1
+        self.on_advance()
 
     def stored(self, event: StoreEvent, now: int) -> None:
         self.events.append(event)
         self.on_stored()
+
+    def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
+        return error
 
 
 class CountingStore(MemoryStore):

@@ -6,6 +6,7 @@ import random
 from functools import partial
 from itertools import pairwise
 
+import attrs
 import pytest
 
 from pymq.core.message import (
@@ -163,6 +164,20 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
     assert cluster.open().number == 1
     assert cluster.part().node.acks is AckMode.LEADER
     assert cluster.part().node.wanted is None
+
+
+def test_an_answer_to_an_earlier_roll_does_not_end_this_one() -> None:
+    """Between the two the block was not sealed, and more was taken in."""
+    cluster = led()
+    leader = cluster.leader()
+    cluster.brokers[leader].seals = False
+    cluster.to_active(leader, RollWanted(*T0, 0, 1, "size"))
+    asked = cluster.brokers[leader].last(Seal)
+    late = Sealed(*T0, 0, asked.epoch - 1, leader, 3, holders=(leader,))
+    cluster.to_active(leader, late)
+    assert cluster.open().number == 0
+    cluster.to_active(leader, attrs.evolve(late, epoch=asked.epoch, end=5))
+    assert cluster.part().blocks[0].end == 5
 
 
 # --- take-overs ---------------------------------------------------------------------------------

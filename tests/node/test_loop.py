@@ -109,6 +109,26 @@ def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
     assert other.heard == [("broker", ListTopics(2))]
 
 
+def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> None:
+    """What a machine makes of a write may be another one, which is done in the same turn."""
+    store, broker, other = CountingStore(), Scripted(), Scripted()
+    loop.add_broker("broker", broker, store)
+    loop.add("other", other)
+
+    def vote() -> None:
+        if broker.advanced == 1:
+            broker.out.write = [append(5)]  # a block that there is not
+            broker.out.after = [("other", ListTopics(1))]
+            broker.out.send = [("other", ListTopics(2))]
+
+    broker.on_advance = vote
+    broker.out.write = [CreateBlock(block(0), 0, "t", "0")]
+    loop.run()
+    assert [len(call) for call in store.calls] == [1, 1]
+    assert len(broker.events) == 1
+    assert other.heard == [("broker", ListTopics(2))]
+
+
 def test_ticks(loop: Loop, clock: Clock) -> None:
     """A machine ticks when its time has come, and not before."""
     machine = Scripted()

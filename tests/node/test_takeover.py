@@ -96,6 +96,23 @@ def test_of_four_two_see_all_and_the_later_epoch_counts() -> None:
     assert not part.blocks[0].is_unclean
 
 
+def test_of_two_copies_that_are_as_long_only_the_later_epochs_one_is_whole() -> None:
+    """The other one holds records of a leader that was replaced."""
+    cluster = raft(4)
+    first, one, two, three = cluster.open().replicas
+    for name, epoch in ((two, 3), (three, 2)):
+        cluster.brokers[name].log_epochs[T0] = epoch
+        cluster.write(6, name)
+    for name in (first, one, two, three):
+        cluster.brokers[name].seals = False
+    cluster.restart(first, "another disk").seals = False
+    cluster.restart(one, "another disk, too")
+    cluster.brokers[two].seals = cluster.brokers[three].seals = True
+    cluster.pass_ms(5_000)
+    sealed = cluster.part().blocks[0]
+    assert (sealed.end, sealed.leader, sealed.in_sync) == (6, two, (two,))
+
+
 def test_who_has_a_majority_is_left_to_elect() -> None:
     cluster = raft(3)
     leader, (one, two) = cluster.leader(), cluster.followers()

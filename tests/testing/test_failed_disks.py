@@ -44,7 +44,7 @@ def test_a_write_that_fails_is_a_leader_that_hands_over(acks: str, what: str, se
             cluster.fail_disk(leader, what)
             for number in range(RECORDS, 2 * RECORDS):
                 began = cluster.now
-                producer.send("t", b"%d" % number).result()
+                assert producer.send("t", b"%d" % number).exception() is None
                 assert cluster.now - began < LIMITS[acks]
         reader = mq.consumer("t", mode="psb", offset="begin")
         got = [int(record.value) for record in reader.until_end()]
@@ -125,7 +125,7 @@ def test_readers_and_groups_do_not_see_it(acks: str, what: str, times: int) -> N
     with Cluster(brokers=3, zkservers=1, seed=3) as cluster:
         mq, leader = led(cluster, acks)
         reader = cluster.client().consumer("t", mode="psb", offset="begin")
-        member = cluster.client().consumer("t", group="g", offset="begin")
+        member = cluster.client().consumer("t", group="g")
         assert len(reader.poll(timeout=5)) == RECORDS
         member.ack(member.poll(timeout=5))
         member.commit()
@@ -139,6 +139,25 @@ def test_readers_and_groups_do_not_see_it(acks: str, what: str, times: int) -> N
                 member.ack(records)
                 member.commit()
         assert len(seen) == len(done) == RECORDS
+
+
+@pytest.mark.parametrize("acks", MODES)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_readers_are_served_by_another_when_a_disk_cannot_read(
+    acks: str, *, is_sealed: bool
+) -> None:
+    """The open block gets another leader; of a sealed one any holder will do."""
+    with Cluster(brokers=3, zkservers=1, seed=5) as cluster:
+        mq, leader = led(cluster, acks)
+        if is_sealed:
+            mq.reassign("t", "0", replicas=described(mq).replicas)
+            cluster.run(seconds=2)
+            leader = described(mq).leader or ""
+        reader = mq.consumer("t", mode="psb", offset="begin")
+        cluster.fail_disk(leader, "read", 3)
+        began = cluster.now
+        assert len(list(reader.until_end())) == RECORDS
+        assert cluster.now - began < LIMITS[acks]
 
 
 @pytest.mark.parametrize("acks", MODES)

@@ -20,6 +20,7 @@ from pymq.node.commits import Commits
 from pymq.node.election import Election
 from pymq.node.hosting import Hosting
 from pymq.node.orders import Orders
+from pymq.node.registry import Registry
 from pymq.node.rolls import Rolls
 from tests.testing.planted.bug import bug, plant
 
@@ -245,6 +246,55 @@ bug(
 @plant("longest-copy-wins", takeover, "rank")
 def rank_by_length(rank: Any, m: Any) -> tuple[int, int]:
     return (0, m.end)
+
+
+bug(
+    "equally-long-is-whole",
+    ROLLS,
+    "a take-over of voters names as holders all whose copies are as long as the best one",
+    "KIP-101; Raft 5.4.1",
+    test="tests/node/test_takeover.py::"
+    "test_of_two_copies_that_are_as_long_only_the_later_epochs_one_is_whole",
+)
+
+
+@plant("equally-long-is-whole", Rolls, "_commit")
+def commit_by_length(commit: Any, self: Rolls, roll: Any, m: Any, holders: Any, now: int) -> None:
+    if roll.is_takeover:
+        whole = [x for x in roll.answers.values() if x.error is None and x.end == m.end]
+        holders = tuple(x.broker for x in whole)
+    commit(self, roll, m, holders, now)
+
+
+bug(
+    "late-seal-counts",
+    ROLLS,
+    "an answer to an earlier roll of the same block ends this one",
+    "a mutation that no test killed",
+    test="tests/node/test_controller_rolls.py::"
+    "test_an_answer_to_an_earlier_roll_does_not_end_this_one",
+)
+
+
+@plant("late-seal-counts", Rolls, "sealed")
+def sealed_at_any_epoch(sealed: Any, self: Rolls, m: Any, now: int) -> None:
+    roll = self.get(TopicPartition(m.topic, m.partition))
+    sealed(self, m if roll is None else attrs.evolve(m, epoch=roll.epoch), now)
+
+
+bug(
+    "offline-not-heard",
+    ROLLS,
+    "the zkserver does nothing about a replica whose disk has failed",
+    "one failed sync stopped a partition of mode leader for ever",
+    test="tests/testing/test_failed_disks.py::"
+    "test_a_write_that_fails_is_a_leader_that_hands_over[0-leader-sync]",
+)
+
+
+@plant("offline-not-heard", Registry, "offline")
+def offline_unheard(offline: Any, self: Registry, m: Any, now: int) -> None:
+    return None
 
 
 bug(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from pymq.core import log, retention, validation
 from pymq.core.log import BlockLog
+from pymq.core.open_block import OpenBlock
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.node import copies
+from pymq.node.loop import Loop
 from pymq.store import recovery
 from pymq.store.blockfile import Window
 from pymq.store.file import FileStore
@@ -278,3 +281,33 @@ bug(
 @plant("future-keeps-forever", retention, "newest_ms")
 def newest_as_said(newest_ms: Any, block: Any, following: Any, config: Any) -> Any:
     return block.max_timestamp
+
+
+bug(
+    "second-write-unwatched",
+    AREA,
+    "what waits for the second write of a turn leaves although that has failed",
+    "a mutation that no test killed",
+    test="tests/node/test_loop.py::test_nothing_follows_a_second_write_of_the_turn_that_fails",
+)
+
+
+@plant("second-write-unwatched", Loop, "_write")
+def write_unwatched(write: Any, self: Loop, writes: Any, now: int) -> bool:
+    failed: bool = write(self, writes, now)
+    is_second = sys._getframe(2).f_code.co_name == "_finish_all"  # 1 is the patch itself
+    return failed and not is_second
+
+
+bug(
+    "disk-error-is-the-partitions",
+    AREA,
+    "a client is told for good what the disk of one replica says",
+    "one failed sync refused producers for 71 s while another broker led",
+    "disk-3 fetch-disk",
+)
+
+
+@plant("disk-error-is-the-partitions", OpenBlock, "refusal")
+def refusal_as_it_is(refusal: Any, self: OpenBlock, problem: Any) -> Any:
+    return problem
