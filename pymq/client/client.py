@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pymq.client.admin import Admin
 from pymq.client.base import Driver
+from pymq.client.identities import Identities
 from pymq.client.options import (
     REQUEST_S,
     parse_offset,
-    producer_number,
     sender_config,
 )
 from pymq.client.producer import Producer
@@ -53,13 +52,17 @@ class Client(Admin):
         on_close: Callable[[], None],
         random_bytes: Callable[[int], bytes] = os.urandom,
         trouble: Callable[[], str] = str,
+        *,
+        has_keys: bool = False,
     ) -> None:
         self.driver = driver
         self.name = name
         self._on_close = on_close
         self._random_bytes = random_bytes
         router = Router(name, controllers, lambda: driver.loop.touch(name), trouble)
-        super().__init__(Questions(name, router, driver), router, wall_ms)
+        questions = Questions(name, router, driver)
+        questions.identities = Identities(questions.ask, random_bytes, has_keys=has_keys)
+        super().__init__(questions, router, wall_ms)
         self._producers: dict[Producer, None] = {}
         # A consumer that nobody holds any more is given up, so it must not be held here.
         self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
@@ -143,12 +146,12 @@ class Client(Admin):
         )
         if producer_id is not None:
             name = check_name(str(producer_id), "producer_id")
-            config.producer_id = producer_number(name)
+            config.producer_id, epoch = self.questions.identities.named(name)
             # The low half is for epochs that the producer raises by itself.
-            init = partial(msg.InitProducer, name=name)
-            config.producer_epoch = int(self.questions.ask(init)) << EPOCH_HALF
+            config.producer_epoch = epoch << EPOCH_HALF
         elif idempotent:
-            config.producer_id = int.from_bytes(self._random_bytes(8), "big") >> 1
+            config.producer_id = self.questions.identities.anonymous()
+        config.grant = self.questions.identities.grant(config.producer_id)
         sender = Sender(self._next("p"), self._router, self.driver, config, self._wall_ms)
         sender.tally = self.tally
         producer = Producer(self, sender, config)

@@ -90,13 +90,6 @@ def parse_offset(offset: int | str) -> int:
     raise ConfigError(f"offset={offset!r} must be an offset from 0 on, 'begin' or 'end'")
 
 
-def producer_number(name: str) -> int:
-    """A producer's number, from its name."""
-    from hashlib import blake2b  # only now: OpenSSL comes with it, and few producers have names
-
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
-
-
 def check_topic(name: object) -> None:
     """Only a string can be found or not found.
 

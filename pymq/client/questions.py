@@ -5,6 +5,7 @@ Any thread may ask, and waits meanwhile.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -12,6 +13,7 @@ from typing import Any, cast
 import attrs
 
 from pymq.client.base import Driver
+from pymq.client.identities import Identities
 from pymq.client.options import REQUEST_S, check_topic
 from pymq.client.route import Route
 from pymq.client.router import Call, Router
@@ -45,6 +47,7 @@ class Questions:
         self._router = router
         self._driver = driver
         self._is_closed = False
+        self.identities = Identities(self.ask, os.urandom, has_keys=False)
 
     def close(self) -> None:
         """Nothing is asked any more."""

@@ -61,6 +61,7 @@ class SenderConfig:
     delivery_timeout_ms: int
     max_in_flight: int
     is_named: bool = False  # its sequences go on where an earlier producer of this name stopped
+    grant: bytes = b""  # that its id is its own, where the cluster has keys
 
 
 def _nothing(topics: Mapping[str, TopicMetadata]) -> None:
@@ -291,7 +292,13 @@ class Sender(Outbox):
             # Who is not answered is not told that it is another topic by now: any will do.
             topic_id = queue.topic_id if acks is not AckMode.NONE else ""
             produce = Produce(
-                request, queue.topic, queue.partition, acks, encoded, topic_id=topic_id
+                request,
+                queue.topic,
+                queue.partition,
+                acks,
+                encoded,
+                topic_id=topic_id,
+                grant=self.config.grant,
             )
             self.out.send.append((leader.leader, produce))
             if acks is AckMode.NONE:

@@ -4,7 +4,8 @@
 ``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): it is alive
 ``/pymq/controller``                                  (ephemeral) the active zkserver
 ``/pymq/controller_epoch``                            how often the active zkserver has changed
-``/pymq/producers/<name>``                            a named producer's epoch
+``/pymq/producers/<name>``                            a named producer's epoch and id
+``/pymq/secret``                                      makes the grants of producers' ids
 ``/pymq/deleted/<topic id>``                          a deleted topic that brokers may still have
 ``/pymq/topics/<topic>``                              a topic
 ``/pymq/topics/<topic>/partitions/<partition>``       a partition
@@ -62,6 +63,11 @@ class ControllerPath:
 @value
 class ControllerEpochPath:
     """The number that rises with each take-over."""
+
+
+@value
+class SecretPath:
+    """What the grants of producers' ids are made with."""
 
 
 @value
@@ -156,6 +162,7 @@ MetaPath = (
     | BrokerStatePath
     | ControllerPath
     | ControllerEpochPath
+    | SecretPath
     | ProducersPath
     | ProducerPath
     | DeletedTopicsPath
@@ -202,6 +209,11 @@ def controller() -> str:
 def controller_epoch() -> str:
     """The number that rises with each take-over."""
     return f"{ROOT}/controller_epoch"
+
+
+def secret() -> str:
+    """What the grants of producers' ids are made with."""
+    return f"{ROOT}/secret"
 
 
 def producers() -> str:
@@ -294,6 +306,8 @@ def _parse(segments: list[str]) -> MetaPath | None:
             return ControllerPath()
         case ["controller_epoch"]:
             return ControllerEpochPath()
+        case ["secret"]:
+            return SecretPath()
         case ["producers"]:
             return ProducersPath()
         case ["producers", name]:

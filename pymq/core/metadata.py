@@ -204,6 +204,24 @@ class ProducerNode:
     name: str
     epoch: int
     run: str = ""  # of the latest; those with the same share its epoch
+    id: int = -1  # random; -1: the name is of before ids were given out, and hashed to one
+
+
+@value
+class SecretNode:
+    """What only brokers and zkservers know: the grants of producers' ids are made with it."""
+
+    secret: bytes
+
+
+@value
+class ProducerIds:
+    """*count* ids of producers from *first* on, an epoch (its upper half), and the grant."""
+
+    first: int
+    count: int
+    epoch: int
+    grant: bytes = b""
 
 
 Node = (
@@ -218,6 +236,7 @@ Node = (
     | DeletedNode
     | SubscriptionNode
     | ProducerNode
+    | SecretNode
 )
 N = TypeVar("N")
 

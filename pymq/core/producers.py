@@ -25,7 +25,9 @@ from pymq.errors import (
     PymqError,
 )
 
+NAMED = 1 << 62  # this bit of an id says that it belongs to a name, and not to one producer
 REMEMBERED = 5  # batches a producer, as many as it may have in flight
+UNKNOWN_CRC = -1  # of a batch that a snapshot of before tells of
 PRODUCERS_MAX = 10_000  # a partition; beyond it the one that was silent longest is forgotten
 
 
@@ -34,7 +36,21 @@ class Producer(NamedTuple):
 
     epoch: int
     next_sequence: int
-    batches: tuple[tuple[int, int, int, int], ...]  # the last: (epoch, sequence, count, offset)
+    # The last ones: (epoch, sequence, count, offset, CRC); -1 for a CRC that was not kept.
+    batches: tuple[tuple[int, int, int, int, int], ...]
+
+
+def hashed_id(name: str) -> int:
+    """The id of a name that was opened before ids were given out."""
+    from hashlib import blake2b  # only now: OpenSSL comes with it, and few producers have names
+
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _batch(
+    epoch: int, sequence: int, count: int, offset: int, crc: int = UNKNOWN_CRC
+) -> tuple[int, int, int, int, int]:
+    return int(epoch), int(sequence), int(count), int(offset), int(crc)
 
 
 class ProducerTable:
@@ -69,8 +85,14 @@ class ProducerTable:
             return None
         # Under another epoch the same number is another batch: the producer gave up the first.
         wanted = (producer_epoch, header.base_sequence, header.count)
-        for epoch, sequence, count, offset in known.batches:
+        for epoch, sequence, count, offset, crc in known.batches:
             if (epoch, sequence, count) == wanted:
+                if crc not in (header.batch_crc, UNKNOWN_CRC):
+                    mark("producers.other_batch")
+                    return DuplicateSequence(
+                        f"sequence {sequence} of producer {header.producer_id} is that of another "
+                        "batch: somebody else writes under its numbers"
+                    )
                 mark("producers.repeat")
                 return offset
         if producer_epoch < known.epoch:
@@ -108,7 +130,7 @@ class ProducerTable:
             return
         known = self._latest(producer_id)
         epoch, sequence, count = header.producer_epoch, header.base_sequence, header.count
-        batch = (epoch, sequence, count, header.base_offset)
+        batch = (epoch, sequence, count, header.base_offset, header.batch_crc)
         batches = (*known.batches[-REMEMBERED + 1 :], batch) if known is not None else (batch,)
         self._proposed[producer_id] = Producer(epoch, sequence + count, batches)
 
@@ -149,7 +171,7 @@ class ProducerTable:
         producer = self._latest(producer_id)
         if producer is None or not producer.batches:
             return -1
-        _, _, count, offset = producer.batches[-1]
+        _, _, count, offset, _ = producer.batches[-1]
         return offset + count
 
     def snapshot(self) -> bytes:
@@ -171,7 +193,7 @@ class ProducerTable:
         table = cls()
         try:
             for producer_id, epoch, next_sequence, batches in codec.loads(snapshot):
-                last = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in batches)
+                last = tuple(_batch(*batch) for batch in batches)
                 table._producers[int(producer_id)] = Producer(
                     int(epoch), int(next_sequence), last[-REMEMBERED:]
                 )

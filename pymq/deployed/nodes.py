@@ -27,6 +27,7 @@ from pymq.errors import PymqError
 from pymq.hash.assign import assignor
 from pymq.node import broker as machine
 from pymq.node.controller import Controller, ControllerConfig
+from pymq.node.grants import Grants
 from pymq.node.loop import Loop
 from pymq.node.metered import TimedFiles
 from pymq.node.meters import Meters, Net
@@ -48,6 +49,10 @@ COPY_BYTES_S = 50 << 20  # of sealed blocks that move to a broker
 COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endpoint
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
+
+
+def _new_id() -> str:
+    return os.urandom(16).hex()
 
 
 class Node(Handle):
@@ -301,6 +306,8 @@ class Broker(Node):
                 meters.journal,
                 made if isinstance(made, Outbox) else None,
             )
+            if door is not None:
+                door.know(Grants(lambda: self.machine.secret, _new_id))
             self._is_stopping = False
             self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
             made.on_stranger = self._directory.stranger
@@ -420,7 +427,9 @@ class ZkServer(Node):
                 offsets_replicas=offsets_replicas,
                 wall_offset_ms=wall_ms() - now,
             )
-            self.machine = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
+            self.machine = Controller(config, _new_id, now, meters.journal)
+            if door is not None:
+                door.know(Grants(lambda: self.machine.secret, _new_id))
             self._backend = (
                 coord.open(coordinator, wake=self._runner.wake)
                 if isinstance(coordinator, str)

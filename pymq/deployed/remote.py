@@ -90,7 +90,13 @@ def open_cluster(
     where = parse_url(url, curve_dir, principal)
     transport = open_transport(where)
     try:
-        return connect(transport.node, transport, where.controllers, lambda: transport.problem)
+        return connect(
+            transport.node,
+            transport,
+            where.controllers,
+            lambda: transport.problem,
+            has_keys=where.curve_dir is not None,
+        )
     except BaseException:
         transport.close()
         raise
@@ -101,10 +107,13 @@ def connect(
     transport: Transport,
     controllers: Sequence[str],
     trouble: Callable[[], str] = str,
+    *,
+    has_keys: bool = False,
 ) -> Client:
     """A client over any transport, of the zkservers *controllers*.
 
-    *trouble* says, where nobody answers, what the transport has met with, or nothing.
+    *trouble* says, where nobody answers, what the transport has met with, or nothing. Where the
+    client *has_keys*, its producers have the ids that they are given.
     """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
@@ -119,7 +128,9 @@ def connect(
         finally:
             transport.close()
 
-    client = Client(driver, node, list(controllers), wall_ms, close, trouble=trouble)
+    client = Client(
+        driver, node, list(controllers), wall_ms, close, trouble=trouble, has_keys=has_keys
+    )
     transport.on_lost = client._lost
     keep(client)
     return client

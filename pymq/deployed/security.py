@@ -15,6 +15,7 @@ from pymq.descriptors import lent
 from pymq.errors import ConfigError
 from pymq.node.access import Asked, Audit, Guard, Policy, load_policy
 from pymq.node.access.requirements import Requirement
+from pymq.node.grants import Grants
 from pymq.transport.base import Gate, Transport, zmq_needed
 
 log = logging.getLogger("pymq.security")
@@ -154,6 +155,10 @@ class Door:
             self._looked_at = now
             self._reload()
         return self._guard(principal, source, message)
+
+    def know(self, grants: Grants) -> None:
+        """Check and give out grants of producers' ids from now on."""
+        self._guard.grants = grants
 
     def allows(self, principal: str, need: Requirement) -> bool:
         """Whether the policy in force lets *principal* do that; any thread may ask."""

@@ -153,6 +153,11 @@ class Broker:
         return self._partitions
 
     @property
+    def secret(self) -> bytes:
+        """What grants of producers' ids are checked with; empty until a zkserver has told it."""
+        return self._registration.secret
+
+    @property
     def coordinators(self) -> Coordinators:
         """The groups that it coordinates."""
         return self._coordinators

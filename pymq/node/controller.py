@@ -122,6 +122,7 @@ class Controller:
         self.journal = journal or Journal()
         self.deadline = NEVER
         self._config = config
+        self._new_id = new_id
         self._out = Outbox()
         node = ControllerNode(config.name, config.endpoint)
         self._election = Election(node, self._out, self, new_id, config.standby_ms)
@@ -153,6 +154,7 @@ class Controller:
             self._out.send,
             check_ms=config.check_ms,
             wall_ms=self._wall,
+            new_id=new_id,
         )
         self._departures = Departures(
             self._commits, self._members, self._notices, self._rolls, self._out.send
@@ -188,6 +190,11 @@ class Controller:
     def is_active(self) -> bool:
         """Whether this zkserver decides."""
         return self._election.is_active
+
+    @property
+    def secret(self) -> bytes:
+        """What grants of producers' ids are made with; empty while another zkserver decides."""
+        return self.image.secret if self.is_active else b""
 
     @property
     def image(self) -> Image:
@@ -417,7 +424,7 @@ class Controller:
                 self._subscribers.unsubscribe(source, m)
             case InitProducer():
                 self._commits.do(
-                    lambda draft: plans.next_producer_epoch(draft, m.name, m.run),
+                    lambda draft: plans.init_producer(draft, m, self._new_id),
                     answer=(source, m.id),
                 )
             case _:

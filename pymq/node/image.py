@@ -27,6 +27,7 @@ from pymq.core.metadata import (
     PartitionState,
     ProducerNode,
     ReplicaNode,
+    SecretNode,
     SubscriptionNode,
     TopicNode,
     decode_node,
@@ -168,6 +169,7 @@ class Image:
         self.controller: ControllerNode | None = None
         self.controller_epoch = 0
         self.producers: dict[str, ProducerNode] = {}
+        self.secret = b""  # of the grants of producers' ids
         self.deleted: dict[str, DeletedNode] = {}  # by topic id
         self.hosting = Hosting()
         self.short: dict[TopicPartition, None] = {}  # fewer replicas than are wanted
@@ -260,6 +262,8 @@ class Image:
                 self.controller_epoch = node.epoch
             case paths.ProducerPath(), ProducerNode():
                 self.producers[node.name] = node
+            case paths.SecretPath(), SecretNode():
+                self.secret = node.secret
             case paths.DeletedTopicPath(), DeletedNode():
                 self.deleted[node.id] = node
             case _:
@@ -346,6 +350,7 @@ _NODES: dict[type[paths.MetaPath], type[Node]] = {
     paths.ControllerPath: ControllerNode,
     paths.ControllerEpochPath: ControllerEpoch,
     paths.ProducerPath: ProducerNode,
+    paths.SecretPath: SecretNode,
     paths.DeletedTopicPath: DeletedNode,
 }
 

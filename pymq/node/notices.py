@@ -191,8 +191,16 @@ class Notices:
     def _send_part(
         self, broker: str, box: Mailbox, key: int, states: list[PartitionState], *, full: bool
     ) -> None:
-        epoch = self._commits.image.controller_epoch
-        message = LeaderAndIsr(key, self.me, epoch, tuple(states), full, box.incarnation)
+        image = self._commits.image
+        message = LeaderAndIsr(
+            key,
+            self.me,
+            image.controller_epoch,
+            tuple(states),
+            full,
+            box.incarnation,
+            image.secret,
+        )
         self._send(broker, message)
 
     def _stop(self, broker: str, box: Mailbox, what: Stop) -> None:

@@ -6,17 +6,25 @@ what the caller is to be told, and then nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import attrs
 
 from pymq.coord import paths
 from pymq.core.config import TopicConfig
-from pymq.core.message import AlterTopic, CreatePartition, CreateTopic, Subscribe
-from pymq.core.metadata import DeletedNode, ProducerNode, SubscriptionNode, TopicNode
+from pymq.core.message import AlterTopic, CreatePartition, CreateTopic, InitProducer, Subscribe
+from pymq.core.metadata import (
+    DeletedNode,
+    ProducerIds,
+    ProducerNode,
+    SecretNode,
+    SubscriptionNode,
+    TopicNode,
+)
+from pymq.core.producers import hashed_id
 from pymq.core.types import OFFSETS_TOPIC, AckMode, TopicPartition, check_name, is_internal
-from pymq.errors import ConfigError, InvalidRequest, PartitionExists, TopicExists
-from pymq.node import blocks
+from pymq.errors import ConfigError, InvalidRequest, NoBrokers, PartitionExists, TopicExists
+from pymq.node import blocks, grants
 from pymq.node.image import Draft, TopicImage
 from pymq.node.placement import Load, choose, usable
 
@@ -211,21 +219,45 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
         draft.put(path, node)
 
 
-def next_producer_epoch(draft: Draft, name: str, run: str = "") -> int:
-    """Raise the epoch of a named producer, unless it is the same *run* that asks.
+def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
+    """Have the secret that grants of producers' ids are made with."""
+    if not draft.image.secret:
+        draft.create(paths.secret(), SecretNode(bytes.fromhex(new_id())))
+
+
+def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> ProducerIds | int:
+    """Raise the epoch of a named producer, unless it is the same run; or give out a block of ids.
+
+    A name that was opened before ids were given out keeps the one that it hashes to, so that its
+    sequences go on. It is protected by its grant like any other.
 
     Raises:
         InvalidName: the name or the run may not be one.
+        InvalidRequest: the name has an id, and who asks would take another for it.
+        NoBrokers: none has registered yet, so there is nothing to produce to.
     """
-    check_name(name, "producer id")
-    if run:
-        check_name(run, "run")
-    known = draft.image.producers.get(name)
-    if known is not None and run and known.run == run:
-        return known.epoch
-    epoch = known.epoch + 1 if known else 0
+    secret = draft.image.secret
+    if not m.name and m.takes_ids:
+        if not secret:
+            raise NoBrokers("no broker has registered yet")
+        return grants.give(secret, "", new_id)
+    check_name(m.name, "producer id")
+    if m.run:
+        check_name(m.run, "run")
+    known = draft.image.producers.get(m.name)
     if known is None:
-        draft.create(paths.producer(name), ProducerNode(name, epoch, run))
+        number = grants.new_named(new_id) if m.takes_ids else -1
+        node = ProducerNode(m.name, 0, m.run, number)
+        draft.create(paths.producer(m.name), node)
+    elif m.run and known.run == m.run:
+        node = known
     else:
-        draft.put(paths.producer(name), ProducerNode(name, epoch, run))
-    return epoch
+        node = ProducerNode(m.name, known.epoch + 1, m.run, known.id)
+        draft.put(paths.producer(m.name), node)
+    if not m.takes_ids:
+        if node.id >= 0:
+            raise InvalidRequest(f"producer {m.name!r} has an id; this client is too old to use it")
+        return node.epoch
+    number = node.id if node.id >= 0 else hashed_id(m.name)
+    grant = grants.Grant(number, 1, node.epoch, "", m.name)
+    return ProducerIds(number, 1, node.epoch, grants.seal(secret, grant) if secret else b"")

@@ -39,6 +39,7 @@ class Registration:
         self.epoch = -1  # of the controller; lower ones have been replaced
         self.deadline = NEVER
         self._config = config
+        self.secret = b""  # that grants of producers' ids are checked with
         self._is_known = False
         self._refusal = ""  # the last one
 
@@ -58,6 +59,7 @@ class Registration:
     def heard(self, m: LeaderAndIsr) -> None:
         """The active zkserver says what is to be hosted here."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
+        self.secret = m.secret or self.secret  # An older zkserver tells none.
         self._refusal = ""
 
     def refused(self, error: PymqError) -> str:

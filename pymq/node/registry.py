@@ -17,7 +17,7 @@ from pymq.core.message import (
 from pymq.core.metadata import BrokerNode
 from pymq.core.types import NEVER, TopicPartition, check_name
 from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
-from pymq.node import reported, restarts
+from pymq.node import plans, reported, restarts
 from pymq.node.commits import Commits, Later, Send, Task
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -39,6 +39,7 @@ class Registry:
         *,
         check_ms: int,
         wall_ms: Callable[[int], int],
+        new_id: Callable[[], str],
     ) -> None:
         self._commits = commits
         self._members = members
@@ -47,6 +48,7 @@ class Registry:
         self._send = send
         self._check_ms = check_ms
         self._wall_ms = wall_ms
+        self._new_id = new_id
         self._check_at = NEVER
         self._registering: dict[str, RegisterBroker] = {}  # not committed yet
         self._held: list[Task] = []  # until the brokers have had time to register
@@ -103,6 +105,7 @@ class Registry:
                     f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
                     incarnation=known.incarnation,
                 )
+            plans.keep_secret(draft, self._new_id)  # Every broker is told it with what it hosts.
             is_last = restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
             return Later.ANSWER if is_last else Later.MORE
 

@@ -38,9 +38,8 @@ def append(
     """
 
     def make(request: int, partition: str) -> msg.Message:
-        return msg.Produce(
-            request, topic.topic, partition, mode(topic, partition), batches[partition], sync
-        )
+        acks, batch = mode(topic, partition), batches[partition]
+        return _produce(questions, request, topic, partition, acks, batch, sync=sync)
 
     answers = questions.ask_leaders(topic.topic, list(batches), make, timeout_s)
     return {
@@ -69,7 +68,7 @@ class Appends:
         acks = mode(topic, partition)
 
         def make(request: int) -> msg.Message:
-            return msg.Produce(request, topic.topic, partition, acks, batch, False)
+            return _produce(self._questions, request, topic, partition, acks, batch, sync=False)
 
         call = self._questions.begin(topic.topic, partition, make)
         self._sent.append(_Sent(topic, partition, batch, call))
@@ -89,6 +88,20 @@ class Appends:
         # was appended after all, and those behind it come again in their order.
         again = append(self._questions, topic, {partition: batch}, self._timeout_s)
         self.offsets.append(again[partition])
+
+
+def _produce(
+    questions: Questions,
+    request: int,
+    topic: TopicMetadata,
+    partition: str,
+    acks: AckMode,
+    batch: RecordBatch,
+    *,
+    sync: bool,
+) -> msg.Produce:
+    grant = questions.identities.grant(batch.header.producer_id)
+    return msg.Produce(request, topic.topic, partition, acks, batch, sync, grant=grant)
 
 
 class _Sent(NamedTuple):

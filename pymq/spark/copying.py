@@ -171,6 +171,7 @@ class Copy:
                 pieces,
                 topic.topic_id,
                 stage.topic_id,
+                self._questions.identities.grant(writer.producer),
             )
 
         return self._questions.begin(name, partition, make)

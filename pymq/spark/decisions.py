@@ -15,14 +15,13 @@ from __future__ import annotations
 from typing import Any
 
 from pymq.client.client import Client
-from pymq.client.options import producer_number
 from pymq.core import codec
-from pymq.core import message as msg
-from pymq.core.header import EPOCH_HALF
+from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.record import RecordBatch
 from pymq.core.values import value
 from pymq.errors import (
     CorruptMetadata,
+    DuplicateSequence,
     InvalidRequest,
     OutOfOrderSequence,
     PymqError,
@@ -142,7 +141,7 @@ class Ledger:
         together = self._key if job is None else job.encode()
         self._partition = str(key_partition(together, PARTITIONS))
         self._run: str | None = None
-        self._writer = Writer(producer_number(name), 0)
+        self._writer = Writer(NO_PRODUCER, 0)
         self.enter(run)
         self._read_to = -1
         self._finished = -1  # the number of the last record that leaves nothing to do
@@ -157,8 +156,8 @@ class Ledger:
         """
         if run == self._run:
             return
-        init = self._questions.ask(lambda r: msg.InitProducer(r, name=self._name, run=run))
-        self._writer = Writer(self._writer.producer, int(init) << EPOCH_HALF)
+        producer, epoch = self._questions.identities.named(self._name, run)
+        self._writer = Writer(producer, epoch << EPOCH_HALF)
         self._run = run
 
     # --- deciding -------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class Ledger:
                 )
             try:
                 decision = self.decide(batch, stage, pieces, tasks)
-            except OutOfOrderSequence:
+            except (DuplicateSequence, OutOfOrderSequence):
                 continue  # Somebody was faster: see what he has decided.
             self.finish(decision)
             return True
@@ -273,7 +272,10 @@ class Ledger:
                 count=decision.count,
                 tasks=decision.tasks,
             )
-            self._write(done)
+            try:
+                self._write(done)
+            except DuplicateSequence:
+                self.last = done  # Another process of the run has said so at another time.
         staging.drop(self._client, decision.stage)
         self._finished = self.last.number if self.last is not None else -1
 

@@ -203,7 +203,7 @@ class Direct:
     def __init__(self, mq: Client, timeout_s: float) -> None:
         self._questions = mq.questions
         self._timeout_s = timeout_s
-        self._producer = new_producer()
+        self._producer = mq.questions.identities.anonymous()
         self._sequences: dict[Place, int] = {}
         self._appends = Appends(mq.questions, timeout_s)
         self._topics: dict[str, TopicMetadata] = {}
@@ -223,11 +223,6 @@ class Direct:
         self._appends.flush(left)
         found, self._appends.offsets = self._appends.offsets, []
         return found
-
-
-def new_producer() -> int:
-    """A number that no other producer has."""
-    return uuid4().int >> 65
 
 
 # --- in the driver ------------------------------------------------------------------------------
@@ -277,6 +272,6 @@ def copy_once(options: SinkOptions, stage: str, pieces: tuple[Piece, ...]) -> No
         id = mq.questions.topic_metadata(place[0], options.timeout_s).topic_id
         targets.append(Target(place, id, 0))
     log = ClusterLog(mq, options.timeout_s)
-    numbers = Numbers(new_producer(), 0)
+    numbers = Numbers(mq.questions.identities.anonymous(), 0)
     Copy(mq, log, numbers, stage, targets, pieces, options.timeout_s).run()
     staging.drop(mq, stage)

@@ -21,7 +21,13 @@ import attrs
 from pymq.core.config import TopicConfig
 from pymq.core.header import HEADER_SIZE, parse_header
 from pymq.core.message import Location
-from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
+from pymq.core.metadata import (
+    ClusterDescription,
+    Loss,
+    ProducerIds,
+    TopicDescription,
+    TopicMetadata,
+)
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
@@ -286,6 +292,7 @@ _RESULTS: dict[int, type] = {
     2: TopicDescription,
     3: ClusterDescription,
     6: Loss,
+    7: ProducerIds,
 }
 _RESULT_NUMBERS = {cls: number for number, cls in _RESULTS.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pymq.core import codec
 from pymq.core.producers import REMEMBERED, ProducerTable
 from pymq.core.record import RecordBatch
 from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
@@ -62,3 +63,24 @@ def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
     error = table.check(batch(0, 0).header)
     assert isinstance(error, DuplicateSequence)
     assert table.check(batch(0, 1).header) == 101
+
+
+def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
+    """Somebody else has written it: the offset would be that of a record of theirs."""
+    table = log((0, 0, 1), (0, 1, 1))
+    other = RecordBatch.encode(
+        [b"y"], timestamp_ms=0, producer_id=7, producer_epoch=0, base_sequence=1
+    )
+    error = table.check(other.header)
+    assert isinstance(error, DuplicateSequence)
+    assert not error.retriable
+    assert table.check(batch(0, 1).header) == 101
+    restored = ProducerTable.restore(table.snapshot())
+    assert isinstance(restored.check(other.header), DuplicateSequence)
+
+
+def test_a_snapshot_of_before_tells_no_crc_and_repeats_are_known_all_the_same() -> None:
+    """A batch in it was judged by its numbers when it was written; that still holds."""
+    table = ProducerTable.restore(codec.dumps([[7, 0, 2, [[0, 0, 1, 100], [0, 1, 1, 101]]]]))
+    assert table.check(batch(0, 1).header) == 101
+    assert table.check(batch(0, 2).header) is None

@@ -18,6 +18,8 @@ import pymq
 from pymq.core import message as msg
 from pymq.core.message import Message
 from pymq.core.metadata import TopicMetadata
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
 from pymq.deployed import service
 from pymq.deployed.nodes import Node
 from pymq.deployed.security import Door
@@ -168,6 +170,58 @@ def test_who_is_allowed_does_everything(tmp_path: Path) -> None:
         assert {name for name in NODES if (tmp_path / f"{name}.audit").stat().st_size} == {
             "zkserver"
         }
+    finally:
+        cluster.close()
+
+
+def steal(mq: pymq.Client, producer_id: int, epoch: int, grant: bytes) -> None:
+    """Write what comes next of a producer's numbers, and see what the leader says."""
+    batch = RecordBatch.encode(
+        [b"stolen"],
+        timestamp_ms=0,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=1,
+    )
+    mq.questions.ask_leader(
+        "shared",
+        "0",
+        lambda r: msg.Produce(r, "shared", "0", AckMode.LEADER, batch, grant=grant),
+    )
+
+
+def test_nobody_writes_as_another_producer(tmp_path: Path) -> None:
+    """With the right to write to the topic, and all that is in a batch's header."""
+    allow = """
+[[rule]]
+principal = ["alice", "bob"]
+operations = ["Read", "Write"]
+resources = ["topic:shared"]
+[[rule]]
+principal = "alice"
+operations = ["Write"]
+resources = ["producer:teller"]
+"""
+    cluster = Secured(tmp_path, 1, POLICY + allow)
+    try:
+        with cluster.open("root") as mq:
+            mq.create_topic("shared", 1)
+        with cluster.open("alice") as mq, cluster.open("bob") as foreign:
+            places = []
+            for name in (None, "teller"):
+                producer = mq.producer(producer_id=name, linger_ms=0)
+                producer.send("shared", b"before").result()
+                sender = producer._config
+                with pytest.raises(AuthorizationFailed, match=r"was not given|teller"):
+                    steal(foreign, sender.producer_id, sender.producer_epoch, sender.grant)
+                with pytest.raises(AuthorizationFailed, match="was not given"):
+                    steal(foreign, sender.producer_id, sender.producer_epoch, b"")
+                places.append(producer.send("shared", b"after").result().offset)
+            assert places == [1, 3]
+            with pytest.raises(AuthorizationFailed):
+                foreign.producer(producer_id="teller")
+            with foreign.producer() as producer:
+                producer.send("shared", b"of my own").result()
     finally:
         cluster.close()
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
+from pymq.core.metadata import (
+    ClusterDescription,
+    Loss,
+    ProducerIds,
+    TopicDescription,
+    TopicMetadata,
+)
 from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import PymqError
@@ -175,11 +181,15 @@ class InitProducer:
 
     A request with the *run* of the one before gets the same epoch: processes that work on one task
     together do not fence each other. An empty *run* is like no other.
+
+    Without a name it asks for a block of ids. The answer is :class:`ProducerIds`; to those who do
+    not say that they take one it is the epoch alone, and the id is a hash of the name.
     """
 
     id: int
     name: str
     run: str = ""
+    takes_ids: bool = False
 
 
 Result = (
@@ -189,6 +199,7 @@ Result = (
     | tuple[str, ...]
     | tuple[Location, ...]
     | Loss
+    | ProducerIds
     | int
     | bool
     | None

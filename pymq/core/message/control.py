@@ -54,6 +54,7 @@ class LeaderAndIsr:
     partitions: tuple[PartitionState, ...]
     full: bool = False
     incarnation: int = 0
+    secret: bytes = b""  # that grants of producers' ids are checked with
 
 
 @value

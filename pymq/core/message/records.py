@@ -24,6 +24,7 @@ class Produce:
     batch: RecordBatch
     sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    grant: bytes = b""  # of the producer's id, where the cluster has keys
 
 
 @value
@@ -133,6 +134,7 @@ class Copy:
     pieces: tuple[Piece, ...]
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
     origin_id: str = ""
+    grant: bytes = b""  # of the producer's id, where the cluster has keys
 
 
 @value

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from pymq.core import message as msg
+from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.message import Message
 from pymq.core.sensible import refusal
 from pymq.core.types import AckMode
@@ -14,11 +15,13 @@ from pymq.errors import (
     ClusterAuthorizationFailed,
     PymqError,
     QuotaExceeded,
+    ReplicaNotAvailable,
 )
 from pymq.node.access.audit import Asked, Audit
 from pymq.node.access.quotas import Quota, Quotas
 from pymq.node.access.requirements import CLUSTER_ACTION, Needs, Requirement, requirements
-from pymq.node.access.rules import Kind, Policy
+from pymq.node.access.rules import Kind, Operation, Policy
+from pymq.node.grants import Grants
 
 
 class Guard:
@@ -34,6 +37,7 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
+        self.grants: Grants | None = None  # a node's, once it has been put together
 
     def allows(self, principal: str, need: Requirement) -> bool:
         """Whether *principal* may do that."""
@@ -51,13 +55,60 @@ class Guard:
                 return self._refuse(principal, source, message, need)
         if not principal:
             return self._refuse(principal, source, message, None)
+        is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
+        if not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
+            refusal = self._disown(principal, source, message)
+            if refusal is not None:
+                return refusal
         # Nobody holds up the cluster's own work: what a broker is slow in, all others wait for.
         answers = None
-        if not needed or needed[0] is not CLUSTER_ACTION:
+        if not is_of_cluster:
             answers = self._measure(principal, source, message)
         if answers is None and self._policy.audited:
             self._note_allowed(principal, source, message, needed)
+        if answers is None and isinstance(message, msg.InitProducer):
+            return self._give(principal, message)
         return answers
+
+    def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
+        """Give out ids: only the door knows to whom. One without the secret leaves it to others."""
+        if message.name or self.grants is None or not self.grants.is_able:
+            return None
+        return (msg.Answer(message.id, self.grants.give(principal)),)
+
+    def _disown(
+        self, principal: str, source: str, message: msg.Produce | msg.Copy
+    ) -> Sequence[Message] | None:
+        """Refuse to write under a producer's id that was not given to *principal*."""
+        if isinstance(message, msg.Produce):
+            header = message.batch.header
+            producer_id, epoch = header.producer_id, header.epoch_high
+        else:
+            producer_id, epoch = message.producer_id, message.producer_epoch >> EPOCH_HALF
+        if producer_id == NO_PRODUCER or self.grants is None:
+            return None
+        if not self.grants.is_able:
+            return denial(message, ReplicaNotAvailable("this broker is not registered yet"))
+        grant = self.grants.read(message.grant)
+        if grant is not None and grant.covers(producer_id, epoch):
+            if grant.name:
+                need = Requirement(Operation.WRITE, Kind.PRODUCER, grant.name)
+                is_allowed = self.allows(principal, need)
+                return None if is_allowed else self._refuse(principal, source, message, need)
+            if grant.principal == principal:
+                return None
+        what = f"{Kind.PRODUCER.value}:{producer_id}"
+        request, operation = type(message).__name__, Operation.WRITE.value
+        self._audit.refuse(Asked(principal, source, request, operation, what), self._clock())
+        return denial(
+            message,
+            AuthorizationFailed(
+                f"{principal} was not given the id {producer_id} and epoch {epoch}: {request} "
+                "needs the grant that InitProducer answers with; older clients do not know of it",
+                operation=operation,
+                resource=what,
+            ),
+        )
 
     def _note_allowed(self, principal: str, source: str, message: Message, needed: Needs) -> None:
         for need in needed:

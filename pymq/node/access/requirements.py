@@ -91,6 +91,8 @@ def _metadata(message: msg.GetMetadata) -> Needs:
 
 
 def _producer(message: msg.InitProducer) -> Needs:
+    if not message.name:
+        return ()  # An id of one's own is for everybody; what is written under it is asked of.
     return (Requirement(Operation.WRITE, Kind.PRODUCER, message.name),)
 
 

@@ -11,6 +11,7 @@ from pymq.core.intake import Intake
 from pymq.core.producers import ProducerTable
 from pymq.core.sealing import Sealing
 from pymq.errors import OutOfOrderSequence, ProducerFenced
+from pymq.node.access import Guard
 from tests.testing.planted.bug import bug, plant
 
 AREA = "producers"
@@ -140,3 +141,37 @@ def answer_repeats(wait: Any, self: Intake, end: int, source: str, m: Any, answe
         self._host.reply(source, answer, 0)
     else:
         wait(self, end, source, m, answer)
+
+
+bug(
+    "other-batches-acknowledged",
+    AREA,
+    "a batch is taken for a repeat by its numbers alone",
+    "Kafka: ids bound to nobody",
+    test="tests/core/test_producers.py::"
+    "test_another_batch_under_the_same_numbers_is_not_acknowledged",
+)
+
+
+@plant("other-batches-acknowledged", ProducerTable, "check")
+def check_numbers(check: Any, self: ProducerTable, header: Header) -> Any:
+    known = self._producers.get(header.producer_id)
+    for *numbers, offset, _ in known.batches if known else ():
+        if numbers == [header.producer_epoch, header.base_sequence, header.count]:
+            return offset
+    return check(self, header)
+
+
+bug(
+    "foreign-principal-accepted",
+    AREA,
+    "a grant is taken from anybody who shows it",
+    "Kafka: ids bound to nobody",
+    test="tests/node/test_grants.py::test_nobody_else_writes_under_it",
+)
+
+
+@plant("foreign-principal-accepted", Guard, "_disown")
+def disown_no_principal(disown: Any, self: Guard, principal: str, source: str, m: Any) -> Any:
+    grant = self.grants.read(m.grant) if self.grants is not None else None
+    return disown(self, grant.principal if grant is not None else principal, source, m)

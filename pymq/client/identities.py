@@ -1,0 +1,75 @@
+"""The ids that a client's producers write under, and the grants that say that they may.
+
+Where a cluster has keys, ids are given out: the client asks a zkserver for a block of them when the
+first producer is made, and draws each further one from it. Elsewhere nobody has a name that an id
+could belong to, so a producer without a name draws its id by lot and nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from pymq.core import message as msg
+from pymq.core.header import NO_PRODUCER
+from pymq.core.message import Message
+from pymq.core.metadata import ProducerIds
+from pymq.core.producers import NAMED, hashed_id
+
+Ask = Callable[[Callable[[int], Message]], object]
+
+
+class Identities:
+    """The ids of one client; any thread may ask for one."""
+
+    def __init__(self, ask: Ask, random_bytes: Callable[[int], bytes], *, has_keys: bool) -> None:
+        self._ask = ask
+        self._random_bytes = random_bytes
+        self._has_keys = has_keys
+        self._blocks: list[ProducerIds] = []  # that were given out; the last one is drawn from
+        self._left = 0  # of the last one
+        self._named: dict[int, bytes] = {}  # grants, by id
+        self._lock = Lock()
+
+    def anonymous(self) -> int:
+        """An id that no other producer has.
+
+        Raises:
+            RequestTimeout: the cluster has keys, and no zkserver gave an id.
+        """
+        if not self._has_keys:
+            return int.from_bytes(self._random_bytes(8), "big") & (NAMED - 1)
+        with self._lock:
+            if not self._left:
+                given = self._ask(lambda request: msg.InitProducer(request, "", takes_ids=True))
+                assert isinstance(given, ProducerIds), "a zkserver answers what it is asked"
+                self._blocks.append(given)
+                self._left = given.count
+            block = self._blocks[-1]
+            self._left -= 1
+            return block.first + block.count - 1 - self._left
+
+    def named(self, name: str, run: str = "") -> tuple[int, int]:
+        """The id of a name, and the next upper half of its epoch; fences who had the name before.
+
+        Who asks for the same *run* again gets the same epoch.
+
+        Raises:
+            AuthorizationFailed: the policy protects the name.
+            RequestTimeout: no zkserver answered.
+        """
+        given = self._ask(lambda request: msg.InitProducer(request, name, run, True))
+        if isinstance(given, int):
+            return hashed_id(name), given  # A zkserver of before gives out none.
+        assert isinstance(given, ProducerIds), "a zkserver answers what it is asked"
+        self._named[given.first] = given.grant
+        return given.first, given.epoch
+
+    def grant(self, producer_id: int) -> bytes:
+        """What a broker is to be shown with a batch of that producer."""
+        if producer_id == NO_PRODUCER:
+            return b""
+        for block in reversed(self._blocks):
+            if block.first <= producer_id < block.first + block.count:
+                return block.grant
+        return self._named.get(producer_id, b"")
