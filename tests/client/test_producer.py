@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import pymq
@@ -23,7 +24,7 @@ from pymq.coord import paths
 from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
 from pymq.core.coordination import Commit, Put
 from pymq.core.message import Message, Produce, Produced
-from pymq.core.metadata import ProducerNode, encode_node
+from pymq.core.metadata import ProducerNode, decode_node, encode_node
 from pymq.core.record import RecordBatch
 from pymq.errors import (
     BufferFull,
@@ -833,7 +834,8 @@ def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
             first.send("one", b"0").result()
     tree = SqliteTree(tmp_path / "metadata.db")
     (entry,) = tree.entries(paths.producer("me"))
-    node = encode_node(ProducerNode("me", opened - 1))
+    known = decode_node(ProducerNode, entry.data)
+    node = encode_node(attrs.evolve(known, epoch=opened - 1))
     SqliteCoordinator(tree).submit(Commit(1, (Put(entry.path, node, entry.version),)))
     tree.close()
     with pymq.open(tmp_path) as mq:
