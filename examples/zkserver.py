@@ -38,6 +38,12 @@ def main() -> int:
         default=8,
         help="sealed blocks that are copied at the same time (%(default)s)",
     )
+    parser.add_argument(
+        "--leader-balance-s",
+        type=float,
+        default=300.0,
+        help="how often leaders are spread evenly again; 0: only when asked (%(default)s)",
+    )
     secure(parser)
     web(parser, has_page=True)
     args = parse(parser)
@@ -49,6 +55,7 @@ def main() -> int:
             session_ms=args.session_ms,
             replica_lost_s=args.replica_lost_s,
             copies_at_once=args.copies_at_once,
+            leader_balance_s=args.leader_balance_s,
             curve_dir=args.curve_dir,
             policy=args.policy,
             audit=args.audit,

@@ -172,6 +172,10 @@ class AsyncClient(Handle):
         )
         return await self._bridge.call(ask)
 
+    async def balance(self) -> int:
+        """See :meth:`pymq.Client.balance`."""
+        return await self._bridge.call(self._client.balance)
+
     async def recommission(self, broker: str) -> bool:
         """See :meth:`pymq.Client.recommission`."""
         return await self._bridge.call(self._client.recommission, broker)

@@ -38,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     back = word(there, "recommission", "take a decommission back", _recommission)
     back.add_argument("broker", metavar="BROKER")
+    word(there, "balance", "let brokers lead as many partitions as each other", _balance)
     recover = word(
         there, "recover", "let a partition that nobody can lead go on with what is left", _recover
     )
@@ -173,6 +174,18 @@ def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> Bro
 def _tell_kept(found: BrokerDescription, show: Show) -> None:
     for why in found.kept_by:
         show.say(f"what keeps it: {why}", style="yellow")
+
+
+def _balance(args: argparse.Namespace, show: Show) -> int:
+    with opened(args) as mq:
+        count = mq.balance()
+    if show.is_json:
+        show.result({"partitions": count})
+    if count:
+        show.say(f"{plural(count, 'partition')} get another leader, one after the other")
+    else:
+        show.say("leaders are spread evenly")
+    return OK
 
 
 def _recommission(args: argparse.Namespace, show: Show) -> int:

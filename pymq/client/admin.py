@@ -297,6 +297,14 @@ class Admin(Handle):
             draining.until_empty(self.questions, broker, timeout, show)
         return count
 
+    def balance(self) -> int:
+        """Let brokers lead as many partitions as each other, now; it happens by itself, too.
+
+        One partition after the other gets another leader, among its replicas that are in sync.
+        Returns how many are to; ``cluster()`` shows how many each broker leads.
+        """
+        return int(self.questions.ask(msg.BalanceLeaders))
+
     def recommission(self, broker: str) -> bool:
         """Take a decommission back: new blocks may go to the broker again; whether that is new."""
         check_name(broker, "broker name")

@@ -320,13 +320,15 @@ class OpenBlock:
         acting.step(source, m, now)
         return True
 
-    def hand_over(self, now: int) -> bool:
-        """Have another replica lead, if one can; whether that is under way."""
+    def hand_over(self, now: int, target: str | None = None) -> bool:
+        """Have another replica lead, if one can, or just *target*; whether that is under way."""
         acting = self.acting
         if acting is None or not acting.is_leader or self.sealing.is_parking:
             return False
         host = self._host
         others = [peer for peer in acting.in_sync if peer != host.me and host.is_alive(peer)]
+        if target is not None:
+            others = [peer for peer in others if peer == target]
         if not others:
             return False
         mark("partition.hand_over")

@@ -316,9 +316,9 @@ class Partition:
             self.look(now)
         self._rearm()
 
-    def hand_over(self, now: int) -> bool:
+    def hand_over(self, now: int, target: str | None = None) -> bool:
         """Have another replica lead the open block, if one can; whether that is under way."""
-        if not self.opened.hand_over(now):
+        if not self.opened.hand_over(now, target):
             return False
         self.look(now)
         self._rearm()

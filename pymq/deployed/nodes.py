@@ -364,6 +364,8 @@ class ZkServer(Node):
         replica_lost_s: a broker that is dead for so long is lost: what it held of sealed blocks is
             copied from others to others. 0: none ever is.
         copies_at_once: how many sealed blocks are being copied at the same time.
+        leader_balance_s: how often brokers are made to lead as many partitions as each other, one
+            partition at a time, when all of them are there. 0: only when an administrator asks.
         http, http_cert: as for a broker; the cluster page is there, too.
         http_writable: let the page change something.
         curve_dir, policy, audit, insecure, connections_per_address, connections_per_principal: as
@@ -386,6 +388,7 @@ class ZkServer(Node):
         session_ms: int = SESSION_MS,
         replica_lost_s: float = 600.0,
         copies_at_once: int = 8,
+        leader_balance_s: float = 300.0,
         offsets_partitions: int = 8,
         offsets_replicas: int = 3,
         curve_dir: str | os.PathLike[str] | None = None,
@@ -401,6 +404,8 @@ class ZkServer(Node):
         made, door = transport, None
         if replica_lost_s != 0:
             check_seconds("replica_lost_s", replica_lost_s)
+        if leader_balance_s != 0:
+            check_seconds("leader_balance_s", leader_balance_s)
         check_range("copies_at_once", copies_at_once, 1, COPIES_MAX)
         access = Access(
             curve_dir,
@@ -423,6 +428,7 @@ class ZkServer(Node):
                 session_ms=session_ms,
                 replica_lost_ms=round(1000 * replica_lost_s),
                 copies_at_once=copies_at_once,
+                leader_balance_ms=round(1000 * leader_balance_s),
                 offsets_partitions=offsets_partitions,
                 offsets_replicas=offsets_replicas,
                 wall_offset_ms=wall_ms() - now,

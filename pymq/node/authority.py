@@ -5,7 +5,8 @@ with what a message says, so that the key of one broker is worth no more than th
 that broker:
 
 * A broker follows orders (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
-  :class:`DescribePartitions`) only of the zkservers that it was configured with.
+  :class:`TransferLeader`, :class:`DescribePartitions`) only of the zkservers that it was
+  configured with.
 * A zkserver takes a report only from the broker that the report is about. A report about a whole
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.

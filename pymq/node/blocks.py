@@ -171,12 +171,13 @@ def roll(
     wall_ms: int,
     *,
     is_unclean: bool = False,
+    leader: str | None = None,
 ) -> Loss | None:
     """Seal the open block at its end and open the next one there: one conditional write.
 
-    *holders* have all of it. An empty block goes instead of being kept. With *is_unclean* it is
-    not known that anybody has all of it: the partition goes on without what nobody has any more,
-    and what may be lost is noted and returned.
+    *holders* have all of it; *leader*, if it is one of them, leads the next block. An empty block
+    goes instead of being kept. With *is_unclean* it is not known that anybody has all of it: the
+    partition goes on without what nobody has any more, and what may be lost is noted and returned.
 
     Raises:
         StaleEpoch: the block is not the open one any more.
@@ -236,8 +237,9 @@ def roll(
         remove(draft, name, image, block.number)
     else:
         _seal(draft, name, image, sealed, holding, is_unclean)
-    leader = _next_leader(sealed.broker, holding, replicas, members.leaving)
-    _open(draft, name, opened, replicas, wall_ms, leader, members.leaving)
+    sealer = leader if leader is not None and leader in holding else sealed.broker
+    chosen = _next_leader(sealer, holding, replicas, members.leaving)
+    _open(draft, name, opened, replicas, wall_ms, chosen, members.leaving)
     return losses[-1] if is_unclean else None
 
 

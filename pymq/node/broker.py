@@ -51,6 +51,7 @@ from pymq.core.message import (
     Sequence,
     Settle,
     StopReplica,
+    TransferLeader,
 )
 from pymq.core.partition import Partition
 from pymq.core.ready import (
@@ -298,9 +299,9 @@ class Broker:
                         self._copies.answered(message, now)
                 elif self._holds(source, topic, index):
                     self._coordinators.answered(int(index), message, now)
-            case (LeaderAndIsr() | Seal() | StopReplica() | DescribePartitions()) as order if (
-                not self._registration.is_controller(source)
-            ):
+            case (
+                LeaderAndIsr() | Seal() | StopReplica() | TransferLeader() | DescribePartitions()
+            ) as order if not self._registration.is_controller(source):
                 if (answer := self._refusals.refuse(self.me, source, order, now)) is not None:
                     self.reply(source, answer, now)
             case LeaderAndIsr():
@@ -309,6 +310,8 @@ class Broker:
                 self._hosting.seal(message, now)
             case StopReplica():
                 self._hosting.stop_replica(source, message, now)
+            case TransferLeader():
+                self._hosting.transfer(message, now)
             case ListGroups():
                 self.reply(source, self._coordinators.list(message), now)
             case DescribePartitions():

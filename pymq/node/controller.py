@@ -26,6 +26,7 @@ from pymq.core.journal import Journal
 from pymq.core.marks import mark
 from pymq.core.message import (
     Answer,
+    BalanceLeaders,
     BrokerHeartbeat,
     ControlledShutdown,
     DescribeCluster,
@@ -51,6 +52,7 @@ from pymq.core.values import define
 from pymq.errors import NoBrokers, NotController, PymqError
 from pymq.node import authority, describe, lookup, plans
 from pymq.node.admin import Admin
+from pymq.node.balance import Balance
 from pymq.node.commits import Commits, Later
 from pymq.node.copying import Copying
 from pymq.node.departures import Departures
@@ -82,6 +84,7 @@ class ControllerConfig:
     standby_ms: int = 2_000  # how often a standby looks whether the active one is there
     replica_lost_ms: int = 600_000  # a broker dead for so long is lost, and copied; 0: never
     copies_at_once: int = 8  # sealed blocks that are being copied
+    leader_balance_ms: int = 300_000  # how often leaders are spread evenly again; 0: when asked
     offsets_partitions: int = 8
     offsets_replicas: int = 1
     wall_offset_ms: int = 0
@@ -173,6 +176,14 @@ class Controller:
             self._notices,
             lost_ms=config.replica_lost_ms,
             at_once=config.copies_at_once,
+        )
+        self._balance = Balance(
+            self._commits,
+            self._members,
+            self._rolls,
+            self._copying,
+            self._out.send,
+            every_ms=config.leader_balance_ms,
         )
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
@@ -271,6 +282,7 @@ class Controller:
             self._registry.tick(now)
             self._rolls.tick(now)
             self._copying.tick(now)
+            self._balance.tick(now)
             self._notices.tick(now)
             self._descriptions.tick(now)
             self._promotion.tick(now)
@@ -302,6 +314,7 @@ class Controller:
                 self._registry.deadline,
                 self._rolls.deadline,
                 self._copying.deadline,
+                self._balance.deadline,
                 self._notices.deadline,
                 self._descriptions.deadline,
                 self._promotion.deadline,
@@ -321,6 +334,7 @@ class Controller:
         self._registry.begin(now)
         self._promotion.begin(now)
         self._subscribers.begin(now)
+        self._balance.begin(now)
         parked, self._parked = self._parked, []
         for source, message in parked:
             self._step(source, message, now)
@@ -337,6 +351,7 @@ class Controller:
         self._promotion.end()
         self._departures.end()
         self._copying.end()
+        self._balance.end()
         self._subscribers.end()
         self._commits.end(error)
         self._rolls.end_all(error)
@@ -418,6 +433,8 @@ class Controller:
                     m.id,
                     lambda image: describe.cluster(image, self.me, self._members, lost),
                 )
+            case BalanceLeaders():
+                self._balance.step(source, m, now)
             case Subscribe():
                 self._subscribers.subscribe(source, m, now)
             case Unsubscribe():

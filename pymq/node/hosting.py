@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pymq.core.marks import mark
-from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Seal, Stopped, StopReplica
+from pymq.core.message import (
+    LeaderAndIsr,
+    LeaderAndIsrAnswer,
+    Seal,
+    Stopped,
+    StopReplica,
+    TransferLeader,
+)
 from pymq.core.metadata import PartitionState
 from pymq.core.partition import Host, Partition
 from pymq.core.ready import RemoveBlock
@@ -165,6 +172,16 @@ class Hosting:
             return  # It was meant for another topic of that name, or for what is gone.
         if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
+            self._schedule.touch(partition)
+
+    def transfer(self, m: TransferLeader, now: int) -> None:
+        """Have another replica lead the open block of a partition, if it is led here."""
+        partition = self.by_name.get((m.topic, m.partition))
+        if partition is None or m.topic_id != partition.state.topic_id:
+            return
+        is_it = partition.state.blocks[-1].number == m.block and partition.leads
+        if is_it and m.controller_epoch >= self._registration.epoch:
+            partition.hand_over(now, m.target)
             self._schedule.touch(partition)
 
     # --- what goes ------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ REQUESTS = (
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
     *(msg.SetPartitionState, msg.Reassign, msg.Decommission, msg.Recommission),
+    msg.BalanceLeaders,
     *(msg.RecoverPartition, msg.DescribeTopic, msg.ListTopics, msg.DescribeCluster),
     *(msg.GetMetadata, msg.Subscribe, msg.Unsubscribe, msg.Locate, msg.InitProducer),
     *(msg.RegisterBroker, msg.LeaderAndIsr, msg.StopReplica, msg.DescribePartitions),

@@ -36,6 +36,7 @@ class Roll:
     is_takeover: bool = False
     is_forced: bool = False  # goes on even if something may be lost by it
     is_unclean: bool = False
+    leader: str | None = None  # who is to lead the next block, if it has all of this one
     is_committing: bool = False
     answers: dict[str, Sealed] = Factory(dict)  # of a take-over
     patience: int = 0  # of a take-over: from when on it does with the answers that it has, ...

@@ -97,14 +97,18 @@ class Rolls:
         caller: Caller | None = None,
         *,
         is_forced: bool = False,
+        leader: str | None = None,
     ) -> None:
-        """Roll a partition; *caller* is answered once it is done."""
+        """Roll a partition; *caller* is answered once it is done.
+
+        *leader* is to lead the next block, if it has all of the one before.
+        """
         roll = self._rolls.get(name)
         if roll is None:
             image = self._commits.image
             topic_id, found = image.topic(name.topic).node.id, image.partition(*name)
             number, epoch = found.open_block.number, found.node.epoch + 1
-            roll = Roll(name, topic_id, number, epoch, is_forced=is_forced)
+            roll = Roll(name, topic_id, number, epoch, is_forced=is_forced, leader=leader)
             roll.callers += [caller] if caller is not None else []
             self._rolls[name] = roll
             self._ask(roll, now)
@@ -336,7 +340,14 @@ class Rolls:
                 raise StaleEpoch(f"{roll.name} was made anew")  # while this waited
             wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
             roll.loss = blocks.roll(
-                draft, m, holders, wanted, self._members, wall_ms, is_unclean=is_unclean
+                draft,
+                m,
+                holders,
+                wanted,
+                self._members,
+                wall_ms,
+                is_unclean=is_unclean,
+                leader=roll.leader,
             )
 
         def done(now: int) -> None:

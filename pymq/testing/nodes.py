@@ -49,6 +49,7 @@ class Knobs:
     replace_ms: int = 10_000  # before a dead broker's blocks are given to others
     replica_lost_ms: int = 600_000  # before its sealed blocks are copied to others
     copies_at_once: int = 8  # sealed blocks that are copied
+    leader_balance_ms: int = 300_000  # how often leaders are spread evenly again
     handles: int = 64  # files that a broker has open
     coordinator_us: int = 500  # how far the coordinator is away
     rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
@@ -229,6 +230,7 @@ class ZkserverHost(Host):
             replace_ms=self.knobs.replace_ms,
             replica_lost_ms=self.knobs.replica_lost_ms,
             copies_at_once=self.knobs.copies_at_once,
+            leader_balance_ms=self.knobs.leader_balance_ms,
             offsets_partitions=self.knobs.offsets_partitions,
             offsets_replicas=self.knobs.offsets_replicas or self.replicas,
             wall_offset_ms=self.wall_offset_ms(),

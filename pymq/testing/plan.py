@@ -241,7 +241,9 @@ class Planner:
             bearable = int(plan.knobs["session_ms"] * slowest / fastest / 1.5)
             plan.knobs["heartbeat_ms"] = min(plan.knobs["heartbeat_ms"], bearable)
         # By dice of its own, so that the plans are otherwise what they were without it.
-        plan.knobs["replica_lost_ms"] = Random(mix(plan.seed, "copies")).choice([2_000, 600_000])
+        own = Random(mix(plan.seed, "copies"))
+        plan.knobs["replica_lost_ms"] = own.choice([2_000, 600_000])
+        plan.knobs["leader_balance_ms"] = own.choice([1_000, 300_000])
         plan.limits = draw_limits(rng)
 
     def _topic(self, index: int) -> dict[str, Any]:

@@ -52,6 +52,7 @@ ROWS = {
     "group reset": Row("{who} {it} --to 0", "--execute", "{who} {free} --to 0", "UNKNOWN_TOPIC"),
     "cluster status": Row("", "broker-2", "--url {nowhere}", "STORE_ERROR"),
     "cluster reassign": Row("{fresh} 0 broker-1", "broker-1", "{it} 0 x", "NOT_ENOUGH_BROKERS"),
+    "cluster balance": Row("", "", "--url {nowhere}", "STORE_ERROR"),
     "cluster recover": Row("{it} 0 --accept-loss", "nothing is lost", "{it} 0", "CONFIG_ERROR"),
     "explain": Row("{it} 0 0", "visible", "{free} 0 0", "UNKNOWN_TOPIC"),
     "doctor": Row("", "all led and in sync", "--url {nowhere}", ""),

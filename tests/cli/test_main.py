@@ -194,7 +194,7 @@ def test_every_command_tells_its_words(capsys: pytest.CaptureFixture[str]) -> No
     for command, words in {
         "topic": ["create", "list", "describe", "alter", "delete", "set-state"],
         "group": ["list", "describe", "reset"],
-        "cluster": ["status", "reassign", "decommission", "recommission", "recover"],
+        "cluster": ["status", "reassign", "decommission", "recommission", "balance", "recover"],
     }.items():
         assert main([command, "--help"]) == 0
         out = capsys.readouterr().out

@@ -15,6 +15,7 @@ from pymq.core.message.admin import (
     AdminMessage,
     AlterTopic,
     Answer,
+    BalanceLeaders,
     CreatePartition,
     CreateTopic,
     Decommission,
@@ -56,6 +57,7 @@ from pymq.core.message.control import (
     Sealed,
     Stopped,
     StopReplica,
+    TransferLeader,
 )
 from pymq.core.message.groups import (
     Acquire,
@@ -122,6 +124,7 @@ __all__ = [
     "AlterTopic",
     "Answer",
     "Assigned",
+    "BalanceLeaders",
     "BecomeLeader",
     "BlockSizes",
     "BrokerHeartbeat",
@@ -201,5 +204,6 @@ __all__ = [
     "StopReplica",
     "Stopped",
     "Subscribe",
+    "TransferLeader",
     "Unsubscribe",
 ]

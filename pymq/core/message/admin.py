@@ -94,6 +94,13 @@ class Recommission:
 
 
 @value
+class BalanceLeaders:
+    """Let brokers lead as many partitions as each other; answered with how many change leaders."""
+
+    id: int
+
+
+@value
 class RecoverPartition:
     """Let a partition that nobody can lead go on with what is left, even if something is lost."""
 
@@ -224,6 +231,7 @@ AdminMessage = (
     | Reassign
     | Decommission
     | Recommission
+    | BalanceLeaders
     | RecoverPartition
     | DescribeTopic
     | ListTopics

@@ -137,6 +137,21 @@ class Sealed:
 
 
 @value
+class TransferLeader:
+    """The leader of a Raft block is to hand its leadership to *target*, if that has all of it.
+
+    Nothing answers it but the change of the leader; it is sent again.
+    """
+
+    controller_epoch: int
+    topic: str
+    partition: str
+    block: int
+    target: str
+    topic_id: str
+
+
+@value
 class RollWanted:
     """The leader finds its open block large or old enough."""
 
@@ -281,6 +296,7 @@ ControlMessage = (
     | Stopped
     | Seal
     | Sealed
+    | TransferLeader
     | RollWanted
     | RetireBlocks
     | BlockSizes

@@ -123,6 +123,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.Reassign: _always(ALTER_CLUSTER),
     msg.Decommission: _always(ALTER_CLUSTER),
     msg.Recommission: _always(ALTER_CLUSTER),
+    msg.BalanceLeaders: _always(ALTER_CLUSTER),
     msg.RecoverPartition: _always(ALTER_CLUSTER),
     msg.DescribeTopic: _topic(Operation.DESCRIBE, "name"),
     msg.ListTopics: _always(DESCRIBE_CLUSTER),
@@ -142,6 +143,7 @@ _NEEDS |= dict.fromkeys(
         # Between brokers and the zkserver.
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
+        msg.TransferLeader,
         *(msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress, msg.DescribePartitions),
         msg.OfflineReplicas,
         *(msg.PartitionReports, msg.ControlledShutdown),

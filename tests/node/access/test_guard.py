@@ -29,7 +29,7 @@ UNANSWERED = {
         *(msg.LeaderAndIsrAnswer, msg.Copied),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
-        msg.OfflineReplicas,
+        *(msg.OfflineReplicas, msg.TransferLeader),
         *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
         *(msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended, msg.RaftVote, msg.RaftVoted),
         *(msg.RaftTimeout, msg.RaftSnapshot),
@@ -70,6 +70,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Reassign: {("Alter", "cluster", "")},
     msg.Decommission: {("Alter", "cluster", "")},
     msg.Recommission: {("Alter", "cluster", "")},
+    msg.BalanceLeaders: {("Alter", "cluster", "")},
     msg.RecoverPartition: {("Alter", "cluster", "")},
 }
 

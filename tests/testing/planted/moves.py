@@ -10,9 +10,9 @@ from pymq.coord import paths
 from pymq.core.coordination import Put
 from pymq.core.metadata import BlockNode, Move, encode_node
 from pymq.core.types import TopicPartition
-from pymq.node import moves
+from pymq.node import leveling, moves
 from pymq.node.copying import Copying
-from pymq.node.image import Draft
+from pymq.node.image import Draft, Image
 from tests.testing.planted.bug import bug, plant
 from tests.testing.planted.control import ROLLS
 
@@ -75,3 +75,19 @@ bug(
 @plant("moves-unasked", Copying, "lost")
 def all_are_lost(lost: Any, self: Copying, now: int) -> tuple[str, ...]:
     return tuple(self._commits.image.brokers)
+
+
+bug(
+    "balance-to-anybody",
+    ROLLS,
+    "leadership is to be handed to replicas that are not in sync",
+    "KAFKA-4084: preferred leaders that are elected before they have caught up",
+    test="tests/testing/test_balance.py::test_who_is_not_in_sync_is_given_nothing_to_lead",
+)
+
+
+@plant("balance-to-anybody", leveling, "targets")
+def any_target(
+    targets: Any, image: Image, name: TopicPartition, block: BlockNode, can_lead: Any
+) -> tuple[str, ...]:
+    return tuple(broker for broker in block.replicas if broker != block.leader)
