@@ -268,7 +268,9 @@ class Client(Admin):
         )
         self._add(consumer, intake)
         with self.driver as loop:
-            if mode == "psb":
+            if isinstance(intake, Reader):
+                if on_record is not None:
+                    intake.limit(credit)
                 intake.want(1, loop.clock())
             loop.touch(name)
         self.driver.wait(intake.started, REQUEST_S)

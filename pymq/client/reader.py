@@ -54,6 +54,7 @@ class Cursor:
     log_start: int = 0
     end: int = 0  # high watermark, as last heard
     bytes: int = 0  # fetched and not handed out
+    records: int = 0  # the same
     retry_at: int = 0
     is_reached: bool = False  # the position follows a record that was read
     topic_id: str = ""  # of the topic that the position is in; "": whichever there is
@@ -99,6 +100,8 @@ class Reader(Intake):
         self._subscribe_at = now + SUBSCRIBE_MS
         self._searches: list[Search] = []
         self._ahead_bytes = FETCH_BYTES
+        self._credit: int | None = None  # records that may be at hand; None: no limit
+        self._record_bytes = 1  # about what a record takes, as last seen
         self._is_wanted = False
         self._timers: Deadlines[str] = Deadlines()  # by partition
 
@@ -107,6 +110,15 @@ class Reader(Intake):
         return Cursor(partition, offset, route)
 
     # --- the handle -----------------------------------------------------------------------------
+
+    def limit(self, credit: int) -> None:
+        """Have no more than about *credit* records at hand; a batch comes whole."""
+        self._credit = credit
+
+    @property
+    def _share(self) -> int:
+        """How many records of one partition may be at hand."""
+        return 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
 
     def want(self, records: int, now: int) -> None:
         """Fetch wherever nothing is at hand and nothing is under way."""
@@ -140,7 +152,8 @@ class Reader(Intake):
     def _rewind(self, cursor: Cursor, offset: int) -> None:
         with self.chunks_lock:
             self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
-            cursor.position, cursor.handed, cursor.bytes, cursor.request = offset, offset, 0, 0
+            cursor.position, cursor.handed, cursor.request = offset, offset, 0
+            cursor.bytes = cursor.records = 0
         cursor.floor, cursor.is_reached = self._requests + 1, False
         cursor.route.forget()
 
@@ -173,6 +186,7 @@ class Reader(Intake):
         cursor = self.cursors[chunk.partition]
         cursor.handed = chunk.end_offset
         cursor.bytes = max(0, cursor.bytes - chunk.size)
+        cursor.records = max(0, cursor.records - len(chunk))
 
     def trouble(self) -> str | None:
         """What keeps records from coming, for people; None if nothing does."""
@@ -232,6 +246,8 @@ class Reader(Intake):
                 if is_shown:
                     self.chunks.append(view)  # before the position goes on: see Consumer.position
                     cursor.bytes += view.size
+                    cursor.records += len(view)
+                    self._record_bytes = max(1, view.size // len(view))
                 cursor.position, cursor.is_reached = batch.end_offset, True
                 if not (is_shown or cursor.bytes):
                     cursor.handed = cursor.position  # There is nothing to hand out before it.
@@ -295,6 +311,9 @@ class Reader(Intake):
     def _fetch(self, cursor: Cursor, now: int) -> None:
         if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
             return
+        share = self._share
+        if cursor.records >= share:
+            return
         if self.topic in self._router.gone:
             self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
             return
@@ -306,7 +325,8 @@ class Reader(Intake):
         peer = route.find(self._router, of_leader=is_new and cursor.position == END)
         if peer is None:
             return
-        wait, size, position = wait_ms(len(self.cursors)), FETCH_BYTES, cursor.position
+        wait, position = wait_ms(len(self.cursors)), cursor.position
+        size = min(FETCH_BYTES, (share - cursor.records) * self._record_bytes)
         if is_new:
             wait, size, position = 0, 0, BEGIN if route.is_elsewhere else END
         elif route.is_elsewhere:

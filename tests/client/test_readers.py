@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,3 +166,29 @@ def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
             consumer.poll(timeout=5)
         with pytest.raises(pymq.errors.UnknownTopic):
             mq.consumer("t", mode="psb")
+
+
+@pytest.mark.parametrize("credit", [1, 100])
+def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
+    """A slow handler had megabytes fetched ahead of it, whatever its credit was."""
+    is_called, may_go_on = threading.Event(), threading.Event()
+
+    def handle(record: pymq.Record) -> None:
+        is_called.set()
+        may_go_on.wait()
+
+    with pymq.open("memory:") as mq:
+        mq.create_topic("t", 2)
+        batch = 50
+        with mq.producer(linger_ms=0) as producer:
+            for number in range(80):
+                values = [bytes(1000)] * batch
+                producer.send_many("t", values, partition=number % 2).result()
+        reader = mq.consumer("t", mode="psb", delivery="push", on_record=handle, credit=credit)
+        try:
+            assert is_called.wait(30)
+            reader.begin_offsets()  # What was asked for before this has been answered.
+            assert reader.status().buffered <= 2 * credit + 2 * batch
+        finally:
+            may_go_on.set()
+            reader.close()
