@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pymq
 from pymq.cli.amounts import time_text
+from pymq.cli.escape import escaped, escaped_json
 from pymq.errors import InvalidRequest
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_CONTROLS |= {9: "\\t", 10: "\\n", 13: "\\r"}
 
 
 def printable(data: bytes) -> str:
     """Bytes as one line of text that cannot do anything to a terminal."""
-    return data.decode("utf-8", "backslashreplace").translate(_CONTROLS)
+    return escaped(data.decode("utf-8", "backslashreplace"))
 
 
 def shorten(text: str, width: int) -> str:
@@ -91,18 +90,21 @@ def _text_line(record: pymq.Record, with_headers: bool) -> bytes:
     key = "-" if record.key is None else printable(record.key)
     parts = [f"{place:<12}", time_text(record.timestamp_ms), key, printable(record.value)]
     if with_headers and record.headers:
-        parts.append(" ".join(f"{name}={printable(item)}" for name, item in record.headers))
+        parts.append(
+            " ".join(f"{escaped(name)}={printable(item)}" for name, item in record.headers)
+        )
     if record.delivery_count > 1:
         parts.append(f"(delivery {record.delivery_count})")
     return "  ".join(parts).encode() + b"\n"
 
 
 def _json_line(record: pymq.Record, with_headers: bool) -> bytes:
-    return json.dumps(as_json(record), ensure_ascii=False).encode() + b"\n"
+    return escaped_json(json.dumps(as_json(record), ensure_ascii=False)).encode() + b"\n"
 
 
 def _value_line(record: pymq.Record, with_headers: bool) -> bytes:
-    return record.value + b"\n"
+    # For another program it is what was sent, byte by byte.
+    return (printable(record.value).encode() if sys.stdout.isatty() else record.value) + b"\n"
 
 
 Format = Callable[[pymq.Record, bool], bytes]  # a record, and whether with headers

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
+from pymq.cli.escape import escaped, escaped_json
+
 Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -39,12 +41,13 @@ class Show:
 
     def result(self, found: object) -> None:
         """Print the outcome for programs."""
-        print(json.dumps(found, indent=2, sort_keys=False))
+        print(escaped_json(json.dumps(found, indent=2, sort_keys=False)))
 
     def say(self, text: str = "", *, style: str | None = None) -> None:
         """Tell people one line, which programs do not get."""
         if self.is_json:
             return
+        text = escaped(text)
         if self._console is not None:
             self._console.print(text, style=style, markup=False)
         else:
@@ -59,12 +62,12 @@ class Show:
         """
         if self.is_json:
             found = {"code": code, "message": text, "retriable": retriable, "hints": [*hints]}
-            print(json.dumps({"error": found}), file=sys.stderr)
+            print(escaped_json(json.dumps({"error": found})), file=sys.stderr)
             return
         line = " ".join(text.split())
-        print(f"error: {line} ({code})", file=sys.stderr)
+        print(f"error: {escaped(line)} ({escaped(code)})", file=sys.stderr)
         for hint in hints:
-            print(f"  hint: {hint}", file=sys.stderr)
+            print(f"  hint: {escaped(hint)}", file=sys.stderr)
 
     def interrupted(self, text: str = "interrupted") -> None:
         """Tell that it did not come to its end, and what is so now."""
@@ -83,6 +86,7 @@ class Show:
         """
         if self.is_json:
             return
+        columns, rows = [*map(escaped, columns)], [[*map(escaped, row)] for row in rows]
         texts = set(columns[:left]) if isinstance(left, int) else set(left)
         if self._console is None or not self._console.is_terminal:
             print(_plain(columns, rows, texts))
@@ -143,7 +147,7 @@ class Show:
                 line.close()
         else:
             with _bars(self._console) as bars:
-                task = bars.add_task(what, total=total, completed=start, rate="")
+                task = bars.add_task(_escape(escaped(what)), total=total, completed=start, rate="")
                 yield _Bar(bars, task, start)
 
 
@@ -166,7 +170,7 @@ class _Line:
 
     def close(self) -> None:
         total = "" if self._total is None else f" of {self._total:,}"
-        print(f"{self._what}: {self._done:,}{total} {self._rate.text(self._done)}")
+        print(f"{escaped(self._what)}: {self._done:,}{total} {self._rate.text(self._done)}")
 
 
 class _Bar:

@@ -11,6 +11,7 @@ import attrs
 import pymq
 from pymq.cli.amounts import duration_text, options, plural, size_text, time_text
 from pymq.cli.connect import described, opened
+from pymq.cli.escape import escaped
 from pymq.cli.health import dead_brokers, unreadable
 from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.words import word, words
@@ -291,7 +292,7 @@ def _is_meant(mq: pymq.Client, names: list[str], show: Show) -> bool:
         raise ConfigError("deleting takes all records along: say --yes where nobody can be asked")
     count = sum(records_of(mq.questions, mq.describe_topic(name)) for name in names)
     print(
-        f"Delete {', '.join(names)} with {plural(count, 'record')}? [y/N] ",
+        f"Delete {escaped(', '.join(names))} with {plural(count, 'record')}? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,

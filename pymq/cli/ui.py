@@ -62,7 +62,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
         if show.is_json:
             show.result({"url": page.url, "address": page.address, "writable": args.write})
         else:
-            show.say(f"{page.url}\nCtrl-C ends it; the token is for you alone")
+            show.say(page.url)
+            show.say("Ctrl-C ends it; the token is for you alone")
         if sys.stdout is not None:
             sys.stdout.flush()
         with Interrupt() as interrupt, _in_browser(page.url) if args.open else nullcontext():
