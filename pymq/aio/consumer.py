@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, Handle, called
 from pymq.client.base import Loop, Waitable
-from pymq.client.consumer import CHUNK, Consumer
+from pymq.client.consumer import CHUNK, STUCK_S, Consumer
 from pymq.client.ending import Ending
 from pymq.client.options import REQUEST_S
 from pymq.client.pump import give_back
@@ -20,7 +20,7 @@ from pymq.client.spans import Records
 from pymq.client.status import ConsumerStatus
 from pymq.core.record import Record
 from pymq.core.view import BatchView
-from pymq.errors import Closed
+from pymq.errors import Closed, PymqError
 
 if TYPE_CHECKING:
     from pymq.aio.client import AsyncClient
@@ -66,7 +66,7 @@ class AsyncConsumer(Handle):
             await self._prove(timeout)
         if max_records >= 1 and not unread.records:
             consumer._ack_last()
-            if not await self._arrive(max_records, timeout):
+            if not (await self._arrive(max_records, timeout) or self._intake.stuck()):
                 return []
         return consumer.poll(max_records, 0)
 
@@ -76,7 +76,8 @@ class AsyncConsumer(Handle):
         """Return record batches with their columns; the way to read in bulk."""
         consumer = self._consumer
         consumer._ack_last()
-        if not await self._arrive(consumer._records_in(max_bytes), timeout):
+        wanted = consumer._records_in(max_bytes)
+        if not (await self._arrive(wanted, timeout) or self._intake.stuck()):
             return []
         return consumer.poll_batches(max_bytes, 0)
 
@@ -99,9 +100,11 @@ class AsyncConsumer(Handle):
             await self._tell_changes()
             await self._bury_dead()
             left = None if until is None else until - loop.time()
-            if intake.chunks:
+            if intake.stuck():
+                left = STUCK_S if left is None else min(left, STUCK_S)
+            if intake.has_readable():
                 await self._prove(left)
-            if intake.chunks or intake.problem is not None or self._consumer._is_closed:
+            if intake.has_readable() or intake.problem is not None or self._consumer._is_closed:
                 return True
             if is_last:
                 return False
@@ -221,6 +224,10 @@ class AsyncConsumer(Handle):
             raise settling[0].error
 
     # --- positions ------------------------------------------------------------------------------
+
+    async def skip(self, error: PymqError) -> None:
+        """See :meth:`pymq.Consumer.skip`."""
+        await self._bridge.call(self._consumer.skip, error)
 
     async def seek(self, partition: str, offset: int | str) -> None:
         """See :meth:`pymq.Consumer.seek`."""

@@ -33,6 +33,7 @@ class Acquiring:
         timers: Deadlines[Key],
         paused: Collection[str],
     ) -> None:
+        self.halted: Collection[str] = ()  # partitions with records that cannot be read
         self.wanted = 0  # records that the application has asked for, until some are leased
         self._membership = membership
         self._watches = watches
@@ -84,7 +85,8 @@ class Acquiring:
         coordinator = membership.coordinator.find()
         if coordinator is None:
             return
-        known = self._watches.known({*self._paused, *stuck})
+        # Nor what is behind records that cannot be read: it would only be held here.
+        known = self._watches.known({*self._paused, *stuck, *self.halted})
         if not known and membership.assigned and not self._paused:
             return  # The watches will tell.
         self._is_late = not self._has_room(now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle, weakly
@@ -24,12 +24,13 @@ from pymq.client.unread import Unread
 from pymq.client.worker import Worker
 from pymq.core.record import Record
 from pymq.core.view import BatchView
-from pymq.errors import Closed, ConfigError, InvalidRequest
+from pymq.errors import Closed, ConfigError, InvalidRequest, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
 CHUNK = 500  # records that an iteration takes at a time
+STUCK_S = 1.0  # so long what cannot be read lets others go first, before it is raised again
 
 
 class Consumer(Handle):
@@ -79,7 +80,10 @@ class Consumer(Handle):
         Raises:
             OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
                 again since; seek to a valid offset.
-            CorruptBlock, CorruptBatch: a record on the way is damaged.
+            CorruptBlock, CorruptBatch: the next record of a partition is damaged, or cannot be
+                decoded; ``details`` hold ``topic``, ``partition`` and its ``offset``. What came
+                before it was returned. It is raised again, after records of other partitions, until
+                the application goes past it (:meth:`skip`, :meth:`seek`).
             UnknownTopic: the topic was deleted.
             Closed: the consumer was closed.
         """
@@ -143,14 +147,19 @@ class Consumer(Handle):
                 arrival = self._intake.arrival()
                 loop.touch(self._intake.name)
             left = self._left(until)
+            if stuck := self._intake.stuck():
+                left = STUCK_S if left is None else min(left, STUCK_S)
             if not arrival.is_done and (left is not None and left <= 0):
                 self._tell_changes()
+                self._raise_stuck(stuck.values())
                 return []
             self._intake.is_awaited = True
             try:
-                self._driver.wait(arrival, left)
+                has_come = self._driver.wait(arrival, left)
             finally:
                 self._intake.is_awaited = False
+            if not has_come:
+                self._raise_stuck(stuck.values())
             self._tell_changes()
             self._bury_dead()
         count = sum(map(len, views))
@@ -158,6 +167,34 @@ class Consumer(Handle):
         if self._auto_ack:
             self._last = list(views)
         return views
+
+    def _raise_stuck(self, views: Iterable[BatchView]) -> None:
+        """Nothing else has come: say again what cannot be read."""
+        for view in views:
+            if (fault := view.fault()) is not None:
+                raise fault
+
+    def skip(self, error: PymqError) -> None:
+        """Go past what a poll could not read; *error* is what it has raised.
+
+        A reader goes on at ``error.details["end"]``. In a group these records are acknowledged, and
+        a consumer with a dead-letter topic first writes there, in their place, which they were.
+
+        Raises:
+            InvalidRequest: *error* does not say where what cannot be read ends.
+        """
+        self._check()
+        partition, end = error.details.get("partition"), error.details.get("end")
+        if not isinstance(partition, str) or type(end) is not int:
+            raise InvalidRequest(f"{error.code} does not say what is to be gone past") from error
+        if self._reader is not None:
+            self.seek(partition, end)
+            return
+        for view in self._intake.unreadable(partition, end):
+            self._undertaker.bury(view)
+            with self._driver:
+                self._intake.pass_over(view)
+            self.ack(view)
 
     def _until(self, timeout: float | None) -> float | None:
         return None if timeout is None else self._driver.monotonic() + timeout

@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 
 from pymq.client.base import Driver, Outbox, Waitable
 from pymq.client.router import Router
@@ -38,6 +39,7 @@ class Intake(Outbox, ABC):
         # signal handler that closes the consumer may do the one in the midst of the other.
         self.chunks_lock = threading.RLock()
         self.problem: PymqError | None = None  # to be raised by the next poll
+        self._told: list[BatchView] = []  # chunks that cannot be read, and were raised
         self.started = Waitable()  # done once it is known where to begin
         self.paused: dict[str, None] = {}
         self.is_awaited = False  # somebody waits for records
@@ -52,7 +54,21 @@ class Intake(Outbox, ABC):
     @property
     def has_chunks(self) -> bool:
         """Whether there is something to hand out, or a problem to raise."""
-        return bool(self.chunks) or self.problem is not None
+        return self.has_readable() or self.problem is not None
+
+    def has_readable(self) -> bool:
+        """Whether there are records to hand out, or some that cannot be read and were not told."""
+        if not self._told:
+            return bool(self.chunks)  # as nearly always
+        stuck = self.stuck()
+        return any(view.partition not in stuck for view in self.chunks.copy())
+
+    def stuck(self) -> dict[str, BatchView]:
+        """By partition what cannot be read, was raised, and is not gone past yet."""
+        if self._told:
+            chunks = self.chunks.copy()
+            self._told = [view for view in self._told if view in chunks]
+        return {view.partition: view for view in self._told}
 
     def arrival(self) -> Waitable:
         """What is done as soon as :attr:`has_chunks` is true; the caller holds the driver."""
@@ -78,22 +94,48 @@ class Intake(Outbox, ABC):
     def take(self, max_records: int, max_bytes: int) -> list[BatchView]:
         """Take what is at hand for the application, or raise what stands in the way.
 
-        Batches up to *max_records*, which the last one is cut for, and about *max_bytes*.
+        Batches up to *max_records*, which the last one is cut for, and about *max_bytes*. What
+        cannot be read stays at hand. It is raised when its turn comes, and then keeps back what is
+        behind it in its partition, and nothing else (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem
         views: list[BatchView] = []
         with self.chunks_lock:
-            while self.chunks and max_records > 0 and max_bytes > 0:
-                view = self.chunks.popleft()
+            stuck = self.stuck()
+            while max_records > 0 and max_bytes > 0:
+                view = next((v for v in self.chunks if v.partition not in stuck), None)
+                if view is None:
+                    break
+                if (fault := view.fault()) is not None:
+                    if views:
+                        break
+                    self._told.append(view)
+                    raise fault
+                at = self.chunks.index(view) if stuck else 0
+                del self.chunks[at]
                 if len(view) > max_records:
                     view, rest = view.cut(max_records)
-                    self.chunks.appendleft(rest)
+                    self.chunks.insert(at, rest)
                 self.handed_out(view)
                 views.append(view)
                 max_records -= len(view)
                 max_bytes -= view.size
+        if not views and stuck and (problem := self.take_problem()) is not None:
+            raise problem
         return views
+
+    def unreadable(self, partition: str, end: int) -> list[BatchView]:
+        """What of *partition* is at hand, comes before *end* and cannot be read."""
+        views = [v for v in self.chunks.copy() if v.partition == partition and v.end_offset <= end]
+        return list(takewhile(lambda view: view.fault() is not None, views))
+
+    def pass_over(self, view: BatchView) -> None:
+        """The application has seen to a view of :meth:`unreadable`; the caller holds the driver."""
+        with self.chunks_lock:
+            if view in self.chunks:
+                self.chunks.remove(view)
+                self.handed_out(view)
 
     @abstractmethod
     def want(self, records: int, now: int) -> None:
@@ -143,9 +185,9 @@ class Intake(Outbox, ABC):
         self._driver.loop.touch(self.name)
 
 
-def located(error: PymqError, topic: str, partition: str) -> PymqError:
-    """The error with the partition that it was met in."""
-    details = {**error.details, "topic": topic, "partition": partition}
+def located(error: PymqError, topic: str, partition: str, offset: int) -> PymqError:
+    """The error with the place that it was met in: *offset* is the next one to be read."""
+    details = {**error.details, "topic": topic, "partition": partition, "offset": offset}
     return type(error)(f"{topic}/{partition}: {error.message}", **details)
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 
 from pymq.client.base import Outbox
+from pymq.client.damage import Damage, sound
 from pymq.client.intake import FETCH_BYTES, located
 from pymq.client.membership import Key, Membership
 from pymq.client.replicas import BEHIND_RECORDS, Preference
@@ -19,12 +20,19 @@ from pymq.client.settling import Settler
 from pymq.client.spans import Span
 from pymq.client.watches import Watches
 from pymq.core.deadlines import Deadlines
+from pymq.core.marks import mark
 from pymq.core.message import Fetch, Fetched, Lease
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.values import Factory, define
 from pymq.core.view import BatchView
-from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
+from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
+    OffsetOutOfRange,
+    PymqError,
+    ReplicaNotAvailable,
+)
 
 LEASE_WAIT_MS = 500  # a new leader may not know yet that what was leased is safe
 STUCK_MS = 1_000  # so long other partitions wait for one whose records do not come
@@ -40,6 +48,7 @@ class Fetching:
     position: int  # fetched up to here,
     end: int  # to be fetched up to here
     since: int  # when something of it has come last, or it was leased
+    damage: Damage = Factory(Damage)  # of the batch at the position
     views: list[BatchView] = Factory(list)  # fetched, and waiting for what was leased before
 
 
@@ -158,7 +167,18 @@ class Leased:
         wait = 0 if route.is_elsewhere else LEASE_WAIT_MS
         topic, id = self._topic, self._membership.topic_id
         any_replica = route.is_elsewhere
-        fetch = Fetch(request, topic, lease.partition, at, FETCH_BYTES, wait, end, id, any_replica)
+        fetch = Fetch(
+            request,
+            topic,
+            lease.partition,
+            at,
+            FETCH_BYTES,
+            wait,
+            end,
+            id,
+            any_replica,
+            fetching.damage.is_met,
+        )
         self._outbox.post(peer, fetch)
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 
@@ -187,6 +207,9 @@ class Leased:
         """Take in what was asked for; returns whether it came, and what is to be raised."""
         partition, route = fetching.lease.partition, fetching.route
         problem: PymqError | None = None
+        start = fetching.position
+        if m.error is not None:
+            fetching.damage.heard(route.asked, m.error)
         if partition in self._paused and not fetching.lease.dead:
             fetching.position = fetching.end  # It is going to be given back.
         elif (
@@ -210,18 +233,38 @@ class Leased:
                     raise m.error
                 self._read(fetching, m.data)
                 fetching.since = now
+            except (CorruptBatch, CorruptBlock) as error:
+                if m.error is None:
+                    has_come = fetching.position > start
+                    pause = self._pause_damaged(fetching, error, has_come=has_come)
+                    if pause is not None:
+                        self._fetch_later(fetching, pause, now)
+                        self._line_up(partition)
+                        return has_come, None
+                # It takes the place of what it keeps back, and is raised until that is settled.
+                behind = error.details.get("end")
+                end = fetching.end if type(behind) is not int else min(behind, fetching.end)
+                self._replace(fetching, max(end, fetching.position + 1), error)
             except PymqError as error:
-                if m.error is None and (pause := route.refused(self._router, error)) is not None:
-                    # Another replica may have it undamaged.
-                    self._fetch_later(fetching, pause, now)
-                    self._line_up(partition)
-                    return False, None
-                problem = located(error, self._topic, partition)
+                problem = located(error, self._topic, partition, fetching.position)
                 fetching.end = fetching.position  # The rest stays leased until that runs out.
         if fetching.position < fetching.end:
             self._fetch(fetching, now)
         self._line_up(partition)
         return True, problem
+
+    def _pause_damaged(self, fetching: Fetching, error: PymqError, *, has_come: bool) -> int | None:
+        """In how many ms to ask again for a batch that came damaged; None if nobody has it sound.
+
+        *has_come*: something came before it.
+        """
+        mark("leased.damaged")
+        is_first, fetching.damage.is_met = not fetching.damage.is_met, True
+        if has_come:
+            fetching.route.came()
+            return 0
+        pause = fetching.route.refused(self._router, error)
+        return 0 if pause is None and is_first else pause
 
     def _pause(self, route: Route, error: PymqError) -> int | None:
         """In how many ms to ask again for what was leased; None if that is of no use."""
@@ -233,13 +276,24 @@ class Leased:
         return pause
 
     def _read(self, fetching: Fetching, data: bytes) -> None:
-        fetching.route.came()
         lease = fetching.lease
         for batch in split(data):
             whole = self._whole(batch, lease.partition)
             view = whole.part(fetching.position, fetching.end, lease.delivery_count)
             fetching.views.append(view)
             fetching.position = view.end_offset
+            if fetching.damage.is_met:
+                fetching.damage = Damage()
+        fetching.route.came()
+
+    def _replace(self, fetching: Fetching, end: int, error: PymqError) -> None:
+        """What is leased up to *end* cannot be had, and *error* says why."""
+        lease, start = fetching.lease, fetching.position
+        why = fetching.damage.judged(error)
+        view = BatchView.broken(self._topic, lease.partition, start, end, why)
+        view.delivery_count = lease.delivery_count
+        fetching.views.append(view)
+        fetching.position, fetching.damage = end, Damage()
 
     def _line_up(self, partition: str) -> None:
         """Make ready what has come, in the order of the leases: records keep theirs."""
@@ -265,7 +319,7 @@ class Leased:
             or last.batch_crc != batch.batch_crc
             or (last.base_offset != batch.base_offset)
         ):
-            last = BatchView(batch.verify().at(self._topic, partition))
+            last = sound(batch.at(self._topic, partition))
             self._last[partition] = last
         return last
 

@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable
 from functools import partial
 
 from pymq.client.base import Driver, Waitable
+from pymq.client.damage import Damage, sound
 from pymq.client.intake import FETCH_BYTES, Intake, located, wait_ms
 from pymq.client.replicas import BEHIND_BYTES, NEAR_WAIT_MS, Preference
 from pymq.client.route import CONFIRMED, Route
 from pymq.client.router import Router
 from pymq.core.deadlines import Deadlines
+from pymq.core.marks import mark
 from pymq.core.message import (
     BEGIN,
     END,
@@ -26,9 +28,11 @@ from pymq.core.message import (
 from pymq.core.ready import Ready
 from pymq.core.runs import split
 from pymq.core.types import NEVER
-from pymq.core.values import define
+from pymq.core.values import Factory, define
 from pymq.core.view import BatchView
 from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
     OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
@@ -58,6 +62,7 @@ class Cursor:
     retry_at: int = 0
     is_reached: bool = False  # the position follows a record that was read
     topic_id: str = ""  # of the topic that the position is in; "": whichever there is
+    damage: Damage = Factory(Damage)  # of the batch at the position
 
 
 @define
@@ -156,6 +161,7 @@ class Reader(Intake):
             cursor.bytes = cursor.records = 0
         cursor.floor, cursor.is_reached = self._requests + 1, False
         cursor.route.forget()
+        cursor.damage = Damage()
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""
@@ -237,11 +243,14 @@ class Reader(Intake):
             cursor.handed = cursor.position
             if all(other.handed >= 0 for other in self.cursors.values()):
                 self.started.finish()
+        start = cursor.position
         try:
             for batch in split(m.data):
-                view = BatchView(batch.verify().at(self.topic, cursor.partition), cursor.position)
                 if batch.end_offset <= cursor.position:
                     continue
+                view = sound(batch.at(self.topic, cursor.partition), cursor.position)
+                if cursor.damage.is_met:
+                    cursor.damage = Damage()
                 is_shown = len(view) and not view.is_control
                 if is_shown:
                     self.chunks.append(view)  # before the position goes on: see Consumer.position
@@ -252,13 +261,7 @@ class Reader(Intake):
                 if not (is_shown or cursor.bytes):
                     cursor.handed = cursor.position  # There is nothing to hand out before it.
         except PymqError as error:
-            # Another replica may have it undamaged.
-            pause = cursor.route.refused(self._router, error)
-            if pause is None:
-                self.fail(located(error, self.topic, cursor.partition))
-            else:
-                self._try_later(cursor, pause, now)
-                self._fetch(cursor, now)
+            self._damaged(cursor, error, now, has_come=cursor.position > start)
             return
         is_part = cursor.position < max(cursor.end, m.high_watermark)
         cursor.route.is_behind = is_part and len(m.data) >= BEHIND_BYTES
@@ -275,6 +278,44 @@ class Reader(Intake):
             self._is_wanted = False
         self._arrived()
 
+    def _damaged(self, cursor: Cursor, error: PymqError, now: int, *, has_come: bool) -> None:
+        """A batch came damaged: ask for it again, of all that may have it sound, or give up.
+
+        *has_come*: something came before it.
+        """
+        mark("reader.damaged")
+        is_first, cursor.damage.is_met = not cursor.damage.is_met, True
+        pause: int | None = 0
+        if has_come:
+            cursor.route.came()
+        else:
+            pause = cursor.route.refused(self._router, error)
+            if pause is None and is_first:
+                pause = 0  # Perhaps it is only what was sent.
+        if pause is None:
+            self._give_up(cursor, error)
+        else:
+            self._try_later(cursor, pause, now)
+            self._fetch(cursor, now)
+        self._arrived()
+
+    def _give_up(self, cursor: Cursor, error: PymqError) -> None:
+        """Nobody has what is at the position."""
+        end = error.details.get("end")
+        is_damage = isinstance(error, CorruptBlock | CorruptBatch)
+        if is_damage and type(end) is int and end > cursor.position:
+            # It is known where the damage ends, so it can be gone past.
+            why = cursor.damage.judged(error)
+            view = BatchView.broken(self.topic, cursor.partition, cursor.position, end, why)
+            self.chunks.append(view)
+            cursor.bytes += view.size
+            cursor.position, cursor.damage = end, Damage()
+            self._arrived()
+        elif is_damage:
+            self.fail(located(error, self.topic, cursor.partition, cursor.position))
+        else:
+            self.fail(error)
+
     def _refused(
         self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
     ) -> None:
@@ -282,17 +323,18 @@ class Reader(Intake):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and made again"
             self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
             return
+        cursor.damage.heard(cursor.route.asked, error)
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
             # It says that it never was so long. Perhaps it leads no more, and does not know.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
-        if pause is None:
-            self.fail(error)
-        else:
+        if pause is not None:
             self._try_later(cursor, pause, now)
             self._fetch(cursor, now)
+            return
+        self._give_up(cursor, error)
 
     def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
         """Whether leader and zkserver know of the same topic, and the position is in another."""
@@ -345,6 +387,7 @@ class Reader(Intake):
             wait,
             topic_id=cursor.topic_id,
             any_replica=route.is_elsewhere,
+            verify=cursor.damage.is_met,
         )
         self.out.send.append((peer, fetch))
         self._timers.set(cursor.partition, now + wait + route.patience_ms)

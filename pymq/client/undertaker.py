@@ -9,13 +9,14 @@ from pymq.core.config import RECORD_MAX, TopicConfig
 from pymq.core.record import Record
 from pymq.core.types import AckMode
 from pymq.core.view import BatchView
-from pymq.errors import NotEnoughBrokers
+from pymq.errors import NotEnoughBrokers, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
     from pymq.client.producer import Producer
 
 
+REASON_MAX = 1 << 10  # bytes of why records could not be read
 OBITUARY_MAX = 4 << 10  # bytes that the headers below may take
 
 
@@ -36,6 +37,10 @@ class Undertaker:
         if self._producer is None:
             self._make(topic, view.topic)
             self._producer = self._client.producer()
+        if (fault := view.fault()) is not None:
+            self._producer.send(topic, b"", headers=_damage(view, fault, self._group))
+            self._producer.flush()
+            return
         for record in view.records():
             self._producer.send(
                 topic,
@@ -67,6 +72,19 @@ class Undertaker:
         """Let go."""
         if self._producer is not None:
             self._producer.close()
+
+
+def _damage(view: BatchView, fault: PymqError, group: str | None) -> list[tuple[str, bytes]]:
+    """What stands in the place of records that cannot be read."""
+    return [
+        ("pymq.topic", view.topic.encode()),
+        ("pymq.partition", view.partition.encode()),
+        ("pymq.offset", str(view.base_offset).encode()),
+        ("pymq.end_offset", str(view.end_offset).encode()),
+        ("pymq.group", (group or "").encode()),
+        ("pymq.delivery_count", str(view.delivery_count).encode()),
+        ("pymq.error", fault.message.encode()[:REASON_MAX]),
+    ]
 
 
 def _obituary(record: Record, group: str | None) -> list[tuple[str, bytes]]:

@@ -78,7 +78,7 @@ class Worker(Intake):
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
-        self._acquiring.wanted = records
+        self._acquiring.wanted, self._acquiring.halted = records, self.stuck()
         if self.poll_timer.asked():
             self._has_news = True
         if self.topic in self._router.gone:
@@ -100,7 +100,7 @@ class Worker(Intake):
     @property
     def has_chunks(self) -> bool:
         """Whether there is something to hand out or to move away, or a problem to raise."""
-        return bool(self.chunks or self.dead) or self.problem is not None
+        return self.has_readable() or bool(self.dead) or self.problem is not None
 
     @property
     def is_bringing(self) -> bool:

@@ -159,6 +159,7 @@ class Read:
     offset: int
     end: int  # read nothing at or beyond it
     max_bytes: int
+    verify: bool = False  # check bodies, and return nothing of what is damaged
 
 
 @value

@@ -244,7 +244,9 @@ class Serving:
         state = self._partition.state
         block = state.blocks[bisect_right(self._starts, offset) - 1]
         end = limit if block.end is None else min(limit, block.end)
-        self._host.out.read.append(Read(source, answer, state.block_id(block), offset, end, most))
+        self._host.out.read.append(
+            Read(source, answer, state.block_id(block), offset, end, most, m.verify)
+        )
         return True
 
     # --- waiting --------------------------------------------------------------------------------

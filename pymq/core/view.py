@@ -8,8 +8,9 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from pymq.core.columns import Headers
+from pymq.core.columns import HEADERS, KEYS, TIMESTAMPS, Headers
 from pymq.core.record import Record, RecordBatch
+from pymq.errors import CorruptBatch, MissingExtra, PymqError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,6 +38,17 @@ class _Columns:
     def headers(self) -> list[Headers]:
         return self._batch.headers
 
+    def decode(self) -> None:
+        """Decode what is there, once; what is not there, nothing can be wrong with."""
+        present = self._batch.header.columns
+        _ = self.values
+        if present & KEYS:
+            _ = self.keys
+        if present & TIMESTAMPS:
+            _ = self.timestamps
+        if present & HEADERS:
+            _ = self.headers
+
 
 class BatchView:
     """The records of one batch whose offsets lie in a range.
@@ -53,6 +65,8 @@ class BatchView:
         end: int = 1 << 62,
         delivery_count: int = 1,
     ) -> None:
+        # Why none of it can be read, if so; see :meth:`fault`.
+        self.problem: PymqError | None = getattr(batch, "problem", None)
         self.batch: RecordBatch  # the whole one
         self._columns: _Columns
         self._rows: slice
@@ -72,6 +86,36 @@ class BatchView:
         self._rows = slice(first, first + len(offsets))
         self._start = max(start, batch.base_offset)
         self._end = min(end, batch.end_offset)
+
+    @classmethod
+    def broken(
+        cls, topic: str, partition: str, start: int, end: int, error: PymqError
+    ) -> BatchView:
+        """A view in the place of the offsets from *start* to *end*, which cannot be read."""
+        view = cls(RecordBatch.gap(start, end - start, 0).at(topic, partition))
+        view.offsets, view.problem = range(start, end), error
+        return view
+
+    def fault(self) -> PymqError | None:
+        """Why its records cannot be had, if so; else they are decoded from now on.
+
+        The error's ``details`` hold ``topic``, ``partition``, the exact ``offset`` of the first
+        record that cannot be had, and ``end``, the offset behind the last.
+        """
+        problem = self.problem
+        if problem is None:
+            try:
+                self._columns.decode()
+            except (CorruptBatch, MissingExtra) as error:
+                problem = self.problem = error
+        if problem is None:
+            return None
+        what = f"{self.topic}/{self.partition}, offsets {self._start} to {self._end}"
+        place = {"topic": self.topic, "partition": self.partition}
+        return type(problem)(
+            f"{what} cannot be read: {problem.message}",
+            **{**problem.details, **place, "offset": self._start, "end": self._end},
+        )
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -347,7 +347,8 @@ class Loop:
     def _read(self, name: str, read: Read, now: int) -> None:
         try:
             most = min(read.max_bytes, READ_BYTES_MAX)
-            data = self._disks.store(name).read(read.block, read.offset, read.end, most)
+            store = self._disks.store(name)
+            data = store.read(read.block, read.offset, read.end, most, verify=read.verify)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             told = self._users[name].read_failed(read.block, error, now)

@@ -241,11 +241,13 @@ class MeteredStore(WrappedStore):
             self._times.fold()
         return failures
 
-    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+    def read(
+        self, block: BlockId, offset: int, end: int, max_bytes: int, *, verify: bool = False
+    ) -> bytes:
         """Return whole batches, from the one that holds *offset* to the last one before *end*."""
         sizes = self._meter.read_bytes
         sizes.append(0)  # if it fails
-        data = self.store.read(block, offset, end, max_bytes)
+        data = self.store.read(block, offset, end, max_bytes, verify=verify)
         sizes[-1] = len(data)
         return data
 

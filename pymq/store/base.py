@@ -36,14 +36,18 @@ class BlockStore(Protocol):
         """
         ...
 
-    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+    def read(
+        self, block: BlockId, offset: int, end: int, max_bytes: int, *, verify: bool = False
+    ) -> bytes:
         """Return whole batches, from the one that holds *offset* to the last one before *end*.
 
         As many as fit *max_bytes*; the first even if it is larger. Empty when *offset* is at the
-        block's end. The headers are checked, the bodies are not: that is the reader's part.
+        block's end. The headers are checked, the bodies are not: that is the reader's part. With
+        *verify* they are, and what is returned ends before the first one that is damaged.
 
         Raises:
-            CorruptBlock: a header on the way is damaged.
+            CorruptBlock: a header on the way is damaged; with *verify*, or the first body, and
+                ``details`` also hold ``end``, the offset behind the batch.
             StoreError: the block cannot be read.
         """
         ...

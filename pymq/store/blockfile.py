@@ -33,6 +33,7 @@ from pymq.core.header import (
     parse_header,
 )
 from pymq.core.index import GAP, Index
+from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest
@@ -388,6 +389,14 @@ def corrupt(path: str, position: int, offset: int, what: str) -> CorruptBlock:
         position=position,
         offset=offset,
     )
+
+
+def damaged(path: str, position: int, batch: RecordBatch, error: CorruptBatch) -> CorruptBlock:
+    """Make the error for a batch whose header is sound and whose body is not."""
+    found = corrupt(path, position, batch.base_offset, error.message)
+    crc = crc32(batch.body, crc32(memoryview(batch.head)[SIGNED:]))
+    details = {**found.details, "end": batch.end_offset, "found_crc": crc}
+    return CorruptBlock(found.message, **details)
 
 
 def check_head(data: bytes, path: str, block: BlockId, start: int | None) -> tuple[FileHead, int]:

@@ -330,13 +330,16 @@ class FileStore:
             raise block.failed
         return block
 
-    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+    def read(
+        self, block: BlockId, offset: int, end: int, max_bytes: int, *, verify: bool = False
+    ) -> bytes:
         """Return whole batches, from the one that holds *offset* up to *end*, at least one."""
         path = self._folder.file(block)
         try:
             with self._lock:
                 found = self._find(block)
-                return found.read(self._handles.reader(found), path, offset, end, max_bytes)
+                data = found.read(self._handles.reader(found), path, offset, end, max_bytes)
+                return found.verified(data, path) if verify else data
         except OSError as error:
             raise store_error(error, "read", path) from error
 

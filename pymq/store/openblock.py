@@ -9,9 +9,20 @@ from pymq.core.columns import Buffer
 from pymq.core.header import BATCH_BYTES_MAX, HEADER_SIZE, MAGIC, header_crc, parse_header
 from pymq.core.index import GAP, Index
 from pymq.core.record import RecordBatch
+from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange, StoreError
-from pymq.store.blockfile import FileHead, Known, Pread, Walk, Window, check_chain, corrupt, walk
+from pymq.store.blockfile import (
+    FileHead,
+    Known,
+    Pread,
+    Walk,
+    Window,
+    check_chain,
+    corrupt,
+    damaged,
+    walk,
+)
 
 # The fields that a walk needs, at their places in the batch header: magic, base offset, header CRC,
 # length, version, span, max timestamp.
@@ -160,6 +171,23 @@ class OpenBlock:
         if stop:
             self.hint = (following, start + stop)
         return data if stop == len(data) else data[:stop]
+
+    def verified(self, data: bytes, path: str) -> bytes:
+        """What of *data*, which was just read, comes before the first damaged body.
+
+        Raises:
+            CorruptBlock: it is the first one.
+        """
+        start, good = self.hint[1] - len(data), 0
+        for batch in split(data):
+            try:
+                batch.verify()
+            except CorruptBatch as error:
+                if good == 0:
+                    raise damaged(path, start, batch, error) from None
+                break
+            good += batch.size
+        return data[:good]
 
     def _seek(self, pread: Pread, path: str, offset: int) -> int:
         """Find the batch that holds *offset*."""

@@ -23,9 +23,11 @@ class WrappedStore:
         """Find out where *block* ends."""
         return self.store.recover(block, start, is_open)
 
-    def read(self, block: BlockId, offset: int, end: int, max_bytes: int) -> bytes:
+    def read(
+        self, block: BlockId, offset: int, end: int, max_bytes: int, *, verify: bool = False
+    ) -> bytes:
         """Return whole batches, from the one that holds *offset* to the last one before *end*."""
-        return self.store.read(block, offset, end, max_bytes)
+        return self.store.read(block, offset, end, max_bytes, verify=verify)
 
     def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
         """Return the first offset before *end* whose record's time is at or after a time."""

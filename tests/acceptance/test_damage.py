@@ -271,3 +271,38 @@ def test_damaged_metadata_is_reported(folder: Path, damage: str) -> None:
         pymq.open(folder)
     assert caught.value.code in ("CORRUPT_METADATA", "STORE_ERROR")
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", ["psb", "ptp"])
+def test_a_consumer_is_told_where_the_damage_lies(tmp_path: Path, mode: str) -> None:
+    """Records before it come first; those behind it come once the application has gone past it."""
+    folder = tmp_path / "q"
+    make(folder, blocks=True)
+    (first, *_) = block_files(folder, "t")
+    data = first.read_bytes()
+    second_last = data.rindex(MAGIC, 0, data.rindex(MAGIC))
+    flip(first, second_last + 150, 3)
+    with pymq.open(folder) as mq:
+        reader = mode == "psb"
+        opened = mq.consumer("t", mode="psb") if reader else mq.consumer("t", group="g")
+        with opened as consumer:
+            seen: list[tuple[int, bytes]] = []
+            met: list[CorruptBlock] = []
+            while len(seen) < len(RECORDS) - 1:
+                try:
+                    found = consumer.poll(timeout=10)
+                except CorruptBlock as error:
+                    met.append(error)
+                    consumer.skip(error)
+                    continue
+                assert found, "nothing comes any more"
+                if not reader:
+                    consumer.ack(found)
+                seen += [(r.offset, r.value) for r in found if r.partition == "0"]
+            (told,) = (error.details for error in met)
+            assert (told["file"], told["position"]) == (str(first), second_last)
+            lost = told["offset"]
+            assert told["end"] == int(str(lost)) + 1
+            assert sorted(seen) == [(at, v) for at, v in enumerate(RECORDS) if at != lost]
+            before = [offset for offset, _ in seen]
+            assert before == sorted(before)

@@ -71,6 +71,7 @@ class Fetch:
     end: int | None = None  # read nothing at or beyond it
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
     any_replica: bool = False  # a follower may answer with what it knows to be committed (KIP-392)
+    verify: bool = False  # check bodies, too: what was sent for it before was damaged
 
 
 @value

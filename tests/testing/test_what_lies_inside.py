@@ -1,0 +1,200 @@
+"""Batches that no reader can decode lie in a log, from before brokers refused them.
+
+Consumers say where, hand out everything else, and go past them when the application says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import pymq
+from pymq.client.consumer import Consumer
+from pymq.core import intake, log
+from pymq.core.record import RecordBatch
+from pymq.core.runs import split
+from pymq.errors import CorruptBatch, CorruptBlock, InvalidRequest, PymqError
+from pymq.spark.appends import append
+from pymq.testing import Cluster
+from pymq.testing.world import WALL_MS
+
+GOOD = [b"before0", b"before1", b"after0", b"after1"]
+
+
+def batch(*values: bytes) -> RecordBatch:
+    made = RecordBatch.encode(values, timestamp_ms=WALL_MS)
+    return RecordBatch(bytes(made.head), bytes(made.body), made.header)
+
+
+def count_lie() -> RecordBatch:
+    one = batch(b"x")
+    made = RecordBatch._seal(one.header._replace(count=5, span=5), one.body)
+    return RecordBatch(bytes(made.head), bytes(made.body), made.header)
+
+
+def wrong_body() -> RecordBatch:
+    made = batch(*[b"x"] * 5)
+    return RecordBatch(made.head, bytes(made.body[:-1]) + b"y", made.header)
+
+
+def put(mq: pymq.Client, *batches: RecordBatch, partition: str = "0") -> None:
+    for each in batches:
+        append(mq.questions, mq.questions.topic_metadata("t"), {partition: each}, 10.0)
+
+
+@pytest.fixture(params=[count_lie, wrong_body])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Offsets 2 to 6 of partition 0 are such a batch."""
+    with Cluster(brokers=1, seed=5) as made:
+        mq = made.client()
+        mq.create_topic("t", partitions=2)
+        put(mq, batch(GOOD[0]), batch(GOOD[1]))
+        with monkeypatch.context() as earlier:
+            earlier.setattr(intake, "check", lambda batch: None)
+            put(mq, request.param())
+        put(mq, batch(GOOD[2]), batch(GOOD[3]))
+        put(mq, batch(b"other"), partition="1")
+        yield made
+
+
+Get = Callable[[Consumer], list[bytes]]
+
+
+def polled(consumer: Consumer) -> list[bytes]:
+    found = consumer.poll(timeout=1.0)
+    if consumer.group:
+        consumer.ack(found)
+    return [record.value for record in found]
+
+
+def polled_in_batches(consumer: Consumer) -> list[bytes]:
+    views = consumer.poll_batches(timeout=1.0)
+    if consumer.group:
+        for view in views:
+            consumer.ack(view)
+    return [value for view in views for value in view.values]
+
+
+def iterated(consumer: Consumer) -> list[bytes]:
+    for record in consumer:
+        if consumer.group:
+            consumer.ack(record)
+        return [record.value]
+    raise AssertionError("it does not end")
+
+
+WAYS: dict[str, Get] = {"poll": polled, "poll_batches": polled_in_batches, "iterate": iterated}
+OPTIONS: dict[str, dict[str, object]] = {
+    "reader": {"mode": "psb", "offset": "begin"},
+    "group": {"group": "g"},
+}
+
+
+def collect(consumer: Consumer, get: Get, polls: int) -> tuple[list[bytes], list[PymqError]]:
+    got: list[bytes] = []
+    errors: list[PymqError] = []
+    for _ in range(polls):
+        try:
+            got += get(consumer)
+        except (CorruptBatch, CorruptBlock) as error:
+            errors.append(error)
+    return got, errors
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_its_place_is_named_and_nothing_is_skipped(cluster: Cluster, way: str, kind: str) -> None:
+    mq = cluster.client()
+    with mq.consumer("t", **OPTIONS[kind]) as consumer:  # type: ignore[arg-type] # of a table
+        got, errors = collect(consumer, WAYS[way], 12)
+        assert errors
+        assert sorted(got) == [*GOOD[:2], b"other"], "of other partitions everything is handed out"
+        for error in errors:
+            assert error.details["partition"] == "0"
+            assert (error.details["offset"], error.details["end"]) == (2, 7)
+            assert "t/0, offsets 2 to 7 cannot be read" in str(error)
+        if kind == "reader":
+            assert consumer.position("0") == 2
+        consumer.skip(errors[-1])
+        got, errors = collect(consumer, WAYS[way], 2 if way == "iterate" else 4)
+        assert (got, errors) == (GOOD[2:], [])
+        if kind == "group":
+            consumer.commit()
+            assert consumer.committed() == {"0": 9, "1": 1}
+
+
+def test_a_member_that_gives_up_leaves_it_to_the_next(cluster: Cluster) -> None:
+    mq = cluster.client()
+    for _ in range(2):
+        with mq.consumer("t", group="g") as consumer:
+            _, errors = collect(consumer, polled, 8)
+            assert errors
+    with mq.consumer("t", group="g") as consumer:
+        _, errors = collect(consumer, polled, 4)
+        assert errors
+        consumer.skip(errors[0])
+        got, errors = collect(consumer, polled, 4)
+        assert (got, errors) == (GOOD[2:], [])
+
+
+def test_its_place_is_told_to_the_dead_letter_topic(cluster: Cluster) -> None:
+    mq = cluster.client()
+    with mq.consumer("t", group="g", dead_letter="t.dead") as consumer:
+        _, errors = collect(consumer, polled, 4)
+        consumer.skip(errors[0])
+        assert collect(consumer, polled, 4)[1] == []
+    with mq.consumer("t.dead", mode="psb", offset="begin") as consumer:
+        (letter,) = consumer.until_end()
+    told = dict(letter.headers)
+    assert (told["pymq.topic"], told["pymq.partition"]) == (b"t", b"0")
+    assert (told["pymq.offset"], told["pymq.end_offset"]) == (b"2", b"7")
+    assert told["pymq.error"]
+
+
+def test_until_end_ends_with_the_error(cluster: Cluster) -> None:
+    mq = cluster.client()
+    with mq.consumer("t", mode="psb", offset="begin") as consumer:
+        got: list[bytes] = []
+        with pytest.raises((CorruptBatch, CorruptBlock)) as met:
+            got += [record.value for record in consumer.until_end()]
+        assert met.value.details["offset"] == 2
+        consumer.skip(met.value)
+        assert GOOD[3] in [record.value for record in consumer.until_end()]
+
+
+def test_what_names_no_place_cannot_be_gone_past(cluster: Cluster) -> None:
+    mq = cluster.client()
+    with mq.consumer("t", mode="psb") as consumer, pytest.raises(InvalidRequest):
+        consumer.skip(CorruptBatch("somewhere"))
+
+
+def restamped(data: bytes, durable: int) -> list[RecordBatch]:
+    """As a follower did that looked at headers only."""
+    return [each.stamp(each.base_offset, each.header.leader_epoch, 0) for each in split(data)]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_what_every_copy_has_wrong_was_so_when_it_came(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no disk's fault, and nobody has to look for another copy."""
+    with Cluster(brokers=3, seed=5) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=1, replicas=3, acks="raft")
+        put(mq, batch(GOOD[0]), batch(GOOD[1]))
+        with monkeypatch.context() as earlier:
+            earlier.setattr(intake, "check", lambda batch: None)
+            earlier.setattr(log, "restamp", restamped)
+            put(mq, wrong_body())
+            cluster.run(seconds=2)
+        put(mq, batch(GOOD[2]), batch(GOOD[3]))
+        with mq.consumer("t", **OPTIONS[kind]) as consumer:  # type: ignore[arg-type] # of a table
+            got, errors = collect(consumer, polled, 6)
+            assert got == GOOD[:2]
+            assert {type(error) for error in errors} == {CorruptBatch}
+            assert "the batch was damaged when it came" in str(errors[0])
+            assert (errors[0].details["offset"], errors[0].details["end"]) == (2, 7)
+            consumer.skip(errors[0])
+            got, errors = collect(consumer, polled, 4)
+            assert (got, errors) == (GOOD[2:], [])
