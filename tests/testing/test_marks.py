@@ -48,7 +48,13 @@ from tests.replication import chaos, test_fetch, test_parts
 from tests.replication.fetch_script import FetchScript
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import FETCH_SCRIPTS, SCRIPTS
-from tests.testing import test_damaged_copies, test_no_descriptors, test_repeats
+from tests.testing import (
+    test_damaged_copies,
+    test_no_descriptors,
+    test_repeats,
+    test_what_enters,
+    test_what_lies_inside,
+)
 from tests.testing.test_swarm import PLANS
 
 # Runs that come by much; and how many others there may be to come by the rest, which change with
@@ -58,6 +64,17 @@ GOOD = """117 529 119 17 640 2022 18 549 74 92 2024 668 920 2000 540 46 330 140 
 KEPT = "repair-cannot-write wiped-213-6 wiped-18-6 more-ranges-than-are-written".split()
 SEEDS_MAX = 20
 CHAOS = 400
+
+
+def _refused(what: str) -> None:
+    test_what_enters.test_an_unsound_batch_is_refused_and_nothing_else_is_touched(what, 1, "leader")
+
+
+def _damaged(kind: str) -> None:
+    test = test_what_lies_inside.test_what_every_copy_has_wrong_was_so_when_it_came
+    test(kind, pytest.MonkeyPatch())
+
+
 # Tests that come by what chance seldom does.
 DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
@@ -94,6 +111,10 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "partition.past_unread": partial(
         test_recovery.test_a_roll_before_the_store_has_answered, is_asked=True
     ),
+    "partition.unsound": partial(_refused, "count"),
+    "partition.invalid": partial(_refused, "tomorrow"),
+    "reader.damaged": partial(_damaged, "reader"),
+    "leased.damaged": partial(_damaged, "group"),
     "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
     "repair.cut": test_repair.test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many,
     "repair.damaged": test_repair.test_a_damaged_copy_that_nobody_else_holds_stays,
