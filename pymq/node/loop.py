@@ -351,9 +351,12 @@ class Loop:
             data = store.read(read.block, read.offset, read.end, most, verify=read.verify)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
-            told = self._users[name].read_failed(read.block, error, now)
-            answer = attrs.evolve(read.answer, error=told)
-            self._dirty[name] = None
+            if not (read.verify and "found_crc" in error.details):
+                # Of a body that is not sound only its reader is told: it may have come so, and then
+                # it is so on all replicas.
+                error = self._users[name].read_failed(read.block, error, now)
+                self._dirty[name] = None
+            answer = attrs.evolve(read.answer, error=error)
         # A group coordinator reads through its own broker.
         peer = name if read.peer.startswith("#") else read.peer
         self._post(name, [(peer, answer)])
