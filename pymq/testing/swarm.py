@@ -44,6 +44,7 @@ from pymq.testing.workload import App, History, Sent
 from pymq.testing.world import SECOND, Violation, uncollected
 
 HEAL_S = 90.0  # within which everything must work again
+PATIENCE = 5  # times that, for what gets on and is only slow
 LOOK_US = 50_000  # how often it is looked whether it does
 LOOKS = 5  # of administrators, one a second
 # What must come about once the faults have ended; a run may be told to let some of it pass.
@@ -205,9 +206,19 @@ class Run:
 
     # --- the healed phase -----------------------------------------------------------------------
 
-    def _until(self, is_so: Callable[[], bool], rule: str, seconds: float = HEAL_S) -> None:
-        until = self.world.now + round(seconds * SECOND)
+    def _until(
+        self,
+        is_so: Callable[[], bool],
+        rule: str,
+        seconds: float = HEAL_S,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Let time pass until it is so; *seconds* without any *progress* are too many."""
+        until, latest = self.world.now + round(seconds * SECOND), self.world.now
+        latest, done = latest + PATIENCE * (until - latest), progress()
         while not is_so():
+            if (now_done := progress()) > done:
+                done, until = now_done, min(latest, self.world.now + round(seconds * SECOND))
             if self.world.now >= until:
                 self._fail(rule, f"not within {seconds:g} s")
             self.world.run(self.world.now + LOOK_US)
@@ -247,7 +258,7 @@ class Run:
         for app in self.apps.values():
             self._restart_consumers(app)
         self._until(self._is_read, "readers-reach-the-end")
-        self._until(self._is_processed, "groups-reach-the-end")
+        self._until(self._is_processed, "groups-reach-the-end", progress=self._acknowledged)
         self._until(self._is_converged, "replicas-converge")
 
     def _recover(self) -> None:
@@ -319,6 +330,13 @@ class Run:
             if cursor.position < self._end(reading.topic, name):
                 return False
         return True
+
+    def _acknowledged(self) -> int:
+        """How far all groups have got, taken together."""
+        brokers = [host.broker for host in self.cluster.brokers.values() if host.broker is not None]
+        return sum(
+            leases.committed for broker in brokers for *_, leases in probe.all_leases(broker)
+        )
 
     def _is_processed(self) -> bool:
         wanted = {

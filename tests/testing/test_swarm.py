@@ -65,6 +65,28 @@ def test_what_is_waived_is_told() -> None:
         run._until(lambda: False, "auditor-reads", 0.1)
 
 
+def test_what_is_only_slow_is_waited_for() -> None:
+    """A group that takes one record at a time; what does not get on fails as soon as before."""
+    run = Run(generate(0, brokers=1, profile="calm", seconds=2))
+    begun = run.world.now
+
+    def seconds() -> int:
+        return (run.world.now - begun) // 1_000_000
+
+    run._until(lambda: seconds() > 3, "groups-reach-the-end", 2.0, progress=seconds)
+    with pytest.raises(Violation, match="groups-reach-the-end"):
+        run._until(lambda: False, "groups-reach-the-end", 2.0, progress=seconds)
+    assert seconds() == 3 + 1 + 10
+    with pytest.raises(Violation, match="groups-reach-the-end"):
+        run._until(lambda: False, "groups-reach-the-end", 2.0)
+
+
+def test_disks_that_failed_are_left_as_they_are_in_half_of_the_runs() -> None:
+    """An operator who restarts each hides what nobody else mends."""
+    plans = [generate(seed, seconds=1) for seed in range(400)]
+    assert 160 < sum(plan.operator for plan in plans) < 240
+
+
 def test_not_everything_is_restarted_when_the_faults_end() -> None:
     """What a restart mends would not be missed: a replica that is stuck, a client that waits."""
     kinds = Counter(generate(seed, seconds=1, restart="any").restart for seed in range(400))
