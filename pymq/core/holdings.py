@@ -83,7 +83,7 @@ class Holdings:
         kept = {block.number for block in after.blocks if me in block.replicas}
         for gone in before.blocks:
             if gone.number not in kept and me in gone.replicas:
-                mark("partition.given_away")
+                mark("partition.block_removed")
                 self.repairs.drop(gone.number)  # Or it would go on with what is removed.
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
 

@@ -62,6 +62,28 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
     assert not four.asked
 
 
+def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
+    """And keep nobody waiting who completes what was his all the time."""
+    slots = RepairSlots(ReplicationConfig(retry_ms=10, repairs=2, copy_bytes_s=1_000))
+    moving, rolled = Repair("a"), Repair("a")
+    moving.paced_bytes = 50
+    asked_at: list[int] = []
+    want(slots, moving)
+    for now in range(1_000):
+        if len(moving.asked) > len(asked_at):
+            asked_at.append(now)
+            slots.answered(moving, "a", now)
+            slots.want(moving)
+        if now == 500:
+            slots.want(rolled)
+        go_on(slots, now)
+        assert bool(rolled.asked) is (now >= 500)
+        if rolled.asked and now == 500:
+            slots.leave(rolled)
+    assert 19 <= len(asked_at) <= 21  # of 50 bytes each, in a second
+    assert all(later - one >= 49 for one, later in pairwise(asked_at))
+
+
 def test_what_was_begun_goes_first() -> None:
     """A block that was just rolled waited for all that a disk had lost."""
     slots = RepairSlots(CONFIG)
