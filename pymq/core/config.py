@@ -32,6 +32,7 @@ class TopicConfig:
     fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
     fsync_interval_ms: int = 1000  # of fsync="interval"
     tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a deletion visible
+    producer_expire_ms: int = 24 * 3600 * 1000  # of silence; then a roll forgets who has no name
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -59,6 +60,7 @@ class TopicConfig:
         _range("min_in_sync", self.min_in_sync, 1, 1000)
         _range("fsync_interval_ms", self.fsync_interval_ms, 1, 1 << 40)
         _range("tombstone_ms", self.tombstone_ms, 0, 1 << 50)
+        _range("producer_expire_ms", self.producer_expire_ms, 60_000, 1 << 50)
         _choice("cleanup_policy", self.cleanup_policy, CLEANUP)
         if self.fsync is not None:
             _choice("fsync", self.fsync, FSYNC)

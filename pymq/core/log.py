@@ -15,7 +15,7 @@ from pymq.core import codec
 from pymq.core.header import ControlKind
 from pymq.core.marks import mark
 from pymq.core.message import RaftAppend, ReplicaFetched
-from pymq.core.producers import ProducerTable
+from pymq.core.producers import UNKNOWN_TIME, ProducerTable
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -107,7 +107,7 @@ class BlockLog:
         self._recent_bytes = 0
         # What a follower was sent last, by (offset, most bytes): the others need the same.
         self._joined: tuple[tuple[int, int], bytes] | None = None
-        self._time = 0  # wall clock of what the log itself appends
+        self._time = 0  # wall clock, as it was told last
 
     # --- beginning ------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class BlockLog:
                 self._durable_then = self.end
             ready.write.append(Append(self.name, self._unwritten, sync))
             self._unwritten = []
-            self.producers.write()
+            self.producers.write(self._time or UNKNOWN_TIME)
 
     def seal_block(self, ready: Ready, *, keep_open: bool = False) -> None:
         """Make all of the block durable, with its index; in the same write as :meth:`flush`."""
@@ -421,6 +421,11 @@ class BlockLog:
             self._host.out.write.append(Checkpoint(self.name, self._snapshot()))
             self._durable_soon = self.stable_end
 
+    def past(self, expire_ms: int) -> bytes:
+        """What the next block is to know of producers, without those that are silent too long."""
+        self.producers.expire(self._time, expire_ms)
+        return self.producers.hand_on(self._time)
+
     def at(self, wall_ms: int) -> None:
-        """Tell the log what time it is, for the batches it makes itself."""
+        """Tell the log what time it is, for its producers and the batches it makes itself."""
         self._time = wall_ms

@@ -380,7 +380,8 @@ class OpenBlock:
         assert self.log is not None
         assert self.replicator is not None
         host = self._host
-        return self.sealing.done(name, host.me, host.incarnation, self.log, self.replicator)
+        past = self.log.past(self.state.config.producer_expire_ms)
+        return self.sealing.done(name, host.me, host.incarnation, self.log, self.replicator, past)
 
     # --- the disk -------------------------------------------------------------------------------
 
@@ -422,6 +423,7 @@ class OpenBlock:
             self._sync_at = now + config.fsync_interval_ms
         if self.is_shared and log.has_unwritten and self._idle_at == NEVER:
             self._idle_at, self._idle_end = now + IDLE_MS, log.end
+        log.at(self._host.wall_ms(now))
         log.flush(ready, sync=is_synced)
         if must_seal:
             self.sealing.write(log, ready)

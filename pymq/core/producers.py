@@ -8,14 +8,20 @@ a restarted producer learns how far it got).
 
 The table is part of the log's state: it can be rebuilt by replaying headers, and a snapshot of it
 travels with checkpoints.
+
+It ends with a block, and the next one begins with what is handed on: producers that were silent for
+too long are left out, unless they have a name (Kafka's ``producer.id.expiration.ms``), and so are
+those that were silent longest, of what would be too large to go with a roll. Whoever seals the
+block decides that, by its own clock, and all replicas of the next one begin with the same table.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 from pymq.core import codec
-from pymq.core.header import NO_PRODUCER, Header
+from pymq.core.header import EPOCH_HALF, NO_PRODUCER, Header
 from pymq.core.marks import mark
 from pymq.errors import (
     CorruptMetadata,
@@ -27,6 +33,13 @@ from pymq.errors import (
 
 NAMED = 1 << 62  # this bit of an id says that it belongs to a name, and not to one producer
 REMEMBERED = 5  # batches a producer, as many as it may have in flight
+UNKNOWN_TIME = -1
+UNDER_WAY_MS = 10 * 60 * 1000  # silence after which a producer waits for no answer any more
+PAST_BYTES = 512 << 10  # of a table, in a node of the tree: a commit of ZooKeeper may have 1 MiB
+PLAIN_BYTES = 4 << 10  # a smaller table is not compressed
+UNPACKED_BYTES = 16 << 20
+ZLIB_LEVEL = 1
+ZLIB_MAGIC = b"\x78"  # no array begins with it in CBOR
 UNKNOWN_CRC = -1  # of a batch that a snapshot of before tells of
 PRODUCERS_MAX = 10_000  # a partition; beyond it the one that was silent longest is forgotten
 
@@ -53,13 +66,38 @@ def _batch(
     return int(epoch), int(sequence), int(count), int(offset), int(crc)
 
 
+def _is_named(producer_id: int, producer: Producer) -> bool:
+    """Whether a producer has a name; of one whose id is a hash of it only a later epoch tells."""
+    return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
+
+
+def _plainly(snapshot: bytes) -> bytes:
+    """A snapshot as it was before it was compressed.
+
+    Raises:
+        ValueError: it is too large, or damaged.
+    """
+    if snapshot[:1] != ZLIB_MAGIC:
+        return snapshot
+    unpacking = zlib.decompressobj()
+    try:
+        plain = unpacking.decompress(snapshot, UNPACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacking.eof:
+        raise ValueError("it is cut short, or unpacks to too much")
+    return plain
+
+
 class ProducerTable:
     """All producers of a partition, by id, the one that wrote last at the end."""
 
-    __slots__ = ("_producers", "_proposed", "_writing")
+    __slots__ = ("_producers", "_proposed", "_seen", "_time", "_writing")
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}  # as the log has it, durably
+        self._seen: dict[int, int] = {}  # wall clock, when each wrote last, as far as is known here
+        self._time = UNKNOWN_TIME  # of the write under way
         self._writing: dict[int, Producer] = {}  # as it will be after the write under way ...
         self._proposed: dict[int, Producer] = {}  # ... and after the one that follows it
 
@@ -134,19 +172,22 @@ class ProducerTable:
         batches = (*known.batches[-REMEMBERED + 1 :], batch) if known is not None else (batch,)
         self._proposed[producer_id] = Producer(epoch, sequence + count, batches)
 
-    def write(self) -> None:
-        """What was proposed is being written."""
+    def write(self, now_ms: int = UNKNOWN_TIME) -> None:
+        """What was proposed is being written; *now_ms* is the wall clock."""
+        self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
 
     def settle(self) -> None:
         """What was being written is durable."""
-        producers = self._producers
+        producers, seen, time = self._producers, self._seen, self._time
         for producer_id, producer in self._writing.items():
+            seen[producer_id] = time
             producers.pop(producer_id, None)  # so that it moves to the end
             producers[producer_id] = producer
         self._writing.clear()
         while len(producers) > PRODUCERS_MAX:
-            del producers[next(iter(producers))]
+            first = next(iter(producers))
+            del producers[first], seen[first]
 
     def discard(self) -> None:
         """Nothing of what was proposed or being written is in the log."""
@@ -174,14 +215,58 @@ class ProducerTable:
         _, _, count, offset, _ = producer.batches[-1]
         return offset + count
 
+    def expire(self, now_ms: int, silent_ms: int) -> None:
+        """Forget those without a name that have written nothing for longer than *silent_ms*.
+
+        Of one that was seen at an unknown time, or at a later one, the time begins now.
+        """
+        producers, seen = self._producers, self._seen
+        for producer_id, seen_ms in list(seen.items()):
+            if not 0 <= seen_ms <= now_ms:
+                seen[producer_id] = now_ms
+            elif now_ms - seen_ms > silent_ms and not _is_named(
+                producer_id, producers[producer_id]
+            ):
+                mark("producers.expired")
+                del producers[producer_id], seen[producer_id]
+
     def snapshot(self) -> bytes:
         """Pack what is durable."""
-        return codec.dumps(
-            [
-                [producer_id, p.epoch, p.next_sequence, [list(batch) for batch in p.batches]]
-                for producer_id, p in self._producers.items()
-            ]
-        )
+        return codec.dumps(self._plain(self._producers))
+
+    def _plain(self, producers: dict[int, Producer]) -> list[list[object]]:
+        seen = self._seen
+        return [
+            [id, p.epoch, p.next_sequence, [list(batch) for batch in p.batches], seen[id]]
+            for id, p in producers.items()
+        ]
+
+    def hand_on(self, now_ms: int, bytes_max: int = PAST_BYTES) -> bytes:
+        """Pack what is durable for the next block, in no more than *bytes_max*.
+
+        What does not fit is left out: of those that have nothing under way any more, all batches
+        but the last; then those that were silent longest, the ones without a name before others.
+        """
+        snapshot = self.snapshot()
+        if len(snapshot) <= min(PLAIN_BYTES, bytes_max):
+            return snapshot
+        packed = zlib.compress(snapshot, ZLIB_LEVEL)
+        if len(packed) <= bytes_max:
+            return packed
+        mark("producers.shortened")
+        # The sort is stable, and the table's order is that of who wrote last.
+        ordered = dict(sorted(self._producers.items(), key=lambda each: _is_named(*each)))
+        for producer_id, p in ordered.items():
+            if now_ms - self._seen[producer_id] > UNDER_WAY_MS:
+                ordered[producer_id] = p._replace(batches=p.batches[-1:])
+        plain = self._plain(ordered)
+        packed = zlib.compress(codec.dumps(plain), ZLIB_LEVEL)
+        while len(packed) > bytes_max:
+            mark("producers.left_out")
+            left = len(plain) * bytes_max * 9 // (len(packed) * 10)
+            plain = plain[len(plain) - left :]
+            packed = zlib.compress(codec.dumps(plain), ZLIB_LEVEL)
+        return packed
 
     @classmethod
     def restore(cls, snapshot: bytes) -> ProducerTable:
@@ -192,11 +277,15 @@ class ProducerTable:
         """
         table = cls()
         try:
-            for producer_id, epoch, next_sequence, batches in codec.loads(snapshot):
+            for producer_id, epoch, next_sequence, batches, *seen in codec.loads(
+                _plainly(snapshot)
+            ):
+                (seen_ms,) = seen or (UNKNOWN_TIME,)  # A table of before tells none.
                 last = tuple(_batch(*batch) for batch in batches)
                 table._producers[int(producer_id)] = Producer(
                     int(epoch), int(next_sequence), last[-REMEMBERED:]
                 )
+                table._seen[int(producer_id)] = int(seen_ms)
         except (PymqError, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of producers: {error}") from None
         return table

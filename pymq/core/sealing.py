@@ -81,8 +81,9 @@ class Sealing:
         incarnation: int,
         log: BlockLog,
         replicator: Replicator,
+        past: bytes,
     ) -> Sealed | None:
-        """The answer to the zkserver."""
+        """The answer to the zkserver; *past* is what the next block is to know of producers."""
         if self.request is None:
             return None
         mark("sealing.done")
@@ -99,7 +100,7 @@ class Sealing:
             replicator.epoch,
             incarnation=incarnation,
             epochs=tuple(log.epochs) if self._is_shared else (),
-            past=log.producers.snapshot(),
+            past=past,
             topic_id=log.name.topic_id,
         )
         return self.answer

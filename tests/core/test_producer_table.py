@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
+from random import Random
+
 import pytest
 
 from pymq.core import codec
 from pymq.core.header import Header
-from pymq.core.producers import ProducerTable
+from pymq.core.producers import (
+    NAMED,
+    PAST_BYTES,
+    PRODUCERS_MAX,
+    UNDER_WAY_MS,
+    ProducerTable,
+)
 from pymq.core.record import RecordBatch
 from pymq.errors import CorruptMetadata
 
@@ -43,3 +52,119 @@ def test_what_is_no_snapshot_is_refused(item: object) -> None:
     """Whoever keeps a checkpoint goes by what it raises, and does without."""
     with pytest.raises(CorruptMetadata):
         ProducerTable.restore(codec.dumps(item))
+
+
+# --- what goes with a roll ----------------------------------------------------------------------
+
+
+def table_of(count: int, batches: int, now_ms: int = 0, *, first: int = 0) -> ProducerTable:
+    """A table of so many producers, each with so many batches; random ids, as real ones have."""
+    table, rng = ProducerTable(), Random(first)
+    ids = [rng.getrandbits(62) for _ in range(count)]
+    head = header(0, 0)
+    for sequence in range(batches):
+        for number, producer in enumerate(ids):
+            table.propose(
+                head._replace(
+                    producer_id=producer,
+                    base_sequence=sequence,
+                    base_offset=sequence * count + number,
+                    batch_crc=rng.getrandbits(32),
+                )
+            )
+        table.write(now_ms)
+        table.settle()
+    return table
+
+
+def known(table: ProducerTable) -> set[int]:
+    return {item[0] for item in codec.loads(table.snapshot())}
+
+
+def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
+    """A node of the tree must not be too large for ZooKeeper, or the partition never rolls again.
+
+    Nobody of them is forgotten, and all of what may still be sent again is known.
+    """
+    table = table_of(PRODUCERS_MAX, 5)
+    assert len(table.snapshot()) > PAST_BYTES
+    packed = table.hand_on(1_000)
+    assert len(packed) <= PAST_BYTES
+    assert ProducerTable.restore(packed).snapshot() == table.snapshot()
+
+
+@pytest.mark.parametrize("bytes_max", [PAST_BYTES, 100_000, 5_000, 200])
+def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
+    """Those that were silent longest are left out first, and those with names last."""
+    table = table_of(9_990, 5)
+    names = [NAMED | number for number in range(10)]
+    early = ProducerTable()
+    for name in names:
+        early.replay(header(0, 0)._replace(producer_id=name))
+    table = ProducerTable.restore(
+        codec.dumps([*codec.loads(early.snapshot()), *codec.loads(table.snapshot())])
+    )
+    packed = table.hand_on(UNDER_WAY_MS, bytes_max)
+    assert len(packed) <= bytes_max
+    left = ProducerTable.restore(packed)
+    order = [item[0] for item in codec.loads(table.snapshot()) if item[0] not in names]
+    kept = known(left)
+    anonymous = [item for item in order if item in kept]
+    assert anonymous == order[len(order) - len(anonymous) :]
+    assert not anonymous or kept.issuperset(names)
+    if bytes_max >= 100_000:
+        assert len(anonymous) > 1_000
+
+
+def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
+    """They wait for no answer any more; but where they go on is known."""
+    late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
+    table = ProducerTable.restore(
+        codec.dumps([*codec.loads(late.snapshot()), *codec.loads(busy.snapshot())])
+    )
+    is_busy = known(busy)
+    handed = {item[0]: item for item in codec.loads(table.snapshot())}
+    left = ProducerTable.restore(table.hand_on(UNDER_WAY_MS + 1, 200_000))
+    assert known(left) == known(table)
+    for producer, epoch, following, batches, seen in codec.loads(left.snapshot()):
+        kept = 5 if producer in is_busy else 1
+        before = handed[producer]
+        assert [epoch, following, batches, seen] == [*before[1:3], before[3][-kept:], before[4]]
+
+
+def test_who_was_silent_too_long_is_forgotten_but_a_name_is_not() -> None:
+    table = ProducerTable()
+    for producer, epoch in ((1, 0), (2, 0), (3, 1 << 32), (NAMED | 4, 0)):
+        table.propose(header(0, producer)._replace(producer_id=producer, epoch_high=epoch >> 32))
+        table.write(50 if producer == 2 else 0)
+        table.settle()
+    table.expire(100, 100)
+    assert len(table) == 4
+    table.expire(120, 100)
+    assert known(table) == {2, 3, NAMED | 4}
+    assert table.check(header(0, 9)._replace(producer_id=1)) is None
+
+
+def test_silence_is_counted_only_once_it_is_known_since_when() -> None:
+    """After a restart, of a table of before, or of a clock that was ahead: none goes too early."""
+    old = ProducerTable.restore(codec.dumps([[7, 0, 1, [[0, 0, 1, 5]]]]))
+    replayed = ProducerTable()
+    replayed.replay(header(0, 5))
+    ahead = ProducerTable()
+    ahead.propose(header(0, 5))
+    ahead.write(10_000_000)
+    ahead.settle()
+    for table in (old, replayed, ahead):
+        table.expire(1_000, 100)
+        table.expire(1_100, 100)
+        assert table.next_sequence(PRODUCER) == 1
+        table.expire(1_101, 100)
+        assert table.next_sequence(PRODUCER) == 0
+
+
+def test_a_snapshot_that_unpacks_to_too_much_is_refused() -> None:
+    packed = table_of(1_000, 1).hand_on(0)
+    assert packed[:1] == b"\x78"
+    for bad in (packed[:-1], packed[:50], b"\x78", zlib.compress(bytes(17 << 20))):
+        with pytest.raises(CorruptMetadata):
+            ProducerTable.restore(bad)

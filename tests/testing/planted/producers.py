@@ -175,3 +175,33 @@ bug(
 def disown_no_principal(disown: Any, self: Guard, principal: str, source: str, m: Any) -> Any:
     grant = self.grants.read(m.grant) if self.grants is not None else None
     return disown(self, grant.principal if grant is not None else principal, source, m)
+
+
+bug(
+    "producers-expired-early",
+    AREA,
+    "a producer whose last time is not known after a restart is taken for silent since ever",
+    "Kafka: producers that expire too soon",
+    test="tests/core/test_producer_table.py::"
+    "test_silence_is_counted_only_once_it_is_known_since_when",
+)
+
+
+@plant("producers-expired-early", ProducerTable, "expire")
+def expire_unknown(expire: Any, self: ProducerTable, now_ms: int, silent_ms: int) -> None:
+    self._seen = {each: max(seen_ms, 0) for each, seen_ms in self._seen.items()}
+    expire(self, now_ms, silent_ms)
+
+
+bug(
+    "past-without-bound",
+    AREA,
+    "the table of producers goes into the tree whole, and a roll never succeeds again",
+    "jute.maxbuffer of ZooKeeper",
+    test="tests/core/test_producer_table.py::test_no_table_is_larger_than_a_roll_can_take",
+)
+
+
+@plant("past-without-bound", ProducerTable, "hand_on")
+def hand_on_all(hand_on: Any, self: ProducerTable, *arguments: Any) -> bytes:
+    return self.snapshot()

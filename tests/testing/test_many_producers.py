@@ -1,0 +1,80 @@
+"""Very many producers write to one partition of three replicas, which goes on rolling."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from pymq.client.client import Client
+from pymq.core import message as msg
+from pymq.core.producers import PAST_BYTES
+from pymq.core.record import RecordBatch
+from pymq.core.types import AckMode
+from pymq.testing import Cluster
+
+PRODUCERS = 10_000
+AT_ONCE = 500
+
+
+def produce(
+    mq: Client, producers: list[int], sequence: int, wall_ms: int
+) -> tuple[list[int], list[bool]]:
+    """One record of each; returns where they are, and whether they were there before."""
+    offsets, repeats = [], []
+    for start in range(0, len(producers), AT_ONCE):
+        calls = []
+        for producer in producers[start : start + AT_ONCE]:
+            batch = RecordBatch.encode(
+                [b"%d" % sequence],
+                timestamp_ms=wall_ms,
+                producer_id=producer,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+
+            def make(request: int, batch: RecordBatch = batch) -> msg.Message:
+                return msg.Produce(request, "t", "0", AckMode.RAFT, batch)
+
+            calls.append((mq.questions.begin("t", "0", make), make))
+        for call, make in calls:
+            answer = mq.questions.end(call) if call is not None else None
+            if not isinstance(answer, msg.Produced):
+                answer = mq.questions.ask_leader("t", "0", make)
+            assert isinstance(answer, msg.Produced)
+            offsets.append(answer.base_offset)
+            repeats.append(answer.duplicate)
+    return offsets, repeats
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("acks", ["leader", "raft"])
+def test_a_partition_with_ten_thousand_producers_rolls(acks: str) -> None:
+    """Each goes on where it was, and what is sent again is known, on replicas that are new, too.
+
+    Before, a table of some 6,500 made a node that ZooKeeper does not take, for ever.
+    """
+    rng = Random(1)
+    producers = [rng.getrandbits(62) for _ in range(PRODUCERS)]
+    with Cluster(brokers=4, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=1, replicas=3, acks=acks)
+        wall_ms = mq._wall_ms()
+        first, _ = produce(mq, producers, 0, wall_ms)
+        before = mq.describe_topic("t").partitions[0]
+        moved = [f"broker-{n}" for n in range(4) if f"broker-{n}" != before.replicas[0]]
+        mq.reassign("t", 0, moved)
+        some = producers[:: PRODUCERS // 50]
+        again, were_there = produce(mq, some, 0, wall_ms)
+        assert again == first[:: PRODUCERS // 50]
+        assert all(were_there)
+        _, were_there = produce(mq, some, 1, wall_ms)
+        assert not any(were_there)
+        after = mq.describe_topic("t").partitions[0]
+        assert len(after.blocks) > len(before.blocks)
+        assert before.replicas[0] not in after.replicas
+        zkserver = cluster.host("zkserver-0")
+        assert isinstance(zkserver, ZkServerHost)
+        assert zkserver.controller is not None
+        opened = zkserver.controller.image.partition("t", "0").open_block
+        assert 0 < len(opened.past) <= PAST_BYTES
