@@ -12,6 +12,7 @@ from pymq.core.producers import PAST_BYTES
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.testing import Cluster
+from pymq.testing.nodes import ZkserverHost
 
 PRODUCERS = 10_000
 AT_ONCE = 500
@@ -74,7 +75,7 @@ def test_a_partition_with_ten_thousand_producers_rolls(acks: str) -> None:
         assert len(after.blocks) > len(before.blocks)
         assert before.replicas[0] not in after.replicas
         zkserver = cluster.host("zkserver-0")
-        assert isinstance(zkserver, ZkServerHost)
+        assert isinstance(zkserver, ZkserverHost)
         assert zkserver.controller is not None
         opened = zkserver.controller.image.partition("t", "0").open_block
         assert 0 < len(opened.past) <= PAST_BYTES
