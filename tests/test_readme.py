@@ -174,6 +174,7 @@ def test_every_path_is_told() -> None:
         paths.replica("topic", "partition", 7, "broker"),
         paths.subscription("topic", "name"),
         paths.producer("name"),
+        paths.secret(),
         paths.deleted_topic("topic_id"),
     ]
     plain = [path.replace("<number>", "7").replace("<", "").replace(">", "") for path in told]
