@@ -21,16 +21,18 @@ import traceback
 from random import Random
 
 from tests.fuzz.disks import Blocks, Notes
+from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
 from tests.fuzz.targets import Batches, Packets, Runs, Target
 
 TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred that each gets
-    "packets": (Packets, 45),
+    "packets": (Packets, 43),
     "batches": (Batches, 20),
     "runs": (Runs, 10),
     "blocks": (Blocks, 5),
     "notes": (Notes, 10),
     "nodes": (Nodes, 10),
+    "entry": (Entry, 2),
 }
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20

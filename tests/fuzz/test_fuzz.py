@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from pymq.core import codec
 from pymq.core.record import RecordBatch
 from pymq.core.runs import restamp
-from pymq.errors import CorruptBatch, InvalidRequest
+from pymq.errors import CorruptBatch, InvalidRequest, PymqError
 from pymq.transport import wire
 from tests.fuzz.damage import RAW, distort, scramble, write
 from tests.fuzz.disks import Blocks, Notes
+from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
 from tests.fuzz.targets import Batches, Packets, Runs, as_bytes, mended, sound_batches
+from tests.testing.planted import planted
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,13 +46,21 @@ def test_malformed_inputs_do_no_harm(record_property: Callable[[str, object], No
     record_property("fuzz", told.splitlines()[-1])
 
 
-@pytest.mark.parametrize("make", [Packets, Batches, Runs, Blocks, Notes, Nodes])
+@pytest.mark.parametrize("make", [Packets, Batches, Runs, Blocks, Notes, Nodes, Entry])
 def test_each_target_takes_some_and_refuses_some(make: type) -> None:
     """Else the damage would be too little, or too much to get anywhere."""
     target = make()
     taken = sum(target.attempt(Random(number)) for number in range(60))
     assert taken > 0
-    assert taken < 60 or make is Nodes
+    assert taken < 60 or make in (Nodes, Entry)
+
+
+@pytest.mark.parametrize("bug", ["produced-body-unchecked", "produced-form-unchecked"])
+def test_a_broker_that_takes_anything_harms_others(bug: str) -> None:
+    """The oracle of :class:`Entry` sees what one forged batch does to the records of others."""
+    target = Entry()
+    with planted(bug), pytest.raises((PymqError, AssertionError)):
+        all(target.attempt(Random(number)) or True for number in range(30))
 
 
 @pytest.mark.parametrize("rows", [b"\x80", b"\xa0"])

@@ -1,0 +1,70 @@
+"""A stranger who may write to a topic sends forged batches between those of somebody else."""
+
+from __future__ import annotations
+
+from random import Random
+
+from pymq.core.header import parse_header
+from pymq.core.record import RecordBatch
+from pymq.errors import CorruptBatch, PymqError
+from pymq.spark.appends import append
+from pymq.testing import Cluster
+from pymq.testing.world import WALL_MS
+from tests.fuzz.damage import scramble
+from tests.fuzz.targets import forged, sound_batches
+
+BATCHES = 12  # that the stranger sends
+
+
+class Entry:
+    """A broker on a simulated disk, which is killed in the end and started again.
+
+    What was acknowledged to the other client is there afterwards, and all that was taken in can be
+    read by everybody.
+    """
+
+    inputs = BATCHES
+
+    def __init__(self) -> None:
+        self.batches = sound_batches()
+
+    def attempt(self, rng: Random) -> bool:
+        """Returns whether any batch of the stranger was taken in."""
+        with Cluster(brokers=1, seed=rng.randrange(1 << 30)) as cluster:
+            mq = cluster.client()
+            mq.create_topic("t", fsync="always")
+            topic = mq.questions.topic_metadata("t")
+            told: dict[int, bytes] = {}
+            taken = 0
+            for number in range(BATCHES):
+                try:
+                    append(mq.questions, topic, {"0": self._batch(rng)}, 10.0)
+                    taken += 1
+                except PymqError:
+                    pass  # It is refused, for whatever reason.
+                mine = RecordBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
+                told[append(mq.questions, topic, {"0": mine}, 10.0)["0"]] = b"mine %d" % number
+            cluster.crash("broker-0")
+            cluster.restart("broker-0")
+            cluster.run(seconds=2)
+            with mq.consumer("t", mode="psb", offset="begin") as consumer:
+                read = {record.offset: record.value for record in consumer.until_end()}
+            assert told.items() <= read.items(), "an acknowledged record of another is lost"
+        return taken > 0
+
+    def _batch(self, rng: Random) -> RecordBatch:
+        """As the decoder of a broker lets it in: its header holds, and has the body's length."""
+        batch = rng.choice(self.batches)
+        header = batch.header._replace(producer_id=-1, base_sequence=-1)
+        batch = RecordBatch._seal(header, batch.body)
+        data = bytes(batch.head) + bytes(batch.body)
+        if rng.random() < 0.3:
+            head, body = data[: len(batch.head)], scramble(rng, bytes(batch.body), ())
+            data = head + body[: len(batch.body)].ljust(len(batch.body), b"\0")
+        elif rng.random() < 0.8:
+            data = forged(rng, batch, ())
+        try:
+            parsed = parse_header(data)
+        except CorruptBatch:
+            return batch
+        return RecordBatch.parse(data) if parsed.length == len(data) else batch
