@@ -8,7 +8,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import endpoints, limits, parse, secure, serve, web
+from pymq.deployed.service import common, endpoints, limits, parse, secure, serve, web
 
 
 def main() -> int:
@@ -35,22 +35,13 @@ def main() -> int:
     try:
         node = pymq.Broker(
             args.name,
-            listen=args.listen,
-            advertise=args.advertise,
             zkservers=args.zkserver,
             data=args.data,
             rack=args.rack,
             copy_bytes_s=args.copy_bytes_s,
-            curve_dir=args.curve_dir,
-            policy=args.policy,
-            audit=args.audit,
-            insecure=args.insecure,
-            connections_per_address=args.connections_per_address,
-            connections_per_principal=args.connections_per_principal,
             fetch_max_bytes=args.fetch_max_bytes,
             fetch_memory_bytes=args.fetch_memory_bytes,
-            http=args.http,
-            http_cert=args.http_cert,
+            **common(args),
         )
     except pymq.errors.PymqError as error:
         print(f"broker: {error}", file=sys.stderr)

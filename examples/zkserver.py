@@ -7,7 +7,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import parse, secure, serve, web
+from pymq.deployed.service import common, parse, secure, serve, web
 
 
 def main() -> int:
@@ -49,22 +49,13 @@ def main() -> int:
     args = parse(parser)
     try:
         node = pymq.ZkServer(
-            listen=args.listen,
-            advertise=args.advertise,
             coordinator=args.coordinator,
             session_ms=args.session_ms,
             replica_lost_s=args.replica_lost_s,
             copies_at_once=args.copies_at_once,
             leader_balance_s=args.leader_balance_s,
-            curve_dir=args.curve_dir,
-            policy=args.policy,
-            audit=args.audit,
-            insecure=args.insecure,
-            connections_per_address=args.connections_per_address,
-            connections_per_principal=args.connections_per_principal,
-            http=args.http,
-            http_cert=args.http_cert,
             http_writable=args.http_writable,
+            **common(args),
         )
     except pymq.errors.PymqError as error:
         print(f"zkserver: {error}", file=sys.stderr)

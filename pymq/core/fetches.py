@@ -104,6 +104,14 @@ class Outbox(Protocol):
         """How long until the quota of *account* lets it be sent something; 0 when it does."""
         ...
 
+    def write_wait_ms(self, account: str) -> int:
+        """How long until the quota of *account* lets more be written for it; 0 when it does."""
+        ...
+
+    def wrote(self, account: str, size: int) -> None:
+        """Count *size* bytes that were written for *account*, and that it has not sent."""
+        ...
+
 
 class Boundless:
     """The outbox of a broker whose clients are in its own process: what they are sent is theirs."""
@@ -123,6 +131,13 @@ class Boundless:
     def wait_ms(self, account: str) -> int:
         """There are no quotas."""
         return 0
+
+    def write_wait_ms(self, account: str) -> int:
+        """There are no quotas."""
+        return 0
+
+    def wrote(self, account: str, size: int) -> None:
+        """There are no quotas."""
 
 
 Waiting = tuple[str, Fetch, int]  # (who has asked, what, since when)

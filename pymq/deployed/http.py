@@ -35,7 +35,10 @@ def open_http(
     gate = Gate(None)
     if keys is not None:
         folder = Path(keys)
-        gate = Gate(TokenFolder(folder, is_revoked=lambda name: _is_revoked(folder, name)))
+        gate = Gate(
+            TokenFolder(folder, is_revoked=lambda name: _is_revoked(folder, name)),
+            on_refused=door.refuse_token if door is not None else lambda address: None,
+        )
     allows = (lambda principal: True) if door is None else _may_scrape(door)
 
     def collect() -> Metrics:

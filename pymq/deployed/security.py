@@ -108,7 +108,7 @@ def open_transport(
             keys=keys,
             on_refused=door.refuse,
             on_sent=door.sent,
-            fetch_wait_ms=door.fetch_wait_ms,
+            quotas=door,
         )
     except BaseException:
         door.close()
@@ -173,9 +173,21 @@ class Door:
         """How long until *principal* may be sent more records; 0 when it may."""
         return self._guard.fetch_wait_ms(principal)
 
+    def produce_wait_ms(self, principal: str) -> int:
+        """How long until more may be written for *principal*; 0 when it may."""
+        return self._guard.produce_wait_ms(principal)
+
+    def produced(self, principal: str, size: int) -> None:
+        """Count what was written for *principal* beside what it has sent."""
+        self._guard.produced(principal, size)
+
     def refuse(self, principal: str, source: str) -> None:
         """Note a connection that was not let in."""
         self._audit.refuse(Asked(principal, source, "connect", "authenticate", ""), self._clock())
+
+    def refuse_token(self, address: str) -> None:
+        """Note a token over HTTP that is nobody's, or was not looked at; any thread may call."""
+        self._audit.refuse(Asked("", address, "http", "authenticate", ""), self._clock())
 
     def close(self) -> None:
         """Close the audit log."""

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pymq import descriptors
 from pymq.deployed.nodes import Node
@@ -103,6 +104,13 @@ def secure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many one principal may have, from anywhere, where there are keys (500)",
     )
+
+
+def common(args: argparse.Namespace) -> dict[str, Any]:
+    """What was said by the options that all nodes have, as arguments of a node."""
+    names = ("listen", "advertise", "curve_dir", "policy", "audit", "insecure")
+    more = ("connections_per_address", "connections_per_principal", "http", "http_cert")
+    return {name: getattr(args, name) for name in (*names, *more)}
 
 
 def limits(parser: argparse.ArgumentParser) -> None:

@@ -114,7 +114,8 @@ class Broker:
         self.out = Ready()
         self.slots = RepairSlots(config.replication)
         self.lending = Lending(config.replication.lend_bytes)
-        self.fetches = Fetches(config.fetches, outbox or Boundless())
+        self.outbox = outbox or Boundless()
+        self.fetches = Fetches(config.fetches, self.outbox)
         self._granted = 0  # bytes of the fetch that is being served because it is its turn
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
@@ -381,6 +382,8 @@ class Broker:
         self._coordinators.tick(now)
         if now >= self.slots.deadline:
             self.slots.tick(now)
+        if now >= self._copies.deadline:
+            self._copies.tick(now)
         if now >= self._registration.deadline:
             self._registration.beat(self.out, now)
         if now >= self._departure.deadline:
@@ -444,6 +447,8 @@ class Broker:
             due = self.slots.deadline
         if self.lending.deadline < due:
             due = self.lending.deadline
+        if self._copies.deadline < due:
+            due = self._copies.deadline
         if self.fetches.deadline < due:
             due = self.fetches.deadline
         for coordinator in self._coordinators.values():

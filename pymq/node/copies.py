@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from pymq.core.fetches import Outbox
 from pymq.core.marks import mark
 from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
 from pymq.core.partition import Partition
 from pymq.core.runs import split
-from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.core.validation import check
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
@@ -55,6 +56,11 @@ class CopyHost(Protocol):
         """Send an answer."""
         ...
 
+    @property
+    def outbox(self) -> Outbox:
+        """What knows whose quotas have room."""
+        ...
+
 
 @define
 class _Job:
@@ -87,6 +93,8 @@ class Copies:
         self._numbers: dict[Key, int] = {}
         self._line: deque[_Job] = deque()  # those that are to read, in turn
         self._reading: set[int] = set()
+        self._held_up: dict[int, _Job] = {}  # by the quotas of those for whom they are made
+        self.deadline = NEVER  # when :meth:`tick` has something to do
 
     def begin(self, source: str, m: Copy, now: int) -> None:
         """Make a copy, or say why not; answered when all of it is as safe as *m.acks* says."""
@@ -143,6 +151,13 @@ class Copies:
             job = self._line.popleft()
             if job.number not in self._jobs:
                 continue
+            account, _ = self._host.outbox.owner(job.source)
+            if wait_ms := self._host.outbox.write_wait_ms(account):
+                # What was asked for with some bytes may be gigabytes: it is paid for as it goes.
+                mark("copies.held_up")
+                self._held_up[job.number] = job
+                self.deadline = min(self.deadline, now + wait_ms)
+                continue
             self._reading.add(job.number)
             asked, first = job.asked, job.pieces[0]
             end = first.offset
@@ -161,6 +176,12 @@ class Copies:
                 asked.origin_id,
             )
             self._host.on_partition(COPIES, fetch, now)
+
+    def tick(self, now: int) -> None:
+        """Look again at those that a quota has held up."""
+        held, self._held_up, self.deadline = self._held_up, {}, NEVER
+        self._line.extend(held.values())
+        self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
         """A partition has answered what it was asked for a copy."""
@@ -223,6 +244,8 @@ class Copies:
             job.sequence += piece.records
             job.sent.append((piece.records, numbered.size))
             job.unsafe += numbered.size
+            account, _ = self._host.outbox.owner(job.source)
+            self._host.outbox.wrote(account, numbered.size)
             produce = Produce(
                 job.number,
                 asked.topic,

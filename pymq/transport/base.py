@@ -19,6 +19,22 @@ ANONYMOUS = ""  # the principal of a connection that has not proved who it is
 CLIENT_PREFIX = "client-"  # so nodes of clients are called, each with a number of its own
 
 
+class Quotas(Protocol):
+    """What principals may be sent, and what may be written for them."""
+
+    def fetch_wait_ms(self, principal: str) -> int:
+        """How long until *principal* may be sent more records; 0 when it may."""
+        ...
+
+    def produce_wait_ms(self, principal: str) -> int:
+        """How long until more may be written for *principal*; 0 when it may."""
+        ...
+
+    def produced(self, principal: str, size: int) -> None:
+        """Count what was written for *principal* beside what it has sent."""
+        ...
+
+
 class Transport(Protocol):
     """Carries the messages of one node, which is a process or a thread with a loop of its own.
 

@@ -23,7 +23,7 @@ from pymq.core.fetches import Loads
 from pymq.core.message import Message
 from pymq.errors import Closed, ForkedError, InvalidRequest, RecordTooLarge
 from pymq.transport import wire
-from pymq.transport.base import Arrival, Gate
+from pymq.transport.base import Arrival, Gate, Quotas
 from pymq.transport.connections import came_from, cut, source_of
 from pymq.transport.curve import KeyRing
 from pymq.transport.curvezap import OnRefused, user_id
@@ -68,8 +68,8 @@ class ZmqTransport:
 
     With *keys* nothing is said to, and nothing heard of, who has not proved with CurveZMQ to be who
     is expected. *on_refused* is told of connections that were not let in, and *on_sent* of what is
-    sent to whom; *fetch_wait_ms* tells how long the quota of a principal keeps it from being sent
-    more records. Without, only this machine may be listened to, unless it is *insecure* knowingly.
+    sent to whom; *quotas* tell what principals may still be sent.
+    Without, only this machine may be listened to, unless it is *insecure* knowingly.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ZmqTransport:
         insecure: bool = False,
         on_refused: OnRefused | None = None,
         on_sent: Callable[[str, Message], object] | None = None,
-        fetch_wait_ms: Callable[[str], int] | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.endpoint = ""
@@ -97,7 +97,7 @@ class ZmqTransport:
         self._keys = keys
         self._keys_version = keys.version if keys is not None else 0
         self._on_sent = on_sent
-        self._fetch_wait_ms = fetch_wait_ms
+        self._quotas = quotas
         self._pid = os.getpid()
         self._is_closed = False
         self._context = make_context()
@@ -306,7 +306,16 @@ class ZmqTransport:
 
     def wait_ms(self, account: str) -> int:
         """How long until the quota of a principal lets it be sent something; 0 when it does."""
-        return self._fetch_wait_ms(account) if self._fetch_wait_ms is not None else 0
+        return self._quotas.fetch_wait_ms(account) if self._quotas is not None else 0
+
+    def write_wait_ms(self, account: str) -> int:
+        """How long until the quota of a principal lets more be written for it; 0 when it does."""
+        return self._quotas.produce_wait_ms(account) if self._quotas is not None else 0
+
+    def wrote(self, account: str, size: int) -> None:
+        """Count what was written for a principal beside what it has sent."""
+        if self._quotas is not None:
+            self._quotas.produced(account, size)
 
     def _unsent(self, peer: Peer, now: float) -> int:
         size = peer.waiting_bytes + peer.flight.look(now)

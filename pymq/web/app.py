@@ -14,6 +14,7 @@ from pymq.errors import (
     AuthorizationFailed,
     Closed,
     PymqError,
+    QuotaExceeded,
 )
 from pymq.web.desk import Desk, Desks
 from pymq.web.gate import SESSION_S, Gate, is_local_name
@@ -54,6 +55,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str]  # their names in small letters
     body: bytes
     port: int
+    address: str = ""  # from where it comes
 
 
 class Response(NamedTuple):
@@ -118,6 +120,9 @@ class App:
         """Answer a request, whatever comes."""
         try:
             return self._answer(request)
+        except QuotaExceeded as error:
+            told = {"error": str(error), "code": error.code}
+            return as_json(told, 429, ("Retry-After", str(-(-error.retry_ms // 1000))))
         except PymqError as error:
             return refuse(_status(error), str(error), error.code)
         except TimeoutError:
@@ -143,7 +148,7 @@ class App:
             if path == "/logout":
                 self._gate.sign_out(_cookie(request))
                 return as_json({}, 200, self._set_cookie(request.port, "", 0))
-        principal = self._gate.principal(_bearer(request), _cookie(request))
+        principal = self._gate.principal(_bearer(request), _cookie(request), request.address)
         if principal is None:
             return refuse(401, "a token is needed", AuthenticationFailed.code)
         if path == "/metrics" and is_read:
@@ -160,7 +165,7 @@ class App:
 
     def _sign_in(self, request: Request) -> Response:
         token = _object(request.body).get("token")
-        cookie = self._gate.sign_in(token) if isinstance(token, str) else None
+        cookie = self._gate.sign_in(token, request.address) if isinstance(token, str) else None
         if cookie is None:
             return refuse(401, "this token is not known", AuthenticationFailed.code)
         return as_json({}, 200, self._set_cookie(request.port, cookie, round(SESSION_S)))

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Protocol
 
 from pymq.core.values import value
+from pymq.errors import QuotaExceeded
+from pymq.web.guesses import Guesses
 
 ANYBODY = ""
 SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
+SESSIONS_OF_A_TOKEN = 20
 TOKEN_BYTES_MAX = 1_024
 TOKEN_CHARS_MIN = 16  # of one in a file; a shorter one could be guessed
 LOOK_S = 1.0  # between two looks at a folder
@@ -110,10 +113,19 @@ class Session:
 class Gate:
     """Tells who a request is from."""
 
-    def __init__(self, tokens: Tokens | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tokens: Tokens | None,
+        clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[str], object] = lambda address: None,
+    ) -> None:
         self._tokens = tokens
         self._clock = clock
+        self._on_refused = on_refused
+        self._guesses = Guesses(clock)
+        # The cookies of each token, the oldest first.
         self._sessions: dict[str, Session] = {}
+        self._cookies: dict[str, dict[str, None]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -121,34 +133,75 @@ class Gate:
         """Whether everybody may come in."""
         return self._tokens is None
 
-    def principal(self, bearer: str | None, cookie: str | None) -> str | None:
-        """Who it is; None if that is not known. The token behind a cookie must still be one."""
+    def principal(self, bearer: str | None, cookie: str | None, address: str = "") -> str | None:
+        """Who it is; None if that is not known. The token behind a cookie must still be one.
+
+        Raises:
+            QuotaExceeded: too many tokens that are nobody's were tried from *address*, or in all.
+        """
         if self._tokens is None:
             return ANYBODY
-        if bearer is None and cookie is not None:
-            with self._lock:
-                session = self._sessions.get(cookie)
-            if session is not None and session.until > self._clock():
-                bearer = session.token
-        return None if bearer is None else self._tokens.principal(bearer)
+        if bearer is not None:
+            return self._try(bearer, address)
+        with self._lock:
+            session = self._sessions.get(cookie or "")
+        if session is None or session.until <= self._clock():
+            return None
+        return self._tokens.principal(session.token)
 
-    def sign_in(self, token: str) -> str | None:
-        """A new cookie for who has *token*; None if it is nobody's."""
-        if self._tokens is None or self._tokens.principal(token) is None:
+    def _try(self, token: str, address: str) -> str | None:
+        """Whose token it is that somebody at *address* has shown."""
+        assert self._tokens is not None
+        digest = _digest(token)
+        if wait_s := self._guesses.wait_s(address, digest):
+            self._on_refused(address)
+            raise QuotaExceeded(
+                f"too many tokens were tried that are nobody's; again in {wait_s:.0f} s",
+                retry_ms=round(1000 * wait_s) + 1,
+            )
+        found = self._tokens.principal(token)
+        if found is None:
+            self._guesses.wrong(address)
+            self._on_refused(address)
+        else:
+            self._guesses.right(address, digest)
+        return found
+
+    def sign_in(self, token: str, address: str = "") -> str | None:
+        """A new cookie for who has *token*; None if it is nobody's.
+
+        Raises:
+            QuotaExceeded: as for :meth:`principal`.
+        """
+        if self._tokens is None or self._try(token, address) is None:
             return None
         cookie, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
             for old in [key for key, session in self._sessions.items() if session.until <= now]:
-                del self._sessions[old]
-            while len(self._sessions) >= SESSIONS_MAX:
-                del self._sessions[next(iter(self._sessions))]
+                self._forget(old)
+            mine = self._cookies.setdefault(token, {})
+            if len(mine) >= SESSIONS_OF_A_TOKEN:
+                self._forget(next(iter(mine)))
+            elif len(self._sessions) >= SESSIONS_MAX:
+                # Of the one who has most: nobody signs out others by signing in again and again.
+                most = max(self._cookies.values(), key=len)
+                self._forget(next(iter(most)))
             self._sessions[cookie] = Session(token, now + SESSION_S)
+            self._cookies.setdefault(token, {})[cookie] = None
         return cookie
 
     def sign_out(self, cookie: str | None) -> None:
         """The cookie counts no more."""
         with self._lock:
-            self._sessions.pop(cookie or "", None)
+            self._forget(cookie or "")
+
+    def _forget(self, cookie: str) -> None:
+        session = self._sessions.pop(cookie, None)
+        if session is not None:
+            cookies = self._cookies[session.token]
+            del cookies[cookie]
+            if not cookies:
+                del self._cookies[session.token]
 
 
 def is_local_name(host: str) -> bool:

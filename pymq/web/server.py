@@ -326,7 +326,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers = {name.lower(): text for name, text in self.headers.items()}
         port = self.server.server_port
-        request = Request(self.command, parts.path, query, headers, body, port)
+        request = Request(
+            self.command, parts.path, query, headers, body, port, self.client_address[0]
+        )
         self._answer(self.server.app.answer(request))
 
     def _answer(self, response: Response) -> None:

@@ -40,6 +40,12 @@ class Outbox:
     def wait_ms(self, account: str) -> int:
         return self.quota.get(account, 0)
 
+    def write_wait_ms(self, account: str) -> int:
+        return self.quota.get(account, 0)
+
+    def wrote(self, account: str, size: int) -> None:
+        pass
+
 
 class Bench:
     """A broker's fetches, and what becomes of them."""

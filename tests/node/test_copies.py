@@ -10,10 +10,11 @@ import pytest
 
 import pymq
 from pymq.core import message as msg
+from pymq.core.fetches import Boundless
 from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
 from pymq.core.partition import Partition
 from pymq.core.record import RecordBatch
-from pymq.core.types import OFFSETS_TOPIC, AckMode
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -138,12 +139,26 @@ class Here:
     leads = True
 
 
+class Purse(Boundless):
+    """A quota of bytes."""
+
+    wait = 0
+    written = 0
+
+    def write_wait_ms(self, account: str) -> int:
+        return self.wait
+
+    def wrote(self, account: str, size: int) -> None:
+        self.written += size
+
+
 class Host:
     """Holds what copies ask of a broker, for the test to answer."""
 
     me = "b0"
 
     def __init__(self) -> None:
+        self.outbox = Purse()
         self.copies = Copies(self)
         self.asked: list[Produce | Fetch] = []
         self.answers: list[tuple[str, Copied]] = []
@@ -313,3 +328,24 @@ def test_nothing_is_copied_at_once() -> None:
     host = Host()
     host.copies.begin("c", attrs.evolve(COPY, pieces=()), 0)
     assert host.answers == [("c", msg.Copied(1))]
+
+
+def test_a_copy_is_paid_for_as_it_is_made() -> None:
+    """Some bytes may ask for gigabytes: nothing more is read for who is over his quota."""
+    host = Host()
+    data = stored(b"a", b"b")
+    copy = attrs.evolve(COPY, pieces=(Piece("0", 0, 2),) * 3)
+    host.copies.begin("client", copy, 0)
+    assert len(host.fetches) == 1
+    host.outbox.wait = 700
+    host.read(host.fetches[0], data)
+    assert len(host.produces) == 1
+    assert host.outbox.written == host.produces[0].batch.size
+    assert len(host.fetches) == 1
+    assert host.copies.deadline == 700
+    host.copies.tick(700)
+    assert len(host.fetches) == 1, "the quota has no room yet"
+    host.outbox.wait = 0
+    host.copies.tick(1_400)
+    assert len(host.fetches) == 2
+    assert host.copies.deadline == NEVER

@@ -81,6 +81,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_broker.Bench()
     ),
     "copies.again": test_copies.test_who_asks_again_takes_its_copy_over,
+    "copies.held_up": test_copies.test_a_copy_is_paid_for_as_it_is_made,
     "copies.failed": test_copies.test_an_append_that_is_refused_ends_a_copy,
     "departures.asked_again": (
         test_commits.test_a_broker_that_leaves_is_answered_what_it_has_asked_last

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pymq.web.gate import SESSION_S, SESSIONS_MAX, Gate, OneToken, TokenFolder
+from pymq.errors import QuotaExceeded
+from pymq.web.gate import (
+    SESSION_S,
+    SESSIONS_MAX,
+    SESSIONS_OF_A_TOKEN,
+    Gate,
+    OneToken,
+    TokenFolder,
+)
+from pymq.web.guesses import ALL_BURST, ALL_PER_S, FREE
 
 TOKEN = "0123456789abcdef"
 
@@ -48,12 +57,73 @@ def test_who_has_left_has_left() -> None:
     assert gate.principal(None, other) is not None
 
 
-def test_so_many_cookies_are_remembered() -> None:
-    """Whoever has a token could else fill the memory; the oldest go first."""
-    gate = Gate(OneToken(TOKEN))
-    cookies = [gate.sign_in(TOKEN) for _ in range(SESSIONS_MAX + 10)]
+class Many:
+    """Tokens of people who are called as theirs."""
+
+    def principal(self, token: str) -> str | None:
+        return token if token.startswith("t") else None
+
+
+def test_so_many_cookies_are_remembered_of_each_token() -> None:
+    """Whoever has a token could else fill the memory, and sign out all others."""
+    gate = Gate(Many())
+    others = [gate.sign_in(f"t{n}") for n in range(40)]
+    cookies = [gate.sign_in("t-evil") for _ in range(SESSIONS_MAX + 10)]
     known = [gate.principal(None, cookie) is not None for cookie in cookies]
-    assert known == [False] * 10 + [True] * SESSIONS_MAX
+    assert known == [False] * (len(known) - SESSIONS_OF_A_TOKEN) + [True] * SESSIONS_OF_A_TOKEN
+    assert all(gate.principal(None, cookie) for cookie in others)
+
+
+def test_so_many_cookies_are_remembered_in_all() -> None:
+    gate = Gate(Many())
+    heavy = [gate.sign_in("t-heavy") for _ in range(SESSIONS_OF_A_TOKEN)]
+    light = [gate.sign_in(f"t{n}") for n in range(SESSIONS_MAX - 10)]
+    assert sum(gate.principal(None, cookie) is not None for cookie in heavy + light) == SESSIONS_MAX
+    assert gate.principal(None, heavy[-1]) is not None, "the oldest of who has most goes first"
+    assert all(gate.principal(None, cookie) for cookie in light)
+
+
+def test_guesses_are_slowed_more_with_each_and_written_down() -> None:
+    clock, told = Clock(), list[str]()
+    gate = Gate(OneToken(TOKEN, "alice"), clock, told.append)
+    tried = 0
+    for second in range(600):
+        clock.now = float(second)
+        for _ in range(100):
+            try:
+                assert gate.principal("wrong", None, "10.0.0.1") is None
+                tried += 1
+            except QuotaExceeded:
+                pass
+    assert tried <= FREE + 10
+    assert len(told) == 60_000
+    with pytest.raises(QuotaExceeded):
+        gate.sign_in(TOKEN, "10.0.0.1")  # It is not even looked at ...
+    assert gate.principal(TOKEN, None, "10.0.0.2") == "alice"  # ... but elsewhere it is.
+    clock.now += 900 + 300
+    assert gate.sign_in(TOKEN, "10.0.0.1") is not None
+
+
+def test_guesses_from_many_addresses_are_slowed_together() -> None:
+    """And keep out nobody who was let in before, at the address where that was."""
+    clock = Clock()
+    gate = Gate(OneToken(TOKEN, "alice"), clock)
+    assert gate.principal(TOKEN, None, "10.1.1.1") == "alice"
+    cookie = gate.sign_in(TOKEN, "10.1.1.2")
+    tried = 0
+    for second in range(10):
+        clock.now = float(second)
+        for number in range(1_000):
+            try:
+                gate.principal("wrong", None, f"10.0.{second}.{number}")
+                tried += 1
+            except QuotaExceeded:
+                pass
+    assert tried <= ALL_BURST + 10 * ALL_PER_S
+    assert gate.principal(TOKEN, None, "10.1.1.1") == "alice"
+    assert gate.principal(None, cookie, "10.9.9.9") == "alice"
+    with pytest.raises(QuotaExceeded):
+        gate.principal(TOKEN, None, "10.1.1.3")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])

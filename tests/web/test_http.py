@@ -113,7 +113,7 @@ def test_whoever_has_no_token_learns_nothing(server: web.Server) -> None:
     for token in (None, "", "x", TOKEN + "x", TOKEN[:-1], "\u00fc"):
         for path in ("/api/state", "/api/topic?name=orders", "/metrics"):
             answer = ask(server, path, token=token)
-            assert answer.status == 401
+            assert answer.status == 401 or (answer.status == 429 and token)  # it tries too many
             assert "orders" not in answer.text
     assert TOKEN not in server.address
     assert server.url.endswith(f"#token={TOKEN}")

@@ -9,6 +9,7 @@ refused is a bounded number of lines a second, of bounded length. Refusals are c
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ class Audit:
 
     def __init__(self, write: Callable[[str], object], wall_ms: Callable[[], int]) -> None:
         self.refused = 0  # since the node started
+        self._lock = threading.Lock()  # HTTP has threads of its own
         self._write = write
         self._wall_ms = wall_ms
         self._seen: OrderedDict[tuple[str, ...], list[int]] = OrderedDict()
@@ -45,7 +47,11 @@ class Audit:
         self._refusals: OrderedDict[str, list[int]] = OrderedDict()
 
     def refuse(self, asked: Asked, now: int) -> None:
-        """Note that it was refused."""
+        """Note that it was refused; any thread may call this."""
+        with self._lock:
+            self._refuse(asked, now)
+
+    def _refuse(self, asked: Asked, now: int) -> None:
         self.refused += 1
         lines = self._refusals.get(asked.principal)
         if lines is None:
@@ -61,7 +67,8 @@ class Audit:
 
     def allow(self, asked: Asked, now: int) -> None:
         """Note that it was let in; what became of it is not known yet."""
-        self._note("allowed", asked, now)
+        with self._lock:
+            self._note("allowed", asked, now)
 
     def _note(self, event: str, asked: Asked, now: int, others: int = 0) -> bool:
         """Write a line unless there was one of its kind; *others* were left out before."""

@@ -121,21 +121,29 @@ class Guard:
         """Count what is sent to *principal*: it has asked for it."""
         if type(message) is msg.Fetched and message.data:
             self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
-        elif type(message) is msg.Copied and message.size:
-            # It has sent only where they are; how much it had written is known by now.
-            self._quotas.charge(principal, self._clock(), produced_bytes=message.size)
 
     def fetch_wait_ms(self, principal: str) -> int:
         """How long until *principal* may be sent more records; 0 when it may."""
         return self._quotas.wait_ms(principal, self._clock(), "fetch_bytes_per_second")
+
+    def produce_wait_ms(self, principal: str) -> int:
+        """How long until more may be written for *principal*; 0 when it may."""
+        return self._quotas.wait_ms(principal, self._clock(), "produce_bytes_per_second")
+
+    def produced(self, principal: str, size: int) -> None:
+        """Count what a broker has copied for *principal*, which has sent only where that is."""
+        self._quotas.charge(principal, self._clock(), produced_bytes=size)
 
     def _quota(self, principal: str) -> Quota | None:
         return self._policy.quota(principal)
 
     def _measure(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         now = self._clock()
-        wait_ms = self._quotas.wait_ms(principal, now)
-        if wait_ms and not isinstance(message, _NEVER_HELD_UP):
+        if isinstance(message, _HELD_UP_LATER):
+            wait_ms = max(0, self._quotas.wait_ms(principal, now, REQUESTS) - GRACE_MS)
+        else:
+            wait_ms = self._quotas.wait_ms(principal, now)
+        if wait_ms:
             request = type(message).__name__
             self._audit.refuse(Asked(principal, source, request, "quota", ""), now)
             error = QuotaExceeded(
@@ -168,8 +176,12 @@ class Guard:
         )
 
 
-# A member that cannot say that it is alive loses what it holds, and asks for more than before.
-_NEVER_HELD_UP = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
+# A member that cannot say that it is alive loses what it holds, and asks for more than before. So
+# these are let in although bytes have to be paid for, and some of them when requests have: what
+# they cost is charged, and other requests wait for it. Beyond GRACE_MS they are held up, too.
+GRACE_MS = 2_000
+REQUESTS = "requests_per_second"
+_HELD_UP_LATER = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
 
 
 def denial(message: Message, error: PymqError) -> Sequence[Message]:

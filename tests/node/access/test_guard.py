@@ -229,14 +229,47 @@ def test_bytes_are_paid_for_with_the_time_after_them() -> None:
     assert answer.error.details["retry_ms"] == 501
 
 
-def test_what_is_copied_counts_as_produced() -> None:
-    quota = {"*": {"produce_bytes_per_second": 1000}}
+def test_what_is_copied_is_paid_for_as_it_is_written() -> None:
+    quota = {"*": {"produce_bytes_per_second": 1000, "requests_per_second": 1}}
     door = Door(parse_policy({"superusers": ["p"], "quota": quota}))
     copy = msg.Copy(1, "t", "0", AckMode.RAFT, 7, 0, 0, "o", (msg.Piece("0", 0, 1),))
     assert door.ask(copy) is None
+    assert door.guard.produce_wait_ms("p") == 0, "requests do not hold up what is under way"
+    door.guard.produced("p", 5000)
+    assert 4000 < door.guard.produce_wait_ms("p") <= 5000
     door.guard.sent("p", msg.Copied(1, 1, 5000))
+    assert door.guard.produce_wait_ms("p") <= 5000, "it is charged once"
+    door.now += 3_000
     (answer,) = door.ask(produce(1))
-    assert 4000 < answer.error.details["retry_ms"] <= 5000
+    assert 1000 < answer.error.details["retry_ms"] <= 2000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        msg.Heartbeat(1, "g", "m", ()),
+        msg.Settle(1, "g", "m"),
+        msg.Leave(1, "g", "m"),
+        msg.GetGroup(1, "g"),
+    ],
+)
+def test_whatever_costs_is_held_up_sooner_or_later(message: Message) -> None:
+    """A member says that it is alive also when it has asked for too much, but not without end."""
+    quota = {"p": {"requests_per_second": 20, "produce_bytes_per_second": 10}}
+    door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
+    let_in = 0
+    for _ in range(4_000):
+        let_in += door.ask(message) is None
+        door.now += 1
+    assert 80 <= let_in <= 20 + 4 * 20 + 2 * 20 + 1
+
+
+def test_a_member_that_has_sent_much_says_all_the_same_that_it_is_alive() -> None:
+    quota = {"p": {"produce_bytes_per_second": 10}}
+    door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
+    assert door.ask(produce(100_000)) is None
+    assert door.ask(produce(1))
+    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None
 
 
 def test_nobody_pays_for_what_another_has_used_up() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from pymq.core.fetches import Fetches
+from pymq.core.fetches import Boundless, Fetches
 from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
+from pymq.node.copies import Copies
 from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
+from pymq.web.guesses import Guesses
 from tests.testing.planted.bug import bug, plant
 
 AREA = "limits"
@@ -140,3 +143,41 @@ def heard_once(heard: Any, self: Connections, event: int, descriptor: int) -> No
     heard(self, event, descriptor)
     if principal is not None:
         self._known[-descriptor] = principal
+
+
+bug(
+    "copy-goes-on-over-quota",
+    AREA,
+    "a copy is charged when it is made, and reads on whatever it costs",
+    "own, before decision 128",
+    test="tests/node/test_copies.py::test_a_copy_is_paid_for_as_it_is_made",
+)
+
+
+@plant("copy-goes-on-over-quota", Copies, "_read")
+def read_on(read: Any, self: Copies, now: int) -> None:
+    class Free(Boundless):
+        pass
+
+    host, self._host = (
+        self._host,
+        SimpleNamespace(me=self._host.me, outbox=Free(), on_partition=self._host.on_partition),
+    )
+    try:
+        read(self, now)
+    finally:
+        self._host = host
+
+
+bug(
+    "guesses-are-free",
+    AREA,
+    "tokens may be tried as fast as they come",
+    "own, before decision 128",
+    test="tests/web/test_gate.py::test_guesses_are_slowed_more_with_each_and_written_down",
+)
+
+
+@plant("guesses-are-free", Guesses, "wait_s")
+def wait_never(wait_s: Any, self: Guesses, address: str, digest: bytes) -> float:
+    return 0.0
