@@ -59,6 +59,7 @@ class BlockLog:
     __slots__ = (
         "_beginning",
         "_checkpointed",
+        "_checkpointed_committed",
         "_create",
         "_durable_end",
         "_durable_soon",
@@ -71,6 +72,7 @@ class BlockLog:
         "_recent_bytes",
         "_time",
         "_unwritten",
+        "committed",
         "end",
         "epochs",
         "is_recovering",
@@ -87,6 +89,7 @@ class BlockLog:
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
         self.name = name
         self.start = self.end = self.stable_end = start
+        self.committed = start  # how far it is known to be committed: outlives a restart
         self.size = self.stable_size = 0  # bytes
         self.max_timestamp = -1  # of its records; of those that were cut off, too
         self.epochs: list[tuple[int, int]] = []  # (epoch, where it begins)
@@ -103,6 +106,7 @@ class BlockLog:
         self._create: CreateBlock | None = None  # how it was begun here, if it was ...
         self._beginning: list[Write] = []  # ... and what of that has to be written again
         self._checkpointed = 0  # how large the block was at its last checkpoint
+        self._checkpointed_committed = start  # and how far it was known to be committed
         self._recent: deque[RecordBatch] | None = deque() if is_shared else None
         self._recent_bytes = 0
         # What a follower was sent last, by (offset, most bytes): the others need the same.
@@ -162,6 +166,7 @@ class BlockLog:
             elif header.control_kind == ControlKind.SEAL:
                 self.seal_end = header.end_offset
         self.end = self.stable_end = found.end
+        self._checkpointed_committed = self.committed = min(self.committed, found.end)
         self._durable_end = self._durable_then = self._durable_soon = found.end
         self.size = self.stable_size = found.size
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
@@ -173,13 +178,17 @@ class BlockLog:
 
     def _snapshot(self) -> bytes:
         epochs = [list(epoch) for epoch in self.epochs if epoch[1] < self.stable_end]
-        return codec.dumps([self.max_timestamp, self.producers.snapshot(), epochs, self.seal_end])
+        committed = min(self.committed, self.stable_end)
+        return codec.dumps(
+            [self.max_timestamp, self.producers.snapshot(), epochs, self.seal_end, committed]
+        )
 
     def _restore(self, snapshot: bytes) -> None:
         try:
             max_timestamp, producers, *rest = codec.loads(snapshot)
             self.max_timestamp = int(max_timestamp)
-            epochs, self.seal_end = rest or ([], None)
+            epochs, self.seal_end, *known = rest or ([], None)
+            self.committed = max(self.committed, int(known[0]) if known else self.start)
             self.epochs = [(int(epoch), int(start)) for epoch, start in epochs]
         except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
@@ -343,6 +352,8 @@ class BlockLog:
     def _cut(self, end: int) -> None:
         self.end, self._joined = end, None
         self.stable_end = min(self.stable_end, end)
+        # What comes in its place is another leader's, who says anew how far that is committed.
+        self.committed = min(self.committed, end)
         self.epochs = [epoch for epoch in self.epochs if epoch[1] < end]
         if self.seal_end is not None and self.seal_end > end:
             mark("log.seal_cut")
@@ -415,9 +426,10 @@ class BlockLog:
         """Keep what a recovery would have to find out, unless it is kept already."""
         if self.is_recovering or self._unwritten or self._in_flight is not None:
             return
-        if self.stable_size != self._checkpointed:
+        is_kept = self.committed == self._checkpointed_committed
+        if self.stable_size != self._checkpointed or not is_kept:
             mark("log.checkpoint")
-            self._checkpointed = self.stable_size
+            self._checkpointed, self._checkpointed_committed = self.stable_size, self.committed
             self._host.out.write.append(Checkpoint(self.name, self._snapshot()))
             self._durable_soon = self.stable_end
 

@@ -189,7 +189,9 @@ class OpenBlock:
             # read on behind them would miss its first records.
             mark("partition.behind_the_seal")
             high = self.log.seal_end
-        return max(self.visible, high)
+        # What was known before a restart is so still, as far as it is there.
+        known = self.log.committed if self.log is not None else 0
+        return max(self.visible, high, known)
 
     @property
     def readable_end(self) -> int:
@@ -413,6 +415,7 @@ class OpenBlock:
         if self._is_unsent:
             self._is_unsent = False
             replicator.appended(now)  # The others are to write it while this disk does.
+        log.committed = self._committed
         must_seal = self.sealing.must_write(log, replicator)
         config = self.state.config
         policy = config.sync_policy(self.node.acks)
@@ -467,7 +470,14 @@ class OpenBlock:
     def checkpoint(self) -> None:
         """Keep what a recovery would have to find out, unless it is kept already."""
         if self.log is not None and self.is_running:
+            self.log.committed = self._committed
             self.log.checkpoint()
+
+    @property
+    def _committed(self) -> int:
+        """The high watermark to be kept: never above what is here."""
+        assert self.log is not None
+        return min(self.high_watermark, self.log.stable_end)
 
     # --- time -----------------------------------------------------------------------------------
 

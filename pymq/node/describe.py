@@ -25,7 +25,7 @@ from pymq.core.metadata import (
 from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
-from pymq.node import rereplication, takeover
+from pymq.node import lookup, rereplication, takeover
 from pymq.node.commits import Commits, Send
 from pymq.node.image import Image
 from pymq.node.membership import Members
@@ -68,8 +68,15 @@ class Descriptions:
         by_leader: dict[str, list[tuple[str, str]]] = {}
         for name, partition in topic.partitions.items():
             leader = partition.open_block.leader
+            # Without a leader, the live replicas tell how far they know it to be committed.
+            sources: tuple[str, ...]
             if leader is not None and leader in self._members:
-                by_leader.setdefault(leader, []).append((m.name, name))
+                sources = (leader,)
+            else:
+                alive = [broker for broker in partition.hosts if broker in self._members]
+                sources = lookup.readable(partition, alive)
+            for broker in sources:
+                by_leader.setdefault(broker, []).append((m.name, name))
         key = self._notices.next_id()
         asked = {leader: frozenset(name for _, name in led) for leader, led in by_leader.items()}
         until = now + DESCRIBE_WAIT_MS
@@ -81,13 +88,17 @@ class Descriptions:
             self._answer(key, waiting)
 
     def reported(self, source: str, m: PartitionReports) -> None:
-        """A leader has told what it knows."""
+        """A leader has told what it knows; of replicas without one, who knows most counts."""
         waiting = self._waiting.get(m.id)
         if waiting is None:
             return
         waiting.missing.discard(source)
         asked = waiting.asked.get(source, frozenset())
-        waiting.reports.update((r.partition, r) for r in m.reports if r.partition in asked)
+        for report in m.reports:
+            known = waiting.reports.get(report.partition)
+            is_best = known is None or report.high_watermark > known.high_watermark
+            if report.partition in asked and is_best:
+                waiting.reports[report.partition] = report
         if not waiting.missing:
             self._answer(m.id, waiting)
 

@@ -213,3 +213,28 @@ def test_a_follower_takes_no_damaged_body(log: BlockLog) -> None:
         assert log.end == 0
     log.extend(data)
     assert log.end == 1
+
+
+def test_how_far_it_is_committed_is_kept_and_never_above_what_is_there(log: BlockLog) -> None:
+    log.extend(run((0, 3), (1, 3), (2, 3)))
+    write(log)
+    log.committed = 2
+    log.checkpoint()
+    (*_, kept) = asked(log, Checkpoint)
+    assert isinstance(kept, Checkpoint)
+    log.checkpoint()
+    assert len(asked(log, Checkpoint)) == 2  # the first is the block's beginning
+    for end, expected in ((3, 2), (1, 1)):
+        again = BlockLog(Host(), NAME, 0, is_shared=True)
+        again.restore(Recovered(NAME, 0, end, end, kept.snapshot, (), 0, None), None)
+        assert again.committed == expected
+
+
+def test_what_is_cut_off_is_not_committed_nor_readable(log: BlockLog) -> None:
+    """Another leader's batches take its place; it says anew how far they are committed."""
+    log.extend(run((0, 3), (1, 3), (2, 3)))
+    write(log)
+    log.committed = 3
+    log.truncate(1)
+    assert log.committed == 1
+    assert log.stable_end == 1

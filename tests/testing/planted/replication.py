@@ -61,6 +61,38 @@ def show_the_end(readable_end: Any, self: OpenBlock) -> int:
 
 
 bug(
+    "watermark-outlives-cut",
+    RAFT,
+    "what was committed before the log was cut is taken to be so of what comes in its place",
+    "Kafka KAFKA-3410, KIP-101 (a restored high watermark above a truncated log)",
+    test="tests/core/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
+)
+
+
+@plant("watermark-outlives-cut", BlockLog, "_cut")
+def cut_all_but_the_watermark(cut: Any, self: BlockLog, end: int) -> None:
+    committed = self.committed
+    cut(self, end)
+    self.committed = committed
+
+
+bug(
+    "serves-what-was-cut",
+    RAFT,
+    "a follower goes on to serve a tail that it has cut off",
+    "Kafka KAFKA-9807; etcd #14370",
+    test="tests/core/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
+)
+
+
+@plant("serves-what-was-cut", BlockLog, "_cut")
+def cut_all_but_what_is_read(cut: Any, self: BlockLog, end: int) -> None:
+    stable_end = self.stable_end
+    cut(self, end)
+    self.stable_end = stable_end
+
+
+bug(
     "laggard-is-believed",
     RAFT,
     "a follower that lags says that an offset is beyond the end, and the reader believes it",

@@ -1,0 +1,59 @@
+"""High watermarks outlive a full stop: what was committed is known to be so by whoever is back."""
+
+from __future__ import annotations
+
+import pytest
+
+import pymq
+from pymq.testing import Cluster
+
+
+def put(mq: pymq.Client, *numbers: int) -> None:
+    with mq.producer(linger_ms=1) as producer:
+        producer.send_many("t", [b"%d" % number for number in numbers], partition=0).result()
+
+
+def shown(mq: pymq.Client) -> tuple[str | None, int]:
+    found = mq.describe_topic("t").partitions[0]
+    return found.leader, found.high_watermark
+
+
+@pytest.mark.parametrize("acks", ["raft", "leader"])
+def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: str) -> None:
+    """One of three is back, so nobody can lead; it knows what it was told before."""
+    with Cluster(brokers=3, seed=21) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks=acks)
+        put(mq, *range(10))
+        cluster.run(seconds=1)
+        leader, before = shown(mq)
+        assert before >= 10
+        others = [name for name in cluster.brokers if name != leader]
+        for name in (*others, leader):
+            assert name is not None
+            cluster.crash(name, "all") if name == "" else cluster.stop(name)
+        cluster.run(seconds=3)
+        cluster.restart(others[0])
+        cluster.run(seconds=4)
+        assert shown(mq)[1] >= before - 2  # What is behind it are batches of pymq's own.
+        with mq.consumer("t", mode="psb", offset=0) as consumer:
+            found: list[int] = []
+            while len(found) < 10:
+                found += [int(record.value) for record in consumer.poll(timeout=2.0)]
+            assert found == list(range(10))
+
+
+def test_it_is_no_more_than_what_is_there() -> None:
+    """What a power cut has taken is not shown, whatever was noted of it."""
+    with Cluster(brokers=1, seed=22) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", acks="leader", fsync="os")
+        put(mq, *range(10))
+        cluster.stop("broker-0")
+        cluster.restart("broker-0")
+        cluster.run(seconds=1)
+        put(mq, *range(10, 20))
+        cluster.crash("broker-0", "none")
+        cluster.restart("broker-0")
+        cluster.run(seconds=2)
+        assert shown(mq)[1] == 10
