@@ -18,6 +18,7 @@ MODULES = (
     "benchmarks.replication.idle",
     "benchmarks.network.one",
     "benchmarks.network.three",
+    "benchmarks.network.old",
     "benchmarks.growth.records",
     "benchmarks.growth.partitions",
     "benchmarks.growth.consumers",

@@ -80,6 +80,7 @@ from pymq.node.authority import Refusals
 from pymq.node.coordinators import Coordinators
 from pymq.node.copies import COPIES, Copies
 from pymq.node.departure import Departure, hand_over
+from pymq.node.ends import EndReports
 from pymq.node.hosting import Hosting, Leftovers
 from pymq.node.peers import Peers
 from pymq.node.registration import BrokerConfig, Registration
@@ -141,6 +142,7 @@ class Broker:
         )
         self._partitions: Mapping[tuple[str, str], Partition] = self._hosting.by_name
         self._by_index: Mapping[tuple[str, int], Partition] = self._hosting.by_index
+        self._ends = EndReports(config.name, config.incarnation)
         self._flushed: list[Partition] = []
         self._tokens = 0
         self._searches: dict[int, Partition] = {}
@@ -307,6 +309,7 @@ class Broker:
                     self.reply(source, answer, now)
             case LeaderAndIsr():
                 self._hosting.leader_and_isr(source, message, now)
+                self._ends.renew(self._registration.epoch, self._partitions.values(), now)
             case Seal():
                 self._hosting.seal(message, now)
             case StopReplica():
@@ -358,6 +361,7 @@ class Broker:
     ) -> None:
         if isinstance(event, Recovered):
             partition.recovered(event, now)
+            self._ends.changed(partition, now)
         elif isinstance(event, RecoverFailed):
             partition.recover_failed(event, now)
         else:
@@ -390,6 +394,10 @@ class Broker:
             self._hand_over(now)
         if now >= self._troubles.deadline:
             self.tell_controller(self._troubles.report(now))
+        if now >= self._ends.deadline:
+            ends = self._ends.report(self._partitions, now)
+            if ends is not None:
+                self.tell_controller(ends)
         if now >= self._peers.deadline:
             pings, gone = self._peers.tick(now)
             self.out.send += pings
@@ -430,6 +438,7 @@ class Broker:
         flushed, self._flushed = self._flushed, []
         for partition in flushed:
             partition.advance(now)
+            self._ends.changed(partition, now)
             self._schedule.touch(partition)
         self._rearm()
 
@@ -443,6 +452,8 @@ class Broker:
             due = self._departure.deadline
         if self._troubles.deadline < due:
             due = self._troubles.deadline
+        if self._ends.deadline < due:
+            due = self._ends.deadline
         if self.slots.deadline < due:
             due = self.slots.deadline
         if self.lending.deadline < due:

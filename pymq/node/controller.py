@@ -50,7 +50,7 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotController, PymqError
-from pymq.node import authority, describe, lookup, plans
+from pymq.node import authority, describe, plans
 from pymq.node.admin import Admin
 from pymq.node.balance import Balance
 from pymq.node.commits import Commits, Later
@@ -58,7 +58,9 @@ from pymq.node.copying import Copying
 from pymq.node.departures import Departures
 from pymq.node.describe import Descriptions
 from pymq.node.election import Election, Role
+from pymq.node.ends import Ends
 from pymq.node.image import Draft, Image
+from pymq.node.lookup import Lookup
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.placement import usable
@@ -187,9 +189,12 @@ class Controller:
         )
         self._commits.hold = self._registry.hold
         self._notices.removed = self._registry.removed
-        self._reports = Reports(self._commits, self._members, self._notices, self._rolls)
+        self._ends = Ends()
+        self._reports = Reports(
+            self._commits, self._members, self._notices, self._rolls, self._ends
+        )
         self._descriptions = Descriptions(
-            self._commits, self._members, self._notices, self._out.send
+            self._commits, self._members, self._notices, self._ends, self._out.send
         )
         self._refusals = authority.Refusals(self.journal)
         self._parked: list[tuple[str, Message]] = []  # until it is known who is active
@@ -333,6 +338,7 @@ class Controller:
         self._commits.begin(image)
         self._registry.begin(now)
         self._promotion.begin(now)
+        self._ends.clear()
         self._subscribers.begin(now)
         self._balance.begin(now)
         parked, self._parked = self._parked, []
@@ -421,7 +427,7 @@ class Controller:
             case GetMetadata():
                 self._metadata(source, m, now)
             case Locate():
-                self._read(source, m.id, lambda image: lookup.locate(image, m, self._members.live))
+                self._read(source, m.id, lambda image: self._lookup(image).locate(m))
             case DescribeTopic():
                 self._describe(source, m, now)
             case ListTopics():
@@ -451,6 +457,9 @@ class Controller:
         """Answer from the tree, as it is after all that was asked for before."""
         self._commits.read(look, answer=(source, request))
 
+    def _lookup(self, image: Image) -> Lookup:
+        return Lookup(image, self._members, self._ends)
+
     def _metadata(self, source: str, m: GetMetadata, now: int) -> None:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in self.image.topics:
             # The internal topic is made when the first group needs it, as in Kafka.
@@ -463,7 +472,7 @@ class Controller:
             make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
             self._admin.create_topic("", make, now, fewer=True)
         self._commits.read(
-            lambda image: lookup.metadata(image, m.topic, self._members.live),
+            lambda image: self._lookup(image).metadata(m.topic),
             answer=(source, m.id),
             # Who leads must be known for anything to go on; what is about to be made, not before.
             is_urgent=m.topic in self.image.topics,

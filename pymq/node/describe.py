@@ -25,9 +25,11 @@ from pymq.core.metadata import (
 from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
-from pymq.node import lookup, rereplication, takeover
+from pymq.node import rereplication, takeover
 from pymq.node.commits import Commits, Send
+from pymq.node.ends import Ends
 from pymq.node.image import Image
+from pymq.node.lookup import Lookup
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 
@@ -51,10 +53,13 @@ class Describing:
 class Descriptions:
     """All descriptions of topics that are under way."""
 
-    def __init__(self, commits: Commits, members: Members, notices: Notices, send: Send) -> None:
+    def __init__(
+        self, commits: Commits, members: Members, notices: Notices, ends: Ends, send: Send
+    ) -> None:
         self._commits = commits
         self._members = members
         self._notices = notices
+        self._ends = ends
         self._send = send
         self._waiting: dict[int, Describing] = {}
 
@@ -73,8 +78,8 @@ class Descriptions:
             if leader is not None and leader in self._members:
                 sources = (leader,)
             else:
-                alive = [broker for broker in partition.hosts if broker in self._members]
-                sources = lookup.readable(partition, alive)
+                found = Lookup(self._commits.image, self._members, self._ends)
+                sources = found.readable(m.name, partition)
             for broker in sources:
                 by_leader.setdefault(broker, []).append((m.name, name))
         key = self._notices.next_id()

@@ -11,6 +11,7 @@ from pymq.core.message import (
     BlockSizes,
     Message,
     Progress,
+    ReplicaEnds,
     Result,
     RetireBlocks,
     RollWanted,
@@ -19,6 +20,7 @@ from pymq.core.message import (
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node import reported
 from pymq.node.commits import Commits
+from pymq.node.ends import Ends
 from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
@@ -28,7 +30,10 @@ from pymq.node.rolls import Rolls
 class Reports:
     """Commits what brokers report of their partitions."""
 
-    def __init__(self, commits: Commits, members: Members, notices: Notices, rolls: Rolls) -> None:
+    def __init__(
+        self, commits: Commits, members: Members, notices: Notices, rolls: Rolls, ends: Ends
+    ) -> None:
+        self._ends = ends
         self._commits = commits
         self._members = members
         self._notices = notices
@@ -47,6 +52,9 @@ class Reports:
                 self._change(m, lambda draft: reported.become_leader(draft, m))
             case Progress():
                 self._progress(m)
+            case ReplicaEnds():
+                if self._members.is_of(m.broker, m.incarnation):
+                    self._ends.note(self._commits.image, m)
             case RetireBlocks():
                 self._change(m, lambda draft: reported.retire(draft, m))
             case BlockSizes():

@@ -135,6 +135,7 @@ NUMBERS: dict[int, type] = {
     116: msg.ControlledShutdown,
     117: msg.OfflineReplicas,
     118: msg.TransferLeader,
+    119: msg.ReplicaEnds,
     140: msg.Ping,
     141: msg.ReplicaFetch,
     142: msg.ReplicaFetched,

@@ -226,7 +226,7 @@ def test_how_far_it_is_committed_is_kept_and_never_above_what_is_there(log: Bloc
     assert len(asked(log, Checkpoint)) == 2  # the first is the block's beginning
     for end, expected in ((3, 2), (1, 1)):
         again = BlockLog(Host(), NAME, 0, is_shared=True)
-        again.restore(Recovered(NAME, 0, end, end, kept.snapshot, (), 0, None), None)
+        again.restore(Recovered(NAME, 0, end, end, kept.snapshot, [], 0), None)
         assert again.committed == expected
 
 

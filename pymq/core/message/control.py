@@ -257,6 +257,16 @@ class OfflineReplicas:
 
 
 @value
+class ReplicaEnds:
+    """How far a broker's replicas of open blocks reach; a hint, at most once a second."""
+
+    broker: str
+    incarnation: int
+    # (topic, partition, block number, end of the log, high watermark)
+    ends: tuple[tuple[str, str, int, int, int], ...]
+
+
+@value
 class DescribePartitions:
     """Ask a broker for the state of partitions that it leads."""
 
@@ -304,6 +314,7 @@ ControlMessage = (
     | BecomeLeader
     | Progress
     | OfflineReplicas
+    | ReplicaEnds
     | DescribePartitions
     | PartitionReports
 )

@@ -145,7 +145,7 @@ _NEEDS |= dict.fromkeys(
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
         msg.TransferLeader,
         *(msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress, msg.DescribePartitions),
-        msg.OfflineReplicas,
+        *(msg.OfflineReplicas, msg.ReplicaEnds),
         *(msg.PartitionReports, msg.ControlledShutdown),
         # Between brokers.
         *(msg.Ping, msg.ReplicaFetch, msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended),

@@ -30,6 +30,7 @@ UNANSWERED = {
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.OfflineReplicas, msg.TransferLeader),
+        msg.ReplicaEnds,
         *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
         *(msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended, msg.RaftVote, msg.RaftVoted),
         *(msg.RaftTimeout, msg.RaftSnapshot),
