@@ -24,6 +24,7 @@ from tests.core import (
     test_group,
     test_lending,
     test_log,
+    test_producer_table,
     test_producers,
     test_reading_again,
     test_recovery,
@@ -141,6 +142,18 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "producers.old_repeat": (
         test_producers.test_a_repeat_that_is_remembered_no_more_is_told_to_be_one
+    ),
+    "producers.other_batch": (
+        test_producers.test_another_batch_under_the_same_numbers_is_not_acknowledged
+    ),
+    "producers.expired": (
+        test_producer_table.test_who_was_silent_too_long_is_forgotten_but_a_name_is_not
+    ),
+    "producers.shortened": (
+        test_producer_table.test_of_those_that_are_long_silent_only_the_last_batch_goes_along
+    ),
+    "producers.left_out": partial(
+        test_producer_table.test_no_table_is_larger_than_a_roll_can_take, 5_000
     ),
     "notices.is_busy": test_controller_brokers.test_who_is_told_much_is_given_the_time_for_it,
     "registry.old_incarnation": test_controller_brokers.test_an_ended_incarnation_is_refused,
