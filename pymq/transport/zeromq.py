@@ -246,6 +246,8 @@ class ZmqTransport:
                 socket, unread = self._router, None
             _, size, frames = waiting[0]
             tracker = None
+            # To send, even in vain, may use up the sign that there is something to be read.
+            self._unread.setdefault(unread, False)
             try:
                 if peer.route is not None:
                     socket.send(peer.route, MORE)
@@ -264,8 +266,6 @@ class ZmqTransport:
             peer.waiting_bytes -= size
             if peer.is_client:
                 peer.flight.add(size, tracker, now)
-            # Sending may have used up the sign that there is something to be read.
-            self._unread.setdefault(unread, False)
         if waiting:
             self._blocked[peer] = None
             self._expire(peer, now)
@@ -370,9 +370,7 @@ class ZmqTransport:
         for tell in news:
             tell()  # It may close a link, which is then not read any more.
         arrivals: list[Arrival] = []
-        # Who gets nothing waits at the descriptor, which tells of nothing that it has told before.
-        while self._unread and self._take_in(arrivals) and not arrivals:
-            pass
+        self._take_in_some(arrivals)
         now = time.monotonic()
         if self._blocked:
             for peer in list(self._blocked):
@@ -383,7 +381,18 @@ class ZmqTransport:
             self._sweep(now)
         if self._dirty:
             self.flush()
+        if not arrivals:
+            self._take_in_some(arrivals)  # What was sent here may have used up the sign of it.
         return arrivals
+
+    def _take_in_some(self, arrivals: list[Arrival]) -> None:
+        """Take in packets until there is a message for somebody here, or there are no more.
+
+        Who gets nothing waits at the descriptor, which tells of nothing that it has told before.
+        """
+        while self._unread and self._take_in(arrivals) and not arrivals:
+            if self._dirty:
+                self.flush()
 
     def _take_in(self, arrivals: list[Arrival]) -> bool:
         """Take in packets of the sockets that may have some; returns whether there were any."""

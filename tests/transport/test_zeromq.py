@@ -579,3 +579,26 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
         transport.send("client-2", "server", Produced(1))
         transport.flush()
         assert other.take(transport)
+
+
+def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
+    """A send that fails may use up the sign that there is something to be read, as one that goes.
+
+    A zkserver answered a client that had gone, and heard none of its brokers until somebody new
+    connected: it took them for dead.
+    """
+    with server() as transport, Raw(transport, GOOD) as raw:
+        for number in range(1, 100):
+            with Raw(transport, b"client-2/%016x" % number) as other:
+                other.socket.send(cbor.write([1, [11, "", "", 0]]))
+                ((_, source, _),) = polled(transport, 1)
+            while transport.poll():
+                pass
+            raw.socket.send(cbor.write([1, [11, "", "", number]]))
+            assert select.select([transport], [], [], WAIT_S)[0]
+            transport.send(source, "server", Produced(number))
+            transport.flush()
+            while not (found := transport.poll()):
+                # As a node waits.
+                assert select.select([transport], [], [], WAIT_S)[0], f"deaf in round {number}"
+            assert [message for _, _, message in found] == [Produced(number)]
