@@ -18,7 +18,9 @@ from pymq.aio.producer import AsyncProducer
 from pymq.client.base import Loop
 from pymq.client.client import Client
 from pymq.client.consumer import Consumer
+from pymq.client.consuming import CREDIT, CREDIT_MAX
 from pymq.client.groups import GroupDescription, LeasesDescription
+from pymq.client.options import check_range
 from pymq.client.producer import Producer
 from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
 from pymq.core.metrics import Metrics
@@ -273,7 +275,7 @@ class AsyncClient(Handle):
                 offset,
                 "pull" if delivery == "push" else delivery,
                 None,
-                credit,
+                CREDIT if delivery == "push" else credit,
                 auto_ack,
                 ack_wait_s,
                 max_deliver,
@@ -290,6 +292,7 @@ class AsyncClient(Handle):
         async def opened() -> AsyncConsumer:
             if (delivery == "push") != (on_record is not None):
                 raise ConfigError("on_record goes with delivery='push', and the other way round")
+            check_range("credit", credit, 1, CREDIT_MAX)
             made = await in_thread(make, close_late)
             consumer = AsyncConsumer(self, self._bridge, made, changes)
             self._pulling.add(consumer)

@@ -17,6 +17,7 @@ HINTS = {
     "NOT_ENOUGH_BROKERS": "'pymq cluster status' shows which brokers live",
     "AUTHENTICATION_FAILED": _DOCTOR,
     "AUTHORIZATION_FAILED": _POLICY,
+    "CLUSTER_AUTHORIZATION_FAILED": _POLICY,
     "TOPIC_EXISTS": "'pymq topic describe TOPIC' shows it; --if-not-exists minds it not",
     "PARTITION_UNSET": "'pymq topic set-state TOPIC PARTITION leader' makes it take records",
     "OFFSET_OUT_OF_RANGE": "'pymq topic describe TOPIC' shows where each partition begins and ends",

@@ -270,7 +270,7 @@ class Client(Admin):
         with self.driver as loop:
             if isinstance(intake, Reader):
                 if on_record is not None:
-                    intake.limit(credit)
+                    consumer._limit(credit)
                 intake.want(1, loop.clock())
             loop.touch(name)
         self.driver.wait(intake.started, REQUEST_S)

@@ -463,6 +463,11 @@ class Consumer(Handle):
 
     # --- pushing --------------------------------------------------------------------------------
 
+    def _limit(self, credit: int) -> None:
+        """Fetch no more than about *credit* records ahead; of a group the leases bound that."""
+        if self._reader is not None:
+            self._reader.limit(credit)
+
     def start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
         """Call *on_record* for each record, in a thread of this consumer, *credit* at a time."""
         self._pump = Pump(self, on_record, credit)

@@ -16,6 +16,7 @@ from pymq.errors import ConfigError, InvalidName
 from pymq.hash.assign import names as assignor_names
 
 DEFAULT_GROUP = "ptp"
+CREDIT_MAX = 1 << 20
 CREDIT = 1000  # records that a push consumer is given ahead, by default
 
 DEAD_LETTER = ".dlq"  # behind the name of a topic
@@ -73,7 +74,7 @@ def check_consumer(
     check_options(unknown, _CONSUMER_OPTIONS)
     check_choice("mode", mode, ("ptp", "psb"))
     check_choice("delivery", delivery, ("pull", "push"))
-    check_range("credit", credit, 1, 1 << 20)
+    check_range("credit", credit, 1, CREDIT_MAX)
     if (delivery == "push") != (on_record is not None):
         raise ConfigError("on_record goes with delivery='push', and the other way round")
     if mode == "psb" and group is not None:

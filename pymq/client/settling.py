@@ -194,8 +194,8 @@ class Settler:
         places = ", ".join(f"{partition}: {start} to {end - 1}" for partition, start, end in ranges)
         return CommitFailed(
             f"{count} acknowledged records were not committed, because their leases had run out "
-            f"(in {places}); they are delivered again. Handle records within ack_wait_s, or make "
-            "that longer",
+            f"(among {places}); they are delivered again. Handle records within ack_wait_s, or "
+            "make that longer",
             count=count,
             ranges=ranges,
         )
@@ -245,8 +245,8 @@ class Settler:
             self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.refused and settlement.tries == 1:
-            self._lapse(m.refused, settlement.message.acks)
+        elif m.lapsed and settlement.tries == 1:
+            self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()
         if error is None and self._forfeited and is_waited_for:

@@ -306,11 +306,11 @@ class GroupCoordinator:
         # First what is given back: an acknowledgement of all around it does not mean it.
         self._due.sooner(group.name, group.put_off(member, m, at))
         group.give_back(member, m.unread, at)
-        refused, changed = group.acknowledge(member, m.acks)
+        refused, lapsed, changed = group.acknowledge(member, m.acks)
         for name in changed:
             self._offsets.changed(group.name, *name)
         if m.id:
-            self._offsets.answer(source, Settled(m.id, refused), durable=m.durable)
+            self._offsets.answer(source, Settled(m.id, refused, lapsed=lapsed), durable=m.durable)
         told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
         self._serve_owners(group, {(member.topic, partition): None for partition, _ in told}, now)
 

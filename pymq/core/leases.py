@@ -164,6 +164,17 @@ class Leases:
         self._advance()
         return refused
 
+    def open_in(self, ranges: Iterable[Range]) -> int:
+        """How many records of some ranges are not done, and are delivered again."""
+        count = 0
+        for start, end in ranges:
+            low = max(start, self.committed)
+            count += max(0, end - low)
+            for span in self._spans:
+                if span.state == DONE:
+                    count -= max(0, min(end, span.end) - max(low, span.start))
+        return count
+
     def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:
         """The records are to be delivered again, from *due* on."""
         for start, end in ranges:

@@ -270,15 +270,17 @@ class Group:
 
     def acknowledge(
         self, member: Member, acks: Iterable[tuple[str, Range]]
-    ) -> tuple[int, list[tuple[str, str]]]:
+    ) -> tuple[int, int, list[tuple[str, str]]]:
         """Records are done.
 
-        Returns how many were not leased to *member*, and partitions whose offsets have changed.
+        Returns how many were not leased to *member*, how many of those are delivered again, and
+        partitions whose offsets have changed.
         """
         by_partition: dict[str, list[Range]] = {}
         for partition, span in acks:
             by_partition.setdefault(partition, []).append(span)
-        refused, changed = 0, list[tuple[str, str]]()
+        refused = lapsed = 0
+        changed = list[tuple[str, str]]()
         for partition, ranges in by_partition.items():
             name = member.topic, partition
             leases = self.leases.get(name)
@@ -286,10 +288,12 @@ class Group:
                 refused += sum(end - start for start, end in ranges)
                 continue
             before = leases.committed
-            refused += leases.acknowledge(member.id, ranges)
+            if late := leases.acknowledge(member.id, ranges):
+                refused += late
+                lapsed += leases.open_in(ranges)
             if leases.committed != before or leases.done_ranges():
                 changed.append(name)
-        return refused, changed
+        return refused, lapsed, changed
 
     def next_due(self, now: int) -> int:
         """When the next session, wait, delay or lease of a member is over."""

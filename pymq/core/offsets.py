@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import attrs
+
 from pymq.core import codec
 from pymq.core.leases import Leases
 from pymq.core.marks import mark
@@ -253,7 +255,7 @@ class Offsets:
         answers, self._writing = self._writing, None
         error: PymqError | None = m.error
         for source, answer in answers:
-            settled = answer if error is None else Settled(answer.id, answer.refused, error)
+            settled = answer if error is None else attrs.evolve(answer, error=error)
             self._host.reply(source, settled, now)
         if error is not None:
             mark("group.not_stored")

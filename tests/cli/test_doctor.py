@@ -298,7 +298,7 @@ def test_keys(secured: pymq.ZkServer, tmp_path: Path, capsys: pytest.CaptureFixt
     refused = bob[f"zkserver {secured.endpoint}"]
     assert (refused.state, "does not let us describe" in refused.found) == ("warn", True)
     error = Queue(url, capsys).fails("topic", "list", "--curve-dir", keys, "--principal", "bob")
-    assert error["code"] == "AUTHORIZATION_FAILED"
+    assert error["code"] == "CLUSTER_AUTHORIZATION_FAILED"
     assert "policy.toml" in error["hints"][0]
 
 

@@ -6,12 +6,13 @@ import gc
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pymq
 from pymq.core.message import Settle
-from pymq.errors import Closed, ConfigError, InvalidRequest, UnknownTopic
+from pymq.errors import Closed, CommitFailed, ConfigError, InvalidRequest, UnknownTopic
 from tests.client.helpers import places, polled, produce, values, wait_until
 
 
@@ -281,7 +282,8 @@ def test_a_late_acknowledgement_is_counted_and_changes_nothing(t: pymq.Client) -
         records = polled(consumer, 10)
         wait_until(lambda: t.describe_group("g").in_flight["t", "0"] == 0)
         consumer.ack(records)
-        consumer.commit()
+        with pytest.raises(CommitFailed, match="10 acknowledged records were not committed"):
+            consumer.commit()
         assert consumer.committed() == {"0": 0}
         assert consumer.status().unacknowledged_refused == 10
         assert {record.delivery_count for record in polled(consumer, 10)} == {2}
@@ -698,7 +700,8 @@ def test_a_new_partition_is_consumed_from_its_first_record(
     mq: pymq.Client, mode: str, reset: str
 ) -> None:
     mq.create_topic("t")
-    with mq.consumer("t", mode=mode, auto_offset_reset=reset, offset=reset) as consumer:
+    where: dict[str, Any] = {"offset": reset} if mode == "psb" else {"auto_offset_reset": reset}
+    with mq.consumer("t", mode=mode, **where) as consumer:
         produce(mq, "t", range(3))
         assert values(polled(consumer, 3)) == [0, 1, 2]
         mq.create_partition("t", "new")

@@ -109,11 +109,16 @@ class Settle:
 
 @value
 class Settled:
-    """The acknowledgements are written; *refused* records had been leased to somebody else."""
+    """The acknowledgements are written; *refused* records had been leased to somebody else.
+
+    *lapsed* says how many of those are not done and are delivered again. The others were done
+    already, or retention has taken them.
+    """
 
     id: int
     refused: int = 0
     error: PymqError | None = None
+    lapsed: int = 0
 
 
 @value
