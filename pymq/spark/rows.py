@@ -18,7 +18,7 @@ from pymq.core import columns
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
-from pymq.errors import InvalidRequest, RecordTooLarge, UnknownPartition
+from pymq.errors import InvalidRequest, InvalidTimestamp, RecordTooLarge, UnknownPartition
 from pymq.spark import cells
 from pymq.spark.planning import Place
 
@@ -60,7 +60,7 @@ class Rows:
 
         Raises:
             InvalidRequest: a row has no value or no topic, or a header no key.
-            UnknownTopic, UnknownPartition, RecordTooLarge: as they say.
+            UnknownTopic, UnknownPartition, RecordTooLarge, InvalidTimestamp: as they say.
         """
         table = pa.table({name: rows.column(name) for name in NAMES if name in rows.schema.names})
         for name in ("value", "key"):
@@ -71,6 +71,7 @@ class Rows:
             raise InvalidRequest("a row has no value: the column 'value' must not be null")
         for topic, part in self._by_topic(table):
             self._check_sizes(topic, part)
+            self._check_times(topic, part)
             for place, mine in self._by_partition(topic, part):
                 yield from self._hold(place, mine)
 
@@ -115,6 +116,18 @@ class Rows:
             raise RecordTooLarge(
                 f"a record of {largest} bytes is larger than max_record_bytes={limit} of topic "
                 f"{topic!r}; send it in parts or alter the topic"
+            )
+
+    def _check_times(self, topic: str, rows: pa.Table) -> None:
+        """Refuse here what the brokers would refuse once the batch is decided, and could not be."""
+        after = self._known(topic).config.timestamp_after_max_ms
+        if after is None or "timestamp" not in rows.column_names or not len(rows):
+            return
+        latest = max(_times(rows["timestamp"], 0))
+        if latest > self._now_ms() + after:
+            raise InvalidTimestamp(
+                f"a row's timestamp is {latest} ms, later than timestamp_after_max_ms={after} of "
+                f"topic {topic!r} allows; send it without one, or alter the topic"
             )
 
     def _by_partition(self, topic: str, rows: pa.Table) -> Iterator[tuple[Place, pa.Table]]:

@@ -111,7 +111,10 @@ def create(
     alive = [each for each in client.cluster().brokers if each.alive and not each.is_draining]
     replicas = REPLICAS if len(alive) >= REPLICAS else 1
     count = max(partitions, min(len(alive), partitions_max))
-    client.create_topic(topic, count, replicas, "raft", exist_ok=True, **config)
+    # What a record's time may be is for the topic to say that it is for: see Rows.
+    client.create_topic(
+        topic, count, replicas, "raft", exist_ok=True, timestamp_after_max_ms=None, **config
+    )
 
 
 def drop(client: Client, topic: str) -> None:

@@ -19,7 +19,13 @@ from pymq.core.config import TopicConfig
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import ConfigError, InvalidRequest, RecordTooLarge, UnknownPartition
+from pymq.errors import (
+    ConfigError,
+    InvalidRequest,
+    InvalidTimestamp,
+    RecordTooLarge,
+    UnknownPartition,
+)
 from pymq.hash.partitioner import key_partition
 from pymq.spark import columns, planning
 from pymq.spark.offsets import Position
@@ -339,6 +345,20 @@ def test_rows_may_name_topic_partition_and_time() -> None:
     ]
     named = {"value": ["x", "y"], "partition": ["b", "a"]}
     assert [row[1] for row in sort(named, known, option="t")] == ["a", "b"]
+
+
+def test_a_time_that_the_topic_does_not_take_is_refused_by_the_task() -> None:
+    """A batch that is decided has to be taken: its query could never go on."""
+    rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
+    hour = 3_600_000
+    for millis, is_refused in ((hour + 7, False), (hour + 8, True)):
+        times = pa.array([None, millis * 1000], pa.timestamp("us", "UTC"))
+        batch = pa.record_batch({"value": ["a", "b"], "timestamp": times})
+        if is_refused:
+            with pytest.raises(InvalidTimestamp, match="timestamp_after_max_ms=3600000"):
+                list(rows.add(batch))
+        else:
+            list(rows.add(batch))
 
 
 def test_a_header_without_a_key_is_refused() -> None:
