@@ -41,6 +41,7 @@ def main() -> int:
             copy_bytes_s=args.copy_bytes_s,
             fetch_max_bytes=args.fetch_max_bytes,
             fetch_memory_bytes=args.fetch_memory_bytes,
+            group_max_members=args.group_max_members,
             **common(args),
         )
     except pymq.errors.PymqError as error:

@@ -28,6 +28,7 @@ __all__ = [
     "DuplicateSequence",
     "FencedMember",
     "ForkedError",
+    "GroupLimitReached",
     "InternalError",
     "InvalidName",
     "InvalidRequest",
@@ -293,6 +294,12 @@ class FencedMember(PymqError):
     """The group went on without this consumer, which was silent for too long; open a new one."""
 
     code = "FENCED_MEMBER"
+
+
+class GroupLimitReached(PymqError):
+    """The group has as many members or offsets as it may, or its coordinator as many groups."""
+
+    code = "GROUP_LIMIT_REACHED"
 
 
 # --- storage ------------------------------------------------------------------------------------

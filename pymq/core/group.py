@@ -11,6 +11,11 @@ A member may hold any records of a partition at a time. It loses them by settlin
 member, that one gets nothing of it before the leases of the former one are settled, so that records
 of one key are not worked on by two consumers at a time.
 
+A member belongs to the node that it has joined from: its connection has proved who that is, and
+what it says is a free choice. Nobody else may speak for the member. How many members, groups and
+offsets there are is bounded (:mod:`pymq.core.bounds`), and so is the time that assignments take
+(:meth:`~pymq.core.membership.Group.pause_ms`).
+
 Sessions, leases and waits are as long as the coordinator has listened (:mod:`pymq.core.attention`):
 after a gap, what members have said meanwhile comes first.
 """
@@ -20,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pymq.core.attention import Attention
+from pymq.core.bounds import GroupLimits
 from pymq.core.deadlines import Deadlines
 from pymq.core.exiles import Exiles
 from pymq.core.leases import Leases
@@ -45,8 +51,14 @@ from pymq.core.message import (
 )
 from pymq.core.offsets import GroupHost, Offsets
 from pymq.core.sensible import GroupRequest, check, refusal
-from pymq.core.types import NEVER
-from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
+from pymq.core.types import NEVER, node_of
+from pymq.errors import (
+    AuthorizationFailed,
+    InvalidRequest,
+    PymqError,
+    ReplicaNotAvailable,
+    UnknownGroup,
+)
 
 LOOK_MS = 250  # how often one looks who is silent, and what has run out
 
@@ -55,9 +67,16 @@ class GroupCoordinator:
     """The groups of one partition of the offsets topic."""
 
     def __init__(
-        self, index: int, host: GroupHost, assignors: Assignors, now: int, first_request: int = 0
+        self,
+        index: int,
+        host: GroupHost,
+        assignors: Assignors,
+        now: int,
+        first_request: int = 0,
+        limits: GroupLimits | None = None,
     ) -> None:
         self.index = index
+        self._limits = limits or GroupLimits()
         self.deadline = NEVER
         self.groups: dict[str, Group] = {}
         self._offsets = Offsets(index, host, self.groups, first_request)
@@ -105,6 +124,9 @@ class GroupCoordinator:
             for member in group.members.values():
                 if member.waiting is not None:
                     self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
+                if member.id in group.joining:
+                    refused = Assigned(group.joining[member.id], error=error)
+                    self._host.reply(member.source, refused, now)
         # Whether what is being written holds, nobody knows; the new coordinator does.
         for source, answer in self._offsets.waiting():
             self._host.reply(source, Settled(answer.id, error=error), now)
@@ -164,14 +186,28 @@ class GroupCoordinator:
         if group is None or member is None:
             self._host.reply(source, refusal(m, self._exiles.fenced(m.group, m.member)), now)
             return None
+        self._check_owner(group, member, source)
         member.gone_at = self._attention.ms + member.session_ms
         return group, member
+
+    def _check_owner(self, group: Group, member: Member, source: str) -> None:
+        """Whether *source* may speak for a member.
+
+        Raises:
+            AuthorizationFailed: another node has joined it.
+        """
+        if node_of(member.source) != node_of(source):
+            mark("group.not_its_member")
+            raise AuthorizationFailed(
+                f"member {member.id} of group {group.name!r} is another client's"
+            )
 
     # --- membership -----------------------------------------------------------------------------
 
     def _join(self, source: str, m: Join, now: int) -> None:
         try:
             self._assignors(m.assignor)
+            self._admit(source, m)
             self._meet(m, now)
         except PymqError as error:
             self._host.reply(source, Assigned(m.id, error=error), now)
@@ -182,8 +218,23 @@ class GroupCoordinator:
             self._answer_acquire(group, before, (), now)
         member = group.join(m, source, self._attention.ms)
         self._due.sooner(m.group, member.gone_at)
+        group.joining[member.id] = m.id
         self._rebalance(group, now)
-        self._tell(member, group, m.id, now)
+
+    def _admit(self, source: str, m: Join) -> None:
+        """Whether there is room for a member, and it is who it was.
+
+        Raises:
+            GroupLimitReached, AuthorizationFailed: as they say.
+        """
+        group = self.groups.get(m.group)
+        if group is None:
+            self._limits.check_groups(len(self.groups))
+        elif (before := group.members.get(m.member)) is not None:
+            self._check_owner(group, before, source)
+        else:
+            self._limits.check_members(m.group, len(group.members))
+        self._limits.check_offsets(m.group, len(m.partitions))
 
     def _meet(self, m: Join, now: int) -> None:
         """Somebody tells which topic it means: there may have been another one of that name.
@@ -204,6 +255,7 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
+        self._limits.check_offsets(m.group, len(m.partitions))
         if group.grow(member.topic, m.partitions):
             self._rebalance(group, now)
         self._tell(member, group, m.id, now)
@@ -228,10 +280,14 @@ class GroupCoordinator:
         if member.waiting is not None:
             error = self._exiles.fenced(group.name, member.id)
             self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
+        if member.id in group.joining:
+            error = self._exiles.fenced(group.name, member.id)
+            self._host.reply(member.source, Assigned(group.joining[member.id], error=error), now)
         self._remove(group, member, now)
 
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
+        group.joining.pop(member.id, None)
         group.release(member, self._attention.ms)
         self._rebalance(group, now)
         self._forget_if_empty(group)
@@ -242,11 +298,24 @@ class GroupCoordinator:
             self.groups.pop(group.name, None)
 
     def _rebalance(self, group: Group, now: int) -> None:
-        """Compute who consumes what; whoever waits learns of it at once."""
+        """Compute who consumes what, now or with the changes of the next moments."""
+        if self._attention.ms >= group.assign_from:
+            self._assign(group, now)
+        else:
+            mark("group.assigned_later")
+            group.assign_at = group.assign_from
+            self._due.sooner(group.name, group.assign_at)
+
+    def _assign(self, group: Group, now: int) -> None:
+        """Compute who consumes what; members that wait learn of it at once."""
         group.assign(self._assignors)
+        group.assign_at, group.assign_from = NEVER, self._attention.ms + group.pause_ms()
+        joining, group.joining = group.joining, {}
         for member in group.members.values():
             if member.waiting is not None:
                 self._answer_acquire(group, member, (), now)
+            if member.id in joining:
+                self._tell(member, group, joining[member.id], now)
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -255,6 +324,9 @@ class GroupCoordinator:
         if found is None:
             return
         group, member = found
+        fresh = sum((member.topic, name) not in group.leases for name, _, _ in m.known)
+        if fresh:
+            self._limits.check_offsets(m.group, len(group.leases) + fresh)
         news, changed = group.learn(member, m)
         for name in changed:
             self._offsets.changed(group.name, *name)
@@ -272,8 +344,8 @@ class GroupCoordinator:
         """There may be something of some partitions: whoever waits for them gets it."""
         waiting = dict.fromkeys(id for name in names for id in group.owners(*name))
         for id in waiting:
-            member = group.members[id]
-            if member.waiting is not None:
+            member = group.members.get(id)  # It may have left since the last assignment.
+            if member is not None and member.waiting is not None:
                 self._serve(group, member, now)
 
     def _serve_all(self, group: Group, now: int) -> None:
@@ -315,6 +387,11 @@ class GroupCoordinator:
         self._serve_owners(group, {(member.topic, partition): None for partition, _ in told}, now)
 
     def _commit(self, source: str, m: CommitOffset, now: int) -> None:
+        there = self.groups.get(m.group)
+        if there is None:
+            self._limits.check_groups(len(self.groups))
+        elif (m.topic, m.partition) not in there.leases:
+            self._limits.check_offsets(m.group, len(there.leases) + 1)
         group = self.groups.setdefault(m.group, Group(m.group))
         if group.members:
             error = InvalidRequest(
@@ -392,6 +469,8 @@ class GroupCoordinator:
         for member in [x for x in group.members.values() if x.gone_at <= at]:
             mark("group.member_gone")
             self._remove(group, member, now)
+        if group.assign_at <= at:
+            self._assign(group, now)
         for leases in group.leases.values():
             leases.expire(at)
         self._serve_all(group, now)

@@ -22,6 +22,8 @@ from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
 SPANS_MAX = 1_000  # that one answer tells
+PER_MS = 20  # so many members and partitions let the next assignment wait for a millisecond ...
+PAUSE_MAX_MS = 500  # ... and no number of them for longer
 
 TopicIndex = tuple[str, int]
 Assign = Callable[
@@ -77,6 +79,9 @@ class Group:
     topics: dict[str, ConsumedTopic] = Factory(dict)
     _owners: dict[tuple[str, str], tuple[str, ...]] = Factory(dict)  # as of the last assignment
     turn: int = 0  # so that no partition is always asked first
+    joining: dict[str, int] = Factory(dict)  # requests of members that have no assignment yet
+    assign_from: int = 0  # not again before then ...
+    assign_at: int = NEVER  # ... and then, for there are changes since the last time
 
     @property
     def is_empty(self) -> bool:
@@ -153,11 +158,22 @@ class Group:
             given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
             for member in members:
                 member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
-        self._owners = {}
+        owners: dict[tuple[str, str], list[str]] = {}
         for member in self.members.values():
             for partition in member.partitions:
-                name = member.topic, partition
-                self._owners[name] = (*self._owners.get(name, ()), member.id)
+                owners.setdefault((member.topic, partition), []).append(member.id)
+        self._owners = {name: tuple(ids) for name, ids in owners.items()}
+
+    def pause_ms(self) -> int:
+        """How long the next assignment is to wait for more changes: in proportion to its cost.
+
+        Nothing in a small group. Those that join a large one together share one assignment (as
+        with Kafka's ``group.initial.rebalance.delay.ms``), so that it takes a bounded part of the
+        coordinator's time whatever they do.
+        """
+        topics = {member.topic for member in self.members.values()}
+        size = len(self.members) + sum(len(self.topic(name).partitions) for name in topics)
+        return min(size // PER_MS, PAUSE_MAX_MS)
 
     # --- offsets --------------------------------------------------------------------------------
 
@@ -297,7 +313,7 @@ class Group:
 
     def next_due(self, now: int) -> int:
         """When the next session, wait, delay or lease of a member is over."""
-        due = NEVER
+        due = self.assign_at
         if self.members:
             for member in self.members.values():
                 due = min(due, member.gone_at, member.waits_until)

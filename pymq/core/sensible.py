@@ -32,6 +32,7 @@ from pymq.core.message import (
 from pymq.core.types import check_name
 from pymq.errors import InvalidRequest, PymqError
 
+SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
 TIME_MAX = 1 << 52  # milliseconds: no sum of some of them is more than 64 bits
 OFFSET_MAX = 1 << 61
 RECORDS_MAX = 1 << 31  # that may be asked for at a time
@@ -57,7 +58,7 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.member, "member name")
             _names(m.partitions)
-            _number("session_ms", m.session_ms, 1, TIME_MAX)
+            _number("session_ms", m.session_ms, 1, SESSION_MAX_MS)
             _number("ack_wait_ms", m.ack_wait_ms, 1, TIME_MAX)
             _number("max_deliver", m.max_deliver, 0, TIME_MAX)
             if len(m.topic_id) > ID_MAX or not set(m.topic_id) <= HEX:

@@ -78,6 +78,11 @@ def is_internal(topic: str) -> bool:
     return topic.startswith(INTERNAL_PREFIX)
 
 
+def node_of(machine: str) -> str:
+    """The node of a machine that is not a node itself; nodes may have dots, and parts have none."""
+    return machine.rpartition(".")[0] or machine
+
+
 def check_name(name: object, what: str = "name") -> str:
     """Return *name* if it may name a topic, a partition, a group or a broker.
 

@@ -13,6 +13,7 @@ from pymq import coord
 from pymq.client.base import Handle
 from pymq.client.options import check_range, check_seconds
 from pymq.coord.base import Coordinator
+from pymq.core.bounds import GroupLimits
 from pymq.core.fetches import FetchLimits, Outbox
 from pymq.core.message import LeaderAndIsr
 from pymq.core.metrics import Metrics
@@ -223,6 +224,8 @@ class Broker(Node):
             if nothing is said (fetch.max.bytes of Kafka).
         fetch_memory_bytes: of all answers to fetches that clients have not taken yet; 32 MiB if
             nothing is said, and at least 1 MiB.
+        group_max_members: of a consumer group that is coordinated here; 1,000 if nothing is said
+            (group.max.size of Kafka).
         http: where to serve metrics, as ``"127.0.0.1:9100"``.
         http_cert: a PEM file with a certificate and its key; the network is served with one only.
 
@@ -254,11 +257,13 @@ class Broker(Node):
         connections_per_principal: int | None = None,
         fetch_max_bytes: int | None = None,
         fetch_memory_bytes: int | None = None,
+        group_max_members: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
     ) -> None:
         check_name(name, "broker name")
         fetches = FetchLimits.of(fetch_max_bytes, fetch_memory_bytes)
+        groups = GroupLimits.of(group_max_members)
         is_kept = store is None and os.fspath(data) != "memory:"
         files = TimedFiles() if is_kept else None
         check_range("copy_bytes_s", copy_bytes_s, 0, 1 << 40)
@@ -296,6 +301,7 @@ class Broker(Node):
                     wall_offset_ms=wall_ms() - now,
                     replication=replication or ReplicationConfig(copy_bytes_s=copy_bytes_s),
                     fetches=fetches,
+                    groups=groups,
                 ),
                 replicator,
                 assignor,

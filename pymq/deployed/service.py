@@ -127,6 +127,9 @@ def limits(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of all answers that clients have not taken yet (33554432)",
     )
+    parser.add_argument(
+        "--group-max-members", type=int, metavar="N", help="of a consumer group (1000)"
+    )
 
 
 def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:

@@ -127,7 +127,9 @@ class Broker:
         self._refusals = Refusals(self.journal)
         self._departure = Departure(config.name, config.incarnation)
         self._led: dict[TopicPartition, None] = {}
-        self._coordinators = Coordinators(self.me, self, assignors, config.incarnation)
+        self._coordinators = Coordinators(
+            self.me, self, assignors, config.incarnation, config.groups
+        )
         self._copies = Copies(self)
         self._schedule = Schedule()
         self._hosting = Hosting(

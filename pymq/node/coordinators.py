@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ValuesView
 
+from pymq.core.bounds import GroupLimits
 from pymq.core.group import GroupCoordinator
 from pymq.core.membership import Assignors
 from pymq.core.message import (
@@ -36,9 +37,15 @@ class Coordinators:
     """The groups that are coordinated here."""
 
     def __init__(
-        self, me: str, host: GroupHost, assignors: Assignors, incarnation: int = 0
+        self,
+        me: str,
+        host: GroupHost,
+        assignors: Assignors,
+        incarnation: int = 0,
+        limits: GroupLimits | None = None,
     ) -> None:
         self._me = me
+        self._limits = limits or GroupLimits()
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
@@ -72,7 +79,7 @@ class Coordinators:
         coordinator = self.by_index.get(state.index)
         if leads and coordinator is None:
             coordinator = GroupCoordinator(
-                state.index, self._host, self._assignors, now, self._last_request
+                state.index, self._host, self._assignors, now, self._last_request, self._limits
             )
             self.by_index[state.index] = coordinator
             coordinator.begin(now)

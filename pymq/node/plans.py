@@ -12,7 +12,14 @@ import attrs
 
 from pymq.coord import paths
 from pymq.core.config import TopicConfig
-from pymq.core.message import AlterTopic, CreatePartition, CreateTopic, InitProducer, Subscribe
+from pymq.core.message import (
+    AlterTopic,
+    CreatePartition,
+    CreateTopic,
+    InitProducer,
+    Subscribe,
+    Unsubscribe,
+)
 from pymq.core.metadata import (
     DeletedNode,
     ProducerIds,
@@ -22,13 +29,21 @@ from pymq.core.metadata import (
     TopicNode,
 )
 from pymq.core.producers import hashed_id
-from pymq.core.types import OFFSETS_TOPIC, AckMode, TopicPartition, check_name, is_internal
+from pymq.core.types import (
+    OFFSETS_TOPIC,
+    AckMode,
+    TopicPartition,
+    check_name,
+    is_internal,
+    node_of,
+)
 from pymq.errors import ConfigError, InvalidRequest, NoBrokers, PartitionExists, TopicExists
 from pymq.node import blocks, grants
 from pymq.node.image import Draft, TopicImage
 from pymq.node.placement import Load, choose, usable
 
 PARTITIONS_MAX = 100_000
+MODES = ("ptp", "psb")  # of subscriptions
 OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
 
 
@@ -196,7 +211,7 @@ def offsets_topic(
 # --- clients ------------------------------------------------------------------------------------
 
 
-def subscribe(draft: Draft, m: Subscribe) -> None:
+def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     """Record a subscription; one that is there already is left as it is, or replaced.
 
     A group's is kept: it says who consumes the topic, now or later. A reader's goes with its reader
@@ -205,18 +220,52 @@ def subscribe(draft: Draft, m: Subscribe) -> None:
 
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.
+        InvalidRequest: there is no such mode, or the name is for somebody else.
     """
     topic = draft.image.topic(m.topic)
     if m.partition is not None:
         draft.image.partition(m.topic, m.partition)
     if m.group is not None:
         check_name(m.group, "group name")
+    if m.mode not in MODES:
+        raise InvalidRequest(f"a subscription is of mode {' or '.join(MODES)}")
     node = SubscriptionNode(m.name, m.topic, m.mode, m.group, m.partition)
     path = paths.subscription(m.topic, m.name)
+    _check_subscriber(topic, m, source)
     if m.name not in topic.subscriptions:
         draft.create(path, node, ephemeral=m.group is None)
     elif topic.subscriptions[m.name] != node:
         draft.put(path, node)
+
+
+def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str) -> None:
+    """Whether a subscription of that name is for *source*.
+
+    A group's has the name of the group; whether *source* may use that, the door has looked at. A
+    reader's lies under the name of its node, which alone may have it.
+    """
+    before = topic.subscriptions.get(m.name)
+    if m.group is not None:
+        is_theirs = m.name == m.group
+    else:
+        is_theirs = node_of(m.name) in (source, node_of(source))
+    if not is_theirs or (before is not None and before.group != m.group):
+        raise InvalidRequest(
+            f"the subscription {m.name!r} is not for {source}: a group's has the group's name, "
+            "and a reader's begins with the name of its node"
+        )
+
+
+def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> None:
+    """Forget a subscription; one that is not there is forgotten already.
+
+    Raises:
+        InvalidName: the names cannot be a subscription's.
+        InvalidRequest: the subscription is somebody else's.
+    """
+    if (topic := draft.image.topics.get(m.topic)) is not None:
+        _check_subscriber(topic, m, source)
+    draft.delete(paths.subscription(m.topic, m.name))
 
 
 def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pymq.core.bounds import GroupLimits
 from pymq.core.fetches import FetchLimits
 from pymq.core.message import BrokerHeartbeat, LeaderAndIsr, Message, RegisterBroker
 from pymq.core.ready import Ready
@@ -29,6 +30,7 @@ class BrokerConfig:
     wall_offset_ms: int = 0  # wall clock minus monotonic clock
     replication: ReplicationConfig = Factory(ReplicationConfig)
     fetches: FetchLimits = Factory(FetchLimits)
+    groups: GroupLimits = Factory(GroupLimits)
 
 
 class Registration:

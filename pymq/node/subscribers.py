@@ -55,12 +55,21 @@ class Subscribers:
             if m.group is None:
                 self._heard((m.topic, m.name), now)
 
-        self._commits.do(partial(plans.subscribe, m=m), answer=(source, m.id), done=done)
+        self._commits.do(
+            partial(plans.subscribe, m=m, source=source), answer=(source, m.id), done=done
+        )
 
     def unsubscribe(self, source: str, m: Unsubscribe) -> None:
         """Forget it."""
-        self._until.pop((m.topic, m.name), None)
-        self._commits.do(_removal((m.topic, m.name)), answer=(source, m.id))
+
+        def done(now: int) -> None:
+            self._until.pop((m.topic, m.name), None)
+
+        self._commits.do(
+            partial(plans.unsubscribe, m=m, source=source),
+            answer=(source, m.id),
+            done=done,
+        )
 
     def _heard(self, key: Key, now: int) -> None:
         until = self._attention.look(now) + SILENCE_MS

@@ -124,11 +124,6 @@ class Transport(Protocol):
         ...
 
 
-def node_of(machine: str) -> str:
-    """The node of a machine that is not a node itself; nodes may have dots, and parts have none."""
-    return machine.rpartition(".")[0] or machine
-
-
 @contextmanager
 def zmq_needed() -> Iterator[None]:
     """Around the import of a module that loads pyzmq.

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 
 from pymq.core.message import Message
+from pymq.core.types import node_of
 from pymq.errors import Closed, ForkedError
-from pymq.transport.base import ANONYMOUS, Arrival, Gate, node_of
+from pymq.transport.base import ANONYMOUS, Arrival, Gate
 from pymq.transport.bell import Bell
 
 SCHEME = "memory:"

@@ -7,10 +7,11 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pymq.core.types import node_of
 from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, node_of
+from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX
 from pymq.transport.connections import NOWHERE, Origin
 from pymq.transport.flight import Flight
 from pymq.transport.shapes import Buffer

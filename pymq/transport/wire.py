@@ -15,6 +15,7 @@ anything is looked at, then the CBOR (:mod:`pymq.core.codec`), then the type of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ PACKET_BYTES = 1 << 20  # ... which is full when it has this much payload
 MESSAGES_MAX = 4096  # of a packet that is taken; ...
 MESSAGES = 128  # ... with so many it leaves, for its receiver to begin while the next is made
 NAME_MAX = 255
+_PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # names of what is a part of a node
 
 
 @value
@@ -255,6 +257,9 @@ def decode(
         number, to, source = row[:3]
         if type(to) is not str or type(source) is not str or len(to) + len(source) > NAME_MAX:
             raise InvalidRequest("the names of machines are short texts")
+        if source and _PART(source) is None:
+            # It is shown to people, and a dot would make it a part of another node.
+            raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:
             is_known = False  # It may have had payload, so what follows is in the dark as well.

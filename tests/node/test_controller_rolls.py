@@ -509,7 +509,7 @@ def test_locate_names_who_has_it() -> None:
     cluster.brokers[leader].holders[T0] = (leader, one)
     cluster.to_active(leader, RollWanted(*T0, 0, 1, "size"))
     cluster.write(8)
-    cluster.ask(lambda i: Subscribe(i, "s", "t", "ptp", "g"))
+    cluster.ask(lambda i: Subscribe(i, "s", "t", "ptp", "s"))
 
     def where(offset: int) -> tuple[str, str]:
         ((found),) = cluster.ask(lambda i: Locate(i, "s", "t", (("0", offset),)))

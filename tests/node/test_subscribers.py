@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pymq.core.message import Subscribe, Unsubscribe
-from pymq.errors import PymqError
+from pymq.errors import InvalidRequest, PymqError
 from pymq.node.controller import Controller
 from pymq.testing import Cluster as Simulated
 from tests.node.cluster import Cluster
 
+R = "client.reader1"
 
-def read(cluster: Cluster, name: str = "r", group: str | None = None) -> None:
+
+def read(cluster: Cluster, name: str = R, group: str | None = None) -> None:
     mode = "psb" if group is None else "ptp"
     cluster.ask(lambda i: Subscribe(i, name, "t", mode, group))
 
@@ -25,17 +27,17 @@ def test_a_reader_that_is_silent_is_forgotten() -> None:
     cluster.topic()
     read(cluster)
     read(cluster, "g", "g")
-    read(cluster, "other")
+    read(cluster, "client.other")
     commits = len(cluster.active.commits)
     for _ in range(6):
         cluster.pass_ms(10_000)
         read(cluster)  # says nothing new, so nothing is committed
-    assert subscribed(cluster) == ["g", "r"]
+    assert subscribed(cluster) == [R, "g"]
     assert len(cluster.active.commits) == commits + 1
-    cluster.ask(lambda i: Unsubscribe(i, "r", "t"))
+    cluster.ask(lambda i: Unsubscribe(i, R, "t"))
     read(cluster)
     cluster.pass_ms(30_000)
-    assert subscribed(cluster) == ["g", "r"]
+    assert subscribed(cluster) == [R, "g"]
     cluster.pass_ms(40_000)
     assert subscribed(cluster) == ["g"]
     assert cluster.active.machine.deadline > cluster.now
@@ -56,7 +58,37 @@ def test_what_cannot_be_a_name_is_an_answer_and_not_the_end(name: str) -> None:
         cluster.run()
         assert isinstance(cluster.answers[message.id].error, PymqError)
     read(cluster)
-    assert subscribed(cluster) == ["r"]
+    assert subscribed(cluster) == [R]
+
+
+def test_nobody_subscribes_or_unsubscribes_in_the_name_of_another() -> None:
+    cluster = Cluster()
+    cluster.topic()
+    read(cluster)
+    read(cluster, "g", "g")
+    for message in (
+        Unsubscribe(81, R, "t"),
+        Unsubscribe(82, "g", "t"),
+        Unsubscribe(83, R, "t", "mine"),
+        Unsubscribe(84, "g", "t", "mine"),
+        Subscribe(85, R, "t", "psb"),
+        Subscribe(86, "g", "t", "ptp", "mine"),
+        Subscribe(87, R, "t", "ptp", R),
+    ):
+        cluster.to_active("evil.reader1", message)
+        cluster.run()
+        assert isinstance(cluster.answers[message.id].error, InvalidRequest)
+    assert subscribed(cluster) == [R, "g"]
+    cluster.ask(lambda i: Unsubscribe(i, "g", "t", "g"))
+    assert subscribed(cluster) == [R]
+
+
+@pytest.mark.parametrize("mode", ["", "\x1b[31mmode", "PTP"])
+def test_a_mode_is_one_of_two(mode: str) -> None:
+    cluster = Cluster()
+    cluster.topic()
+    with pytest.raises(InvalidRequest):
+        cluster.ask(lambda i: Subscribe(i, R, "t", mode))
 
 
 def test_the_next_zkserver_hears_of_it() -> None:
@@ -67,7 +99,7 @@ def test_the_next_zkserver_hears_of_it() -> None:
     cluster.crash_zk("zk-0")
     assert subscribed(cluster) == ["g"]
     read(cluster)
-    assert subscribed(cluster) == ["g", "r"]
+    assert subscribed(cluster) == [R, "g"]
     cluster.pass_ms(40_000)
     assert subscribed(cluster) == ["g"]
 

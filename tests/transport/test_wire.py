@@ -99,6 +99,8 @@ def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() 
         ([1, [11, ""]], [], "a message is a list"),
         ([1, [11, 1, ""]], [], "names of machines"),
         ([1, [11, "", "x" * 300, 7]], [], "names of machines"),
+        ([1, [11, "", "a.b", 7]], [], "a part of a node"),
+        ([1, [11, "", "\x1b[31mX\nFAKE LINE", 7]], [], "a part of a node"),
         ([1, [11, "", ""]], [], "at least 1 fields"),
         ([1, [11, "", "", "7"]], [], "64 bits"),
         ([1, [11, "", "", True]], [], "64 bits"),

@@ -153,11 +153,12 @@ class Subscribe:
 
 @value
 class Unsubscribe:
-    """Forget a subscription."""
+    """Forget a subscription: a group's if *group* names it, and else a reader's own."""
 
     id: int
     name: str
     topic: str
+    group: str | None = None
 
 
 @value

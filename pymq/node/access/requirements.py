@@ -83,6 +83,13 @@ def _subscribe(message: msg.Subscribe) -> Needs:
     return needs
 
 
+def _unsubscribe(message: msg.Unsubscribe) -> Needs:
+    needs = _topic(Operation.READ)(message)
+    if message.group is not None:
+        needs += (Requirement(Operation.DELETE, Kind.GROUP, message.group),)
+    return needs
+
+
 def _metadata(message: msg.GetMetadata) -> Needs:
     # Where the coordinators of groups are is no secret: a member must find its own.
     if message.topic == OFFSETS_TOPIC:
@@ -130,7 +137,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.DescribeCluster: _always(DESCRIBE_CLUSTER),
     msg.GetMetadata: _metadata,
     msg.Subscribe: _subscribe,
-    msg.Unsubscribe: _topic(Operation.READ),
+    msg.Unsubscribe: _unsubscribe,
     msg.Locate: _topic(Operation.READ),
     msg.InitProducer: _producer,
 }

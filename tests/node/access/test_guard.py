@@ -48,7 +48,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.FindOffset: {("Read", "topic", "topic")},
     msg.Copy: {("Write", "topic", "topic"), ("Read", "topic", "origin")},
     msg.Locate: {("Read", "topic", "topic")},
-    msg.Unsubscribe: {("Read", "topic", "topic")},
+    msg.Unsubscribe: {("Read", "topic", "topic"), ("Delete", "group", "group")},
     msg.Subscribe: {("Read", "topic", "topic"), ("Read", "group", "group")},
     msg.Join: {("Read", "group", "group"), ("Read", "topic", "topic")},
     msg.CommitOffset: {("Read", "group", "group"), ("Read", "topic", "topic")},

@@ -238,3 +238,17 @@ bug(
 @plant("nack-acknowledges", Leases, "reject")
 def reject_as_done(reject: Any, self: Leases, member: str, ranges: Any, due: int) -> None:
     self.acknowledge(member, ranges)
+
+
+bug(
+    "member-of-another",
+    AREA,
+    "who knows a member's id speaks for it, whoever has joined it",
+    "own, before decision 140",
+    test="tests/core/test_group_bounds.py::test_nobody_speaks_for_a_member_of_another_node",
+)
+
+
+@plant("member-of-another", GroupCoordinator, "_check_owner")
+def own_all(check: Any, self: GroupCoordinator, group: Group, member: Any, source: str) -> None:
+    return None

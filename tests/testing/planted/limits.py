@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from pymq.core.bounds import GroupLimits
 from pymq.core.fetches import Boundless, Fetches
 from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
@@ -181,3 +182,17 @@ bug(
 @plant("guesses-are-free", Guesses, "wait_s")
 def wait_never(wait_s: Any, self: Guesses, address: str, digest: bytes) -> float:
     return 0.0
+
+
+bug(
+    "groups-without-bounds",
+    AREA,
+    "a group takes as many members as want to join",
+    "Kafka KIP-389 (group.max.size)",
+    test="tests/core/test_group_bounds.py::test_a_group_has_a_largest_number_of_members",
+)
+
+
+@plant("groups-without-bounds", GroupLimits, "check_members")
+def admit_all(check: Any, self: GroupLimits, group: str, count: int) -> None:
+    return None
