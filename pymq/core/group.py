@@ -197,7 +197,6 @@ class GroupCoordinator:
             AuthorizationFailed: another node has joined it.
         """
         if node_of(member.source) != node_of(source):
-            mark("group.not_its_member")
             raise AuthorizationFailed(
                 f"member {member.id} of group {group.name!r} is another client's"
             )
@@ -302,7 +301,6 @@ class GroupCoordinator:
         if self._attention.ms >= group.assign_from:
             self._assign(group, now)
         else:
-            mark("group.assigned_later")
             group.assign_at = group.assign_from
             self._due.sooner(group.name, group.assign_at)
 
