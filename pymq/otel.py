@@ -51,7 +51,7 @@ LINKS_MAX = 128  # of a span that receives; what an SDK keeps by default
 # What of a client is a span of its own: all that asks somebody.
 REQUESTS = frozenset(
     """alter_topic cluster create_partition create_topic decommission delete_topic describe_group
-    describe_leases describe_topic groups offsets_at reassign recommission recover_partition
+    balance describe_leases describe_topic groups offsets_at reassign recommission recover_partition
     reset_group set_partition_state topics""".split()
 )
 

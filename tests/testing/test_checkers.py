@@ -33,6 +33,7 @@ from pymq.core.metadata import (
     BlockNode,
     ControllerEpoch,
     ControllerNode,
+    Move,
     PartitionNode,
     TopicNode,
     encode_node,
@@ -707,6 +708,44 @@ def led_without_what_one_in_sync_has(s: Scene) -> None:
     s.look(0, 1, strict=False)
 
 
+def sealed(holders: tuple[str, ...], move: Move | None, *, replicas: int = 2) -> bytes:
+    """A sealed block of one record, which is on two replicas or is to be."""
+    names = ("broker-0", "broker-1")[:replicas]
+    found = BlockNode(0, 0, 1, 1, AckMode.LEADER, "broker-0", names, holders, names, move=move)
+    return encode_node(found)
+
+
+def moved_for_no_reason(s: Scene) -> None:
+    tree(s)
+    both, path = ("broker-0", "broker-1"), paths.block("t", "0", 0)
+    s.commit("s1", Put(path, sealed(both, None), 0))
+    s.commit("s1", Put(path, sealed(both, Move("broker-1", "broker-0")), 1))
+
+
+def a_copy_that_counts_too_early(s: Scene) -> None:
+    tree(s)
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    move, path = Move("broker-1", "broker-0"), paths.block("t", "0", 0)
+    s.commit("s1", Put(path, sealed(("broker-0",), move), 0))
+    s.commit("s1", Put(path, sealed(("broker-0", "broker-1"), move), 1))
+
+
+def one_copy_fewer(s: Scene) -> None:
+    tree(s)
+    path = paths.block("t", "0", 0)
+    s.commit("s1", Put(path, sealed(("broker-0", "broker-1"), None), 0))
+    s.commit("s1", Put(path, sealed(("broker-0",), None, replicas=1), 1))
+
+
+def sent_before_it_is_committed(s: Scene) -> None:
+    """A follower gives what it does not know to be committed."""
+    partition = SimpleNamespace(opened=SimpleNamespace(high_watermark=1))
+    s.host(0).broker = cast(Any, SimpleNamespace(_partitions={TopicPartition(*NAME): partition}))
+    data = b"".join(bytes(one.head) + bytes(one.body) for one in (batch(0, b"a"), batch(1, b"b")))
+    s.broker_says(0, Fetched(1, *NAME, 0, 0, 1, data))
+
+
 def older_state_counts(s: Scene) -> None:
     s.look(0, 0, told=(2, 5))
     s.look(0, 0, told=(2, 4))
@@ -733,6 +772,10 @@ def somebody_else_commits(s: Scene) -> None:
 
 
 ANOMALIES: dict[Callable[[Scene], None], str] = {
+    moved_for_no_reason: "moves-are-asked-for",
+    a_copy_that_counts_too_early: "moved-copies-are-whole",
+    one_copy_fewer: "never-fewer-copies",
+    sent_before_it_is_committed: "shown-when-committed",
     dense: "dense-offsets",
     epochs_fall: "epochs-rise",
     logs_differ: "log-matching",
