@@ -43,7 +43,10 @@ PROFILES: dict[str, list[str]] = {
     "rolls": "crash pause isolate cut expire uncertain".split(),
     "wipe": "wipe crash isolate flip".split(),
     "coordinator": "expire suspend slow_coordinator uncertain crash_zk crash_all pause".split(),
+    # Beside a client that misbehaves, which is not among the kinds: pymq.testing.hostile.
+    "hostile": "crash boundary pause isolate cut reset late duplicate".split(),
 }
+HOSTILE_SHARE = 0.15  # of the runs of all profiles in turn, in which there is such a client, too
 
 
 # What a soak goes through, seed by seed; each profile by itself stands for some way to go wrong.

@@ -30,6 +30,7 @@ class Nemesis:
         self.cluster = cluster
         self.is_over = False
         self.restart_app: Callable[[str], None] = lambda name: None
+        self.hostile: Callable[[str, int], None] = lambda act, dice: None
         self.crash_app: Callable[[str], None] = lambda name: None
         self._world = cluster.world
         self._plan = plan
@@ -76,6 +77,9 @@ class Nemesis:
             if host.disks != number:
                 del self._rotten[name]
         return not self._rotten
+
+    def _hostile(self, act: str, dice: int) -> None:
+        self.hostile(act, dice)
 
     def _do(self, step: Step, _: object) -> None:
         if not self.is_over:

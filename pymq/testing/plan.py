@@ -16,6 +16,7 @@ import attrs
 
 from pymq.core.values import Factory, define
 from pymq.testing.faults import (
+    HOSTILE_SHARE,
     ROTATION,
     Faults,
     Schedule,
@@ -25,6 +26,7 @@ from pymq.testing.faults import (
     draw_rates,
     log_uniform,
 )
+from pymq.testing.hostile import draw_hostile
 from pymq.testing.limits import draw_limits, draw_spread
 from pymq.testing.world import SECOND, mix
 
@@ -114,13 +116,18 @@ def generate(
     if restart == "any":
         restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])
     rng = Random(mix(seed, "size"))
+    is_hostile = profile == "hostile"
     if profile == "all":
+        is_hostile = Random(mix(seed, "is hostile")).random() < HOSTILE_SHARE
         profile = ROTATION[seed % len(ROTATION)]
     if brokers is None:
         brokers = rng.choice([3, 3, 3, 5, 5, 4, 2, 1])
     if zkservers is None:
         zkservers = rng.choice([1, 2, 3])
     plan = Planner(seed, brokers, zkservers, profile, seconds).make()
+    if is_hostile:
+        faults = [*plan.faults, *draw_hostile(seed, plan.duration_us)]
+        plan.faults = sorted(faults, key=lambda step: int(step[0]))
     has_operator = Random(mix(seed, "operator")).random() < 0.5
     return plan.copy(restart=restart, operator=has_operator)
 

@@ -5,6 +5,8 @@ So no application may see a :class:`~pymq.errors.StoreError` of a partition that
 the one that failed. What is slow, or has nobody left, shows in the rules about liveness: brokers
 whose disk has failed are not restarted in half of the runs, and the bound is the same.
 
+Nor may an application be blamed for what a hostile client beside it does (rule ``harmless``).
+
 Damage is another matter: where nobody has a sealed block sound, its readers are to hear of it.
 """
 
@@ -14,8 +16,17 @@ from collections.abc import Callable
 
 from pymq.coord import paths
 from pymq.core.metadata import BlockNode, decode_node
-from pymq.errors import CorruptBlock, PymqError, StoreError
+from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
+    DuplicateSequence,
+    InvalidRequest,
+    PymqError,
+    StoreError,
+)
 from pymq.testing.cluster import Cluster
+
+BLAME = (CorruptBatch, DuplicateSequence, InvalidRequest)  # what only a hostile client deserves
 
 
 class Service:
@@ -24,13 +35,22 @@ class Service:
     def __init__(self, cluster: Cluster, fail: Callable[[str, str], None]) -> None:
         self._cluster = cluster
         self._fail = fail
+        self.is_hostile = False  # a client of the run misbehaves
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
         """An application was told *error* about a topic, or one of its partitions."""
+        if self.is_hostile and isinstance(error, BLAME) and not self._has_lost(topic, partition):
+            self._fail("harmless", f"{topic}/{partition or '*'}: {error} to a client that behaves")
         if not isinstance(error, StoreError) or isinstance(error, CorruptBlock):
             return
         if self._has_replicas(topic, partition):
             self._fail("service", f"{topic}/{partition or '*'} was refused for a disk: {error}")
+
+    def _has_lost(self, topic: str, partition: str | None) -> bool:
+        """Whether something visible is lost, as weak settings allow, and its numbers are free."""
+        watch = self._cluster.watch
+        found = watch.history_of(topic, partition) if watch is not None and partition else None
+        return found is not None and found.losses > 0
 
     def _has_replicas(self, topic: str, partition: str | None) -> bool:
         """Whether no block could be served by one broker alone."""

@@ -36,6 +36,8 @@ from pymq.testing import probe
 from pymq.testing.checkers import Watch
 from pymq.testing.cluster import Cluster, NotReached
 from pymq.testing.consuming import Reading
+from pymq.testing.hostile import NAME as HOSTILE
+from pymq.testing.hostile import Hostile
 from pymq.testing.limits import limited
 from pymq.testing.nemesis import Nemesis
 from pymq.testing.plan import SCRATCH, Plan
@@ -94,6 +96,7 @@ class Run:
         self.apps: dict[str, App] = {}
         self.boss: App | None = None  # does what administrators do
         self.nemesis: Nemesis | None = None
+        self.hostile: Hostile | None = None
         self._is_made: dict[str, bool] = {}
         changed = {op[2] for op in plan.ops if op[1] == "set_state"}
         raft = {topic["name"] for topic in plan.topics if topic["acks"] == "raft"}
@@ -129,6 +132,10 @@ class Run:
         self.nemesis = Nemesis(self.cluster, self.plan, base)
         self.nemesis.crash_app = self._crash_app
         self.nemesis.restart_app = self._restart_app
+        if any(step[1] == HOSTILE for step in self.plan.faults):
+            self.hostile = self._hostile()
+            self.nemesis.hostile = self.hostile.do
+            self.service.is_hostile = True
         for step in self.plan.ops:
             self.world.at(base + step[0], self._op, step)
         self.world.run(base + self.plan.duration_us)
@@ -154,6 +161,11 @@ class Run:
         if not host.is_up:
             host.start()
         return App(self.cluster, host, self.history, config, self.watch.fail, self.service)
+
+    def _hostile(self) -> Hostile:
+        topics = [str(topic["name"]) for topic in self.plan.topics]
+        groups = sorted({str(g) for app in self.plan.apps for _, g in app.get("groups", ())})
+        return Hostile(self.cluster, topics, groups)
 
     def _make_topics(self) -> None:
         for topic in self.plan.topics:

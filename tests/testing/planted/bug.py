@@ -71,6 +71,7 @@ HUNTS = {
     "wipe-3": Hunt(3, 2, "wipe", 6),
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
     "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
+    "hostile-3": Hunt(3, 1, "hostile", 5),
     # Blocks that are fetched, by brokers that soon lose their patience with each other.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),

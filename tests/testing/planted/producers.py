@@ -12,6 +12,7 @@ from pymq.core.producers import ProducerTable
 from pymq.core.sealing import Sealing
 from pymq.errors import OutOfOrderSequence, ProducerFenced
 from pymq.node.access import Guard
+from pymq.node.grants import Grant
 from tests.testing.planted.bug import bug, plant
 
 AREA = "producers"
@@ -148,8 +149,7 @@ bug(
     AREA,
     "a batch is taken for a repeat by its numbers alone",
     "Kafka: ids bound to nobody",
-    test="tests/core/test_producers.py::"
-    "test_another_batch_under_the_same_numbers_is_not_acknowledged",
+    "hostile-3",
 )
 
 
@@ -175,6 +175,20 @@ bug(
 def disown_no_principal(disown: Any, self: Guard, principal: str, source: str, m: Any) -> Any:
     grant = self.grants.read(m.grant) if self.grants is not None else None
     return disown(self, grant.principal if grant is not None else principal, source, m)
+
+
+bug(
+    "epoch-not-granted",
+    AREA,
+    "an epoch above the one that was granted is accepted, and fences all that come after it",
+    "KIP-360: a producer raises its epoch by itself",
+    test="tests/node/test_grants.py::test_no_epoch_is_used_that_was_not_given_out",
+)
+
+
+@plant("epoch-not-granted", Grant, "covers")
+def cover_all_epochs(covers: Any, self: Grant, producer_id: int, epoch: int) -> bool:
+    return bool(covers(self, producer_id, 0))
 
 
 bug(

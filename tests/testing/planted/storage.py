@@ -215,8 +215,7 @@ bug(
     AREA,
     "a leader appends what a producer sends without a look at the body",
     "what a stranger with Write did to the records of others",
-    test="tests/testing/test_what_enters.py"
-    "::test_an_unsound_batch_is_refused_and_nothing_else_is_touched[1-leader-body CRC]",
+    "hostile-3",
 )
 
 
@@ -230,8 +229,7 @@ bug(
     AREA,
     "a leader appends what no reader can decode",
     "Kafka LogValidator",
-    test="tests/testing/test_what_enters.py"
-    "::test_an_unsound_batch_is_refused_and_nothing_else_is_touched[1-leader-count]",
+    "hostile-3",
 )
 
 
