@@ -50,9 +50,9 @@ SYSTEM = "pymq"
 LINKS_MAX = 128  # of a span that receives; what an SDK keeps by default
 # What of a client is a span of its own: all that asks somebody.
 REQUESTS = frozenset(
-    """alter_topic cluster create_partition create_topic decommission delete_topic describe_group
-    balance describe_leases describe_topic groups offsets_at reassign recommission recover_partition
-    reset_group set_partition_state topics""".split()
+    """alter_topic balance cluster create_partition create_topic decommission delete_group
+    delete_topic describe_group describe_leases describe_topic groups offsets_at reassign
+    recommission recover_partition reset_group set_partition_state topics""".split()
 )
 
 

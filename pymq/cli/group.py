@@ -25,6 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     word(there, "list", "show all groups with their lag", _list)
     describe = word(there, "describe", "show who is in a group, and how far it is", _describe)
     describe.add_argument("group", metavar="GROUP")
+    delete = word(there, "delete", "forget a group without consumers, with its offsets", _delete)
+    delete.add_argument("group", metavar="GROUP")
     reset = word(there, "reset", "let a group without consumers begin anew elsewhere", _reset)
     reset.add_argument("group", metavar="GROUP")
     reset.add_argument("topic", metavar="TOPIC")
@@ -150,6 +152,16 @@ def _row(group: pymq.GroupDescription, topic: str, partition: str) -> tuple[str,
         group.waiting[name],
     )
     return (topic, partition, *(f"{number:,}" for number in numbers), owner)
+
+
+def _delete(args: argparse.Namespace, show: Show) -> int:
+    with opened(args) as mq:
+        mq.delete_group(args.group)
+    if show.is_json:
+        show.result({"group": args.group, "deleted": True})
+    else:
+        show.say(f"group {args.group} is deleted")
+    return OK
 
 
 def _reset(args: argparse.Namespace, show: Show) -> int:

@@ -236,6 +236,19 @@ class Admin(Handle):
 
         groups.reset(self.questions, check_name(group, "group name"), topic, offset)
 
+    def delete_group(self, group: str) -> None:
+        """Forget a group without members, with its offsets; returns when that is on disk.
+
+        A consumer of that name makes a new group, which begins as its ``auto_offset_reset`` says.
+
+        Raises:
+            UnknownGroup: there is none of that name.
+            InvalidRequest: the group has members; close them first.
+        """
+        from pymq.client import groups  # only now: a module for those who ask
+
+        groups.delete(self.questions, check_name(group, "group name"))
+
     # --- cluster --------------------------------------------------------------------------------
 
     def reassign(

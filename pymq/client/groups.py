@@ -181,6 +181,18 @@ def describe_leases(
     return LeasesDescription(*place, found.committed, found.delivered, found.known_end, leases)
 
 
+def delete(questions: Questions, group: str) -> None:
+    """Forget a group with its offsets.
+
+    Raises:
+        UnknownGroup: there is none of that name.
+        InvalidRequest: the group has members.
+    """
+    if not _has_groups(questions):
+        raise UnknownGroup(f"there is no group {group!r}")
+    questions.ask_group(group, lambda r: msg.DeleteGroup(r, group), done=UnknownGroup)
+
+
 def reset(
     questions: Questions, group: str, topic: str, offset: int | str | Mapping[str, int | str]
 ) -> None:

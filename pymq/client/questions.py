@@ -270,11 +270,20 @@ class Questions:
         return cast(GroupState, self.ask_group(group, lambda r: msg.GetGroup(r, group), timeout))
 
     def ask_group(
-        self, group: str, make: Callable[[int], Message], timeout: float = REQUEST_S
-    ) -> Message:
+        self,
+        group: str,
+        make: Callable[[int], Message],
+        timeout: float = REQUEST_S,
+        *,
+        done: type[PymqError] | None = None,
+    ) -> Message | None:
+        """Ask a group's coordinator.
+
+        *done* is the error that says that it was done before: by an earlier try of ours, if any.
+        """
         until = self._driver.monotonic() + timeout
         pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
-        place, tries = self._router.coordinator_of(group), 0
+        place, tries, is_sent = self._router.coordinator_of(group), 0, False
         while True:
             coordinator: str | None = None
             try:
@@ -286,8 +295,12 @@ class Questions:
                     raise NoBrokers(
                         f"it has no leader: {self._router.why_no_leader(OFFSETS_TOPIC)}"
                     )
-                return cast(Message, self.ask(make, peer=coordinator, timeout=min(patience, left)))
+                wait = min(patience, left)
+                return cast(Message, self.ask(make, peer=coordinator, timeout=wait, done=done))
             except PymqError as error:
+                if is_sent and done is not None and isinstance(error, done):
+                    return None
+                is_sent = is_sent or coordinator is not None
                 if not error.retriable:
                     raise
                 left = until - self._driver.monotonic()

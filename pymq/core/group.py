@@ -36,6 +36,7 @@ from pymq.core.message import (
     Acquired,
     Assigned,
     CommitOffset,
+    DeleteGroup,
     Fetched,
     GetGroup,
     GetLeases,
@@ -172,6 +173,8 @@ class GroupCoordinator:
             self._leave(source, m, now)
         elif isinstance(m, CommitOffset):
             self._commit(source, m, now)
+        elif isinstance(m, DeleteGroup):
+            self._delete(source, m)
         elif isinstance(m, GetGroup | GetLeases):
             self._describe(source, m, now)
         else:
@@ -400,6 +403,22 @@ class GroupCoordinator:
         group.set_offset(m.topic, m.partition, Leases(m.offset))
         self._offsets.changed(m.group, m.topic, m.partition)
         self._offsets.answer(source, Settled(m.id), durable=True)
+
+    def _delete(self, source: str, m: DeleteGroup) -> None:
+        group = self.groups.get(m.group)
+        error: PymqError | None = None
+        if group is None:
+            # Told when all is written: it may be our own deletion, whose write has failed.
+            error = UnknownGroup(f"there is no group {m.group!r}")
+        elif group.members:
+            raise InvalidRequest(
+                f"group {m.group!r} has {len(group.members)} members; close them first"
+            )
+        else:
+            for name in group.leases:
+                self._offsets.changed(m.group, *name)  # Without a group, each is a tombstone.
+            del self.groups[m.group]
+        self._offsets.answer(source, Settled(m.id, error=error), durable=True)
 
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
         group = self.groups.get(m.group)

@@ -15,6 +15,7 @@ from pymq.core.message import (
     Acquired,
     Assigned,
     CommitOffset,
+    DeleteGroup,
     GetGroup,
     GetLeases,
     GroupLeases,
@@ -40,7 +41,16 @@ ID_MAX = 32  # hex digits of a topic's id
 HEX = frozenset("0123456789abcdef")
 
 GroupRequest = (
-    Join | Heartbeat | Leave | Acquire | Settle | CommitOffset | GetGroup | GetLeases | ListGroups
+    Join
+    | Heartbeat
+    | Leave
+    | Acquire
+    | Settle
+    | CommitOffset
+    | DeleteGroup
+    | GetGroup
+    | GetLeases
+    | ListGroups
 )
 R = TypeVar("R", bound=GroupRequest)
 
@@ -94,7 +104,7 @@ def refusal(m: GroupRequest, error: PymqError) -> Message:
     match m:
         case Acquire():
             return Acquired(m.id, error=error)
-        case Settle() | Leave() | CommitOffset():
+        case Settle() | Leave() | CommitOffset() | DeleteGroup():
             return Settled(m.id, error=error)
         case GetGroup():
             return GroupState(m.id, m.group, error=error)

@@ -19,6 +19,7 @@ from pymq.core.message import (
     Answer,
     CommitOffset,
     Copy,
+    DeleteGroup,
     DescribePartitions,
     Fetch,
     Fetched,
@@ -292,6 +293,7 @@ class Broker:
                 | Join()
                 | Leave()
                 | CommitOffset()
+                | DeleteGroup()
                 | GetGroup()
                 | GetLeases()
             ):

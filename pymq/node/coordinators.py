@@ -10,6 +10,7 @@ from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
     CommitOffset,
+    DeleteGroup,
     Fetched,
     GetGroup,
     GetLeases,
@@ -30,7 +31,9 @@ from pymq.hash.partitioner import key_partition
 
 LIFE_BITS = 20  # a life of a broker has so many ids for each number that its incarnation is higher
 
-OneGroup = Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | GetGroup | GetLeases
+OneGroup = (
+    Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | DeleteGroup | GetGroup | GetLeases
+)
 
 
 class Coordinators:

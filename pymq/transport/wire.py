@@ -99,6 +99,7 @@ NUMBERS: dict[int, type] = {
     42: msg.GroupNames,
     43: msg.GetLeases,
     44: msg.GroupLeases,
+    45: msg.DeleteGroup,
     60: msg.CreateTopic,
     61: msg.CreatePartition,
     62: msg.DeleteTopic,

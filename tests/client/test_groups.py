@@ -256,6 +256,20 @@ def test_a_group_is_described_and_reset(mq: pymq.Client) -> None:
         mq.describe_group("nobody")
 
 
+def test_a_group_is_deleted_with_its_offsets(mq: pymq.Client) -> None:
+    fill(mq, 3)
+    with mq.consumer("t", group="g") as consumer:
+        for record in consumer.poll(3, timeout=10):
+            consumer.ack(record)
+        consumer.commit()
+        with pytest.raises(pymq.errors.InvalidRequest):
+            mq.delete_group("g")
+    mq.delete_group("g")
+    assert mq.groups() == []
+    with pytest.raises(pymq.errors.UnknownGroup):
+        mq.delete_group("g")
+
+
 def test_batches_are_leased_and_acknowledged(mq: pymq.Client) -> None:
     """poll_batches in a group: columns, and one acknowledgement a batch."""
     mq.create_topic("jobs")

@@ -14,6 +14,7 @@ from pymq.core.message import (
     Acquire,
     Assigned,
     CommitOffset,
+    DeleteGroup,
     Heartbeat,
     Join,
     Leave,
@@ -21,7 +22,14 @@ from pymq.core.message import (
     Settled,
 )
 from pymq.core.sensible import SESSION_MAX_MS, GroupRequest
-from pymq.errors import AuthorizationFailed, ConfigError, GroupLimitReached, InvalidRequest
+from pymq.errors import (
+    AuthorizationFailed,
+    ConfigError,
+    GroupLimitReached,
+    InvalidRequest,
+    StoreFull,
+    UnknownGroup,
+)
 from pymq.hash.assign import assignor
 from tests.core.test_group import ACK_WAIT, SESSION, Host
 
@@ -198,3 +206,52 @@ def test_a_record_for_a_member_that_has_left_waits_for_the_next_assignment() -> 
     host.at(100)
     assert host.beat("m1", names) == names
     assert host.poll("m1", {mine: 4}) == [(mine, 0, 4, 1)]
+
+
+# --- deleted ------------------------------------------------------------------------------------
+
+
+def delete(host: Host, group: str = "g") -> list[object]:
+    return [getattr(m, "error", m) for m in host.send("admin", DeleteGroup(host.id(), group))]
+
+
+def test_a_deleted_group_and_its_offsets_are_gone_for_good() -> None:
+    host = Host()
+    for partition in "01":
+        commit(host, "g", partition)
+    commit(host, "other", "0")
+    assert delete(host) == []  # answered when it is written
+    host.settle_all()
+    (answer,) = host.take("admin")
+    assert isinstance(answer, Settled)
+    assert answer.error is None
+    assert list(Host(host.log).coordinator.groups) == ["other"]
+    delete(host)
+    host.settle_all()
+    (answer,) = host.take("admin")
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.error, UnknownGroup)
+
+
+def test_a_group_with_members_is_not_deleted() -> None:
+    host = Host()
+    host.join("m1")
+    (error,) = delete(host)
+    assert isinstance(error, InvalidRequest)
+    assert host.beat("m1") == ("0",)
+
+
+def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
+    host = Host()
+    commit(host, "g", "0")
+    delete(host)
+    host.flush()
+    host.written(StoreFull("full"))
+    delete(host)  # again, since the first was refused
+    assert [getattr(m, "error", None) for m in host.take("admin")][:1] != [None]
+    host.at(1_000)
+    host.settle_all()
+    (answer,) = host.take("admin")
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.error, UnknownGroup)
+    assert not Host(host.log).coordinator.groups

@@ -133,6 +133,14 @@ class CommitOffset:
 
 
 @value
+class DeleteGroup:
+    """Forget a group with its offsets; only while it has no members. Answered by Settled."""
+
+    id: int
+    group: str
+
+
+@value
 class GetGroup:
     """Ask for a group's state."""
 
@@ -253,6 +261,7 @@ GroupMessage = (
     | Settle
     | Settled
     | CommitOffset
+    | DeleteGroup
     | GetGroup
     | ListGroups
     | GetLeases

@@ -207,6 +207,7 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             | msg.Acquire()
             | msg.Settle()
             | msg.CommitOffset()
+            | msg.DeleteGroup()
             | msg.GetGroup()
             | msg.GetLeases()
             | msg.ListGroups()

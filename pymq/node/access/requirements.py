@@ -119,6 +119,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.Acquire: _group(Operation.READ),
     msg.Settle: _group(Operation.READ),
     msg.CommitOffset: _commit,
+    msg.DeleteGroup: _group(Operation.DELETE),
     msg.GetGroup: _group(Operation.DESCRIBE),
     msg.GetLeases: _group(Operation.DESCRIBE),
     msg.ListGroups: _always(DESCRIBE_CLUSTER),

@@ -56,6 +56,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Leave: {("Read", "group", "group")},
     msg.Acquire: {("Read", "group", "group")},
     msg.Settle: {("Read", "group", "group")},
+    msg.DeleteGroup: {("Delete", "group", "group")},
     msg.GetGroup: {("Describe", "group", "group")},
     msg.GetLeases: {("Describe", "group", "group")},
     msg.GetMetadata: {("Describe", "topic", "topic")},
