@@ -254,6 +254,9 @@ class AsyncClient(Handle):
         on_revoked: Callable[[tuple[str, ...]], object] | None = None,
         max_poll_interval_s: float = 300.0,
         rack: str | None = None,
+        ordered: bool | None = None,
+        prefetch: int | None = None,
+        session_timeout_s: float = 10.0,
         **unknown: object,
     ) -> Opening[AsyncConsumer]:
         """Make a consumer: ``async with`` or ``await`` it; see :meth:`pymq.Client.consumer`.
@@ -290,6 +293,9 @@ class AsyncClient(Handle):
                 noted(on_revoked) if on_revoked is not None else None,
                 max_poll_interval_s,
                 rack,
+                ordered,
+                prefetch,
+                session_timeout_s,
                 **unknown,
             )
 

@@ -83,6 +83,7 @@ class AsyncConsumer(Handle):
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
         """Wait until a poll would not have to wait; takes nothing, so it may be cancelled."""
+        self._consumer._measure()
         intake, loop = self._intake, self._bridge.loop
         until = None if timeout is None else loop.time() + timeout
 

@@ -32,6 +32,8 @@ class Acquiring:
         outbox: Outbox,
         timers: Deadlines[Key],
         paused: Collection[str],
+        *,
+        shares: bool,
     ) -> None:
         self.halted: Collection[str] = ()  # partitions with records that cannot be read
         self.wanted = 0  # records that the application has asked for, until some are leased
@@ -41,6 +43,7 @@ class Acquiring:
         self._outbox = outbox
         self._timers = timers
         self._paused = paused
+        self._shares = shares  # records that have no order to keep go to whoever is free
         self._waiting = 0  # the request that waits
         self._introduction = 0  # the request that tells where partitions begin and end
         self._open: dict[int, int] = {}  # those that may still bring leases; when they should have
@@ -68,12 +71,28 @@ class Acquiring:
         if coordinator is None or not membership.is_joined:
             return
         self._introduction = outbox.number()
-        known = self._watches.known(())
+        known, unkeyed = self._watches.known(()), self._unkeyed()
         group, member = membership.group, membership.name
-        outbox.post(coordinator, Acquire(self._introduction, group, member, known, 0, 0))
+        request = Acquire(self._introduction, group, member, known, 0, 0, unkeyed)
+        outbox.post(coordinator, request)
         due = now + membership.coordinator.patience_ms
         self._open[self._introduction] = due
         self._timers.set(("acquire", self._introduction), due)
+
+    def tell(self, now: int) -> bool:
+        """Tell how far partitions reach while nothing is asked for; others may want of it.
+
+        Returns whether that was done, or needs not be.
+        """
+        if self._waiting:
+            return True
+        if self._introduction in self._open:
+            return False
+        self.introduce(now)
+        return True
+
+    def _unkeyed(self) -> tuple[tuple[str, int, int], ...]:
+        return self._watches.unkeyed() if self._shares else ()
 
     def ask(self, now: int) -> None:
         """Ask for leases, if there is room for some and anything to ask for."""
@@ -95,7 +114,11 @@ class Acquiring:
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
         count, group, member = self.wanted or 1, membership.group, membership.name
-        outbox.post(coordinator, Acquire(self._waiting, group, member, known, count, WAIT_MS))
+        unkeyed, shares = self._unkeyed(), self._shares and not self._paused
+        request = Acquire(
+            self._waiting, group, member, known, count, WAIT_MS, unkeyed, shares=shares
+        )
+        outbox.post(coordinator, request)
         due = now + WAIT_MS + membership.coordinator.patience_ms
         self._open[self._waiting] = due
         self._timers.set(("acquire", self._waiting), due)

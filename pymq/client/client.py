@@ -178,6 +178,9 @@ class Client(Admin):
         on_revoked: Callable[[tuple[str, ...]], object] | None = None,
         max_poll_interval_s: float = 300.0,
         rack: str | None = None,
+        ordered: bool | None = None,
+        prefetch: int | None = None,
+        session_timeout_s: float = 10.0,
         **unknown: object,
     ) -> Consumer:
         """Make a consumer.
@@ -189,7 +192,16 @@ class Client(Admin):
 
         A consumer of a group that has asked for nothing for ``max_poll_interval_s`` is taken to
         hang: it leaves the group, and joins again when it asks. What it had got and had not
-        acknowledged is delivered again, to others perhaps.
+        acknowledged is delivered again, to others perhaps. One whose process is silent for
+        ``session_timeout_s`` is out at once.
+
+        Records without a key have no order to keep: whichever consumer of the group is free gets
+        them, from any partition. Records with a key keep the order of their key: one consumer at a
+        time works on those of a partition. With ``ordered=True`` that holds for all records, with
+        ``ordered=False`` for none; where consumers of a group differ, the strictest counts.
+
+        A consumer leases as many records at a time as its application does in about 20 ms, going by
+        how long those before took, or ``prefetch`` of them.
 
         In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on,
         an integer, ``"begin"`` (the default) or ``"end"``.
@@ -230,10 +242,21 @@ class Client(Admin):
                     "on_assigned": on_assigned,
                     "on_revoked": on_revoked,
                     "max_poll_interval_s": max_poll_interval_s,
+                    "ordered": ordered,
+                    "prefetch": prefetch,
+                    "session_timeout_s": session_timeout_s,
                 }
             )
         worker = worker_config(
-            group, assignor, ack_wait_s, max_deliver, auto_offset_reset, max_poll_interval_s
+            group,
+            assignor,
+            ack_wait_s,
+            max_deliver,
+            auto_offset_reset,
+            max_poll_interval_s,
+            ordered,
+            prefetch,
+            session_timeout_s,
         )
         metadata = self.questions.topic_metadata(topic)
         letters = dead_letter_topic(topic, dead_letter, mode, max_deliver)

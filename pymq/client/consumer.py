@@ -61,6 +61,8 @@ class Consumer(Handle):
         self._on_revoked = on_revoked
         self._unread = Unread(intake)
         self._last: list[Record | BatchView] = []  # handed out by the last poll, for auto_ack
+        self._given = 0  # records, by the last poll, that the application is at work on ...
+        self._given_at = 0  # ... since then
         self._record_bytes = 1024  # about what a record takes, as last seen
         self._previous: Record | None = None  # of an iteration, for auto_ack
         self._undertaker = undertaker
@@ -130,6 +132,7 @@ class Consumer(Handle):
     ) -> list[BatchView]:
         if max_records < 1:
             raise ConfigError(f"max_records={max_records} must be at least 1")
+        self._measure()
         self._ack_last()
         self._ack_previous()
         until = self._until(timeout)
@@ -163,6 +166,8 @@ class Consumer(Handle):
             self._tell_changes()
             self._bury_dead()
         count = sum(map(len, views))
+        if self._worker is not None:
+            self._given, self._given_at = count, self._driver.loop.clock()
         self._client.tally.consumed += count  # no call in between: other threads count here, too
         if self._auto_ack:
             self._last = list(views)
@@ -195,6 +200,17 @@ class Consumer(Handle):
             with self._driver:
                 self._intake.pass_over(view)
             self.ack(view)
+
+    def _measure(self) -> None:
+        """The application asks for more: note how long what it was given has taken it."""
+        given, self._given = self._given, 0
+        if not given or self._worker is None:
+            return
+        settler = self._worker.settler
+        until = self._driver.loop.clock()
+        if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
+            until = settler.armed_at  # It was done by then, and has waited since.
+        self._worker.pace.took(given, until - self._given_at)
 
     def _until(self, timeout: float | None) -> float | None:
         return None if timeout is None else self._driver.monotonic() + timeout

@@ -32,7 +32,11 @@ GROUP_OPTIONS: dict[str, object] = {
     "on_assigned": None,
     "on_revoked": None,
     "max_poll_interval_s": 300.0,
+    "ordered": None,
+    "prefetch": None,
+    "session_timeout_s": 10.0,
 }
+PREFETCH_MAX = 1 << 20  # records
 
 _CONSUMER_OPTIONS = (
     "topic",
@@ -53,6 +57,9 @@ _CONSUMER_OPTIONS = (
     "on_revoked",
     "max_poll_interval_s",
     "rack",
+    "ordered",
+    "prefetch",
+    "session_timeout_s",
 )
 
 
@@ -150,6 +157,9 @@ def worker_config(
     max_deliver: int,
     auto_offset_reset: str,
     max_poll_interval_s: float,
+    ordered: bool | None,
+    prefetch: int | None,
+    session_timeout_s: float,
 ) -> WorkerConfig:
     """What a consumer asks of its group.
 
@@ -160,6 +170,11 @@ def worker_config(
     check_choice("auto_offset_reset", auto_offset_reset, ("begin", "end"))
     check_seconds("ack_wait_s", ack_wait_s)
     check_seconds("max_poll_interval_s", max_poll_interval_s)
+    check_seconds("session_timeout_s", session_timeout_s)
+    if ordered is not None and type(ordered) is not bool:
+        raise ConfigError(f"ordered={ordered!r} must be True, False or None")
+    if prefetch is not None:
+        check_range("prefetch", prefetch, 1, PREFETCH_MAX)
     check_range("max_deliver", max_deliver, 0, 1 << 30)
     return WorkerConfig(
         check_name(group if group is not None else DEFAULT_GROUP, "group name"),
@@ -168,4 +183,7 @@ def worker_config(
         max_deliver,
         BEGIN if auto_offset_reset == "begin" else END,
         max(1, round(max_poll_interval_s * 1000)),
+        ordered,
+        prefetch,
+        max(1, round(session_timeout_s * 1000)),
     )

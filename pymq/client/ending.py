@@ -21,13 +21,15 @@ class Ending:
     def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
         self._consumer = consumer
         self._ends = ends
+        self._has_come = False  # a record, since other partitions were asked last
+        self._has_looked = False  # whether others of the group have something for us
         self._since: float | None = None  # when it was first found to be kept from its end
 
     def before(self, records: Iterator[Record]) -> Iterator[Record]:
         """Go through *records*; those from the end on are set aside, for the next call."""
         for record in records:
             if record.offset < self._ends.get(record.partition, 0):
-                self._since = None
+                self._since, self._has_come = None, True
                 yield record
             else:
                 self._consumer._set_aside(record)
@@ -57,7 +59,15 @@ class Ending:
             if p in consumer.assignment()
         )
         # What was delivered may have been so to us, while we asked.
-        return is_delivered and not worker.is_bringing
+        if not is_delivered or worker.is_bringing:
+            return False
+        return not worker.shares or active.keys() <= set(worker.assigned) or self._is_in_vain()
+
+    def _is_in_vain(self) -> bool:
+        """Whether records of partitions that others have were asked for, and none came."""
+        is_in_vain = self._has_looked and not self._has_come
+        self._has_looked, self._has_come = True, False
+        return is_in_vain
 
     def _is_told(self, state: GroupState) -> bool:
         """Whether the consumer knows what its group has assigned to it."""

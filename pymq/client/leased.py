@@ -278,6 +278,7 @@ class Leased:
     def _read(self, fetching: Fetching, data: bytes) -> None:
         lease = fetching.lease
         for batch in split(data):
+            self._watches.saw(lease.partition, batch.header)
             whole = self._whole(batch, lease.partition)
             view = whole.part(fetching.position, fetching.end, lease.delivery_count)
             fetching.views.append(view)

@@ -16,8 +16,8 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import StaleEpoch
 
-SESSION_MS = 30_000
-BEAT_MS = 5_000
+SESSION_MS = 10_000
+BEAT_MS = 3_000  # at most; a member says three times in a session that it lives
 
 Key = tuple[str, str | int]  # kind of request; partition or number of the request
 
@@ -32,6 +32,9 @@ class WorkerConfig:
     max_deliver: int
     reset: int
     max_poll_ms: int = 300_000  # how long the application may not ask for records
+    ordered: bool | None = None  # None: records with a key keep its order, others have none
+    prefetch: int | None = None  # records that are leased at a time; None: as it keeps up
+    session_ms: int = 0  # it is gone when it is silent for longer; 0: SESSION_MS
 
 
 class Membership:
@@ -65,6 +68,10 @@ class Membership:
         self._timers = timers
         self._joining = 0
         self._beat = 0
+
+    @property
+    def _beat_ms(self) -> int:
+        return min(BEAT_MS, max(1, (self.config.session_ms or SESSION_MS) // 3))
 
     @property
     def is_known(self) -> bool:
@@ -106,18 +113,19 @@ class Membership:
             self.topic,
             self.told,
             c.assignor,
-            SESSION_MS,
+            c.session_ms or SESSION_MS,
             c.ack_wait_ms,
             c.max_deliver,
             c.reset,
             self.topic_id,
+            c.ordered,
         )
         self._outbox.post(coordinator, join)
         self._timers.set(("join", self._joining), now + self.coordinator.patience_ms)
 
     def heartbeat(self, now: int) -> None:
         """Say that we live, and which partitions the topic has."""
-        self.beat_at = now + BEAT_MS
+        self.beat_at = now + self._beat_ms
         coordinator = self.coordinator.find()
         if not self.is_joined:
             return
@@ -158,7 +166,7 @@ class Membership:
     def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """We are a member, with these partitions; returns those that we lost and those gained."""
         self.is_joined = True
-        self.beat_at = now + BEAT_MS
+        self.beat_at = now + self._beat_ms
         self.generation = m.generation
         lost = tuple(p for p in self.assigned if p not in m.partitions)
         gained = tuple(p for p in m.partitions if p not in self.assigned)

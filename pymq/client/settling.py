@@ -77,6 +77,7 @@ class Settler:
         self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
         self.refused = 0  # acknowledgements that came too late
         self.due = NEVER
+        self.armed_at = -1  # when something was to be settled last
         self.handed = Handed()
         self._buffered = buffered
         self._holes: list[Span] = []  # offsets without a record for the application
@@ -100,6 +101,7 @@ class Settler:
     def arm(self, now: int) -> None:
         """Something is to be settled soon."""
         if self.due == NEVER:
+            self.armed_at = now
             self.due = now + ACK_LINGER_MS
             self._driver.loop.rearm(self._name)
             self._driver.arm(self.due)

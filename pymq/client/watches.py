@@ -13,8 +13,10 @@ from pymq.client.membership import Key, Membership
 from pymq.client.route import RETRY_MAX_MS, Route
 from pymq.client.router import Router
 from pymq.core.deadlines import Deadlines
+from pymq.core.header import Header
 from pymq.core.message import END, Fetch, Fetched
-from pymq.core.values import define
+from pymq.core.ranges import RUNS_MAX, Ranges, has_keys
+from pymq.core.values import Factory, define
 from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 
@@ -27,6 +29,7 @@ class Watch:
     log_start: int = 0
     end: int = -1  # -1: not known yet
     request: int = 0
+    unkeyed: Ranges = Factory(lambda: Ranges(RUNS_MAX))  # records without a key, if known
 
 
 class Watches:
@@ -74,6 +77,18 @@ class Watches:
             for w in self._watches.values()
             if w.end >= 0 and w.partition not in but
         )
+
+    def unkeyed(self) -> tuple[tuple[str, int, int], ...]:
+        """Ranges of records without a key, as far as they are known."""
+        return tuple(
+            (w.partition, start, end) for w in self._watches.values() for start, end in w.unkeyed
+        )
+
+    def saw(self, partition: str, header: Header) -> None:
+        """A batch of a partition has come, whose leader may not have told of it."""
+        watch = self._watches.get(partition)
+        if watch is not None and not has_keys(header):
+            watch.unkeyed.put(header.base_offset, header.end_offset)
 
     def end(self, partition: str) -> int:
         """How far a partition is known to reach."""
@@ -148,6 +163,7 @@ class Watches:
         """It did not tell; returns whether to ask again is of no use."""
         if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
             watch.end = -1  # The topic was made anew, or its end has gone to other brokers.
+            watch.unkeyed = Ranges(RUNS_MAX)
             self.ask(watch, now)
             return False
         pause = watch.route.refused(self._router, error)
@@ -165,5 +181,7 @@ class Watches:
             watch.route.came()
         is_new, has_more = watch.end < 0, m.high_watermark > watch.end
         watch.log_start = m.log_start if is_new else max(watch.log_start, m.log_start)
+        for start, end in m.unkeyed:
+            watch.unkeyed.put(start, end)
         watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
         return is_new, has_more

@@ -16,6 +16,7 @@ from pymq.client.base import Driver
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
+from pymq.client.pace import Pace
 from pymq.client.poll_timer import PollTimer
 from pymq.client.replicas import Preference
 from pymq.client.route import RETRY_MAX_MS
@@ -30,6 +31,8 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.view import BatchView
 from pymq.errors import FencedMember, PymqError
+
+TELL_MS = 20  # how long a member at work keeps to itself that there is more
 
 __all__ = ["Worker", "WorkerConfig"]
 
@@ -67,8 +70,16 @@ class Worker(Intake):
             Preference(name, rack),
         )
         self._acquiring = Acquiring(
-            self.membership, self.watches, self._leased, self, timers, self.paused
+            self.membership,
+            self.watches,
+            self._leased,
+            self,
+            timers,
+            self.paused,
+            shares=config.ordered is not True,
         )
+        self.pace = Pace(config.prefetch)
+        self._tell_at = NEVER  # how far partitions reach, while the application is at work
         self.poll_timer = PollTimer(config.max_poll_ms)
         self.standing = Standing(self.membership, driver)
         self._is_closed = False
@@ -78,7 +89,7 @@ class Worker(Intake):
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
-        self._acquiring.wanted, self._acquiring.halted = records, self.stuck()
+        self._acquiring.wanted, self._acquiring.halted = self.pace.limit(records), self.stuck()
         if self.poll_timer.asked():
             self._has_news = True
         if self.topic in self._router.gone:
@@ -96,6 +107,11 @@ class Worker(Intake):
     def assigned(self) -> tuple[str, ...]:
         """The partitions that the group has assigned to it."""
         return self.membership.assigned
+
+    @property
+    def shares(self) -> bool:
+        """Whether it takes records of partitions that it was not assigned, if it may."""
+        return self.config.ordered is not True and not self.paused
 
     @property
     def has_chunks(self) -> bool:
@@ -128,7 +144,7 @@ class Worker(Intake):
         self.settler.close()
         self._timers.clear()
         self.poll_timer.stop()
-        self._renew_at = NEVER
+        self._renew_at = self._tell_at = NEVER
 
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
         """Lease nothing more of some partitions and give back what was not handed out."""
@@ -193,6 +209,8 @@ class Worker(Intake):
                 self._lapse()
         if now >= self._renew_at:
             self._renew(now)
+        if now >= self._tell_at:
+            self._tell_at = NEVER if self._acquiring.tell(now) else now + TELL_MS
         for kind, what in self._timers.over(now):
             if kind == "watch":
                 self.watches.over(str(what), now)
@@ -223,6 +241,7 @@ class Worker(Intake):
         return min(
             self.membership.beat_at,
             self._renew_at,
+            self._tell_at,
             self.poll_timer.look_at,
             self.settler.due,
             self.membership.retry_at or NEVER,
@@ -363,7 +382,7 @@ class Worker(Intake):
         self.watches.change(self.membership.assigned, ())
         self.membership.lapsed()
         self._drop_leases(self.poll_timer.lapse())
-        self._renew_at = NEVER
+        self._renew_at = self._tell_at = NEVER
 
     def _buffered(self) -> list[Span]:
         return self.unread()
@@ -429,6 +448,8 @@ class Worker(Intake):
         self.watches.ask(watch, now)
         if self._acquiring.wanted and has_more:
             self._acquiring.ask(now)
+        elif has_more and self.shares:
+            self._tell_at = min(self._tell_at, now + TELL_MS)
 
     def _hand_over(self, now: int) -> None:
         """Make ready for the application what has come, unless it may be leased to others."""

@@ -27,6 +27,11 @@ class ConsumedTopic:
     partitions: tuple[str, ...] = ()  # as members have told
     reach: dict[str, tuple[int, int]] = Factory(dict)  # log start, high watermark; by partition
     _ids: dict[str, str] = Factory(dict)  # of the topic that each offset is about, if that is known
+    ordered: bool | None = None  # see Join; the strictest of what its members say
+    # Partitions that may have records which any member may lease, and the members that wait for
+    # such, in the order in which they asked.
+    open: dict[str, None] = Factory(dict)
+    idle: dict[str, None] = Factory(dict)
     _added: dict[str, None] = Factory(dict)  # partitions that came after the group had begun
 
     @property

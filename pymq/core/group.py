@@ -23,6 +23,7 @@ after a gap, what members have said meanwhile comes first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from pymq.core.attention import Attention
 from pymq.core.bounds import GroupLimits
@@ -61,6 +62,7 @@ from pymq.errors import (
     UnknownGroup,
 )
 
+IDLE_TRIES = 64  # members without work that one request finds some for
 LOOK_MS = 250  # how often one looks who is silent, and what has run out
 
 
@@ -290,6 +292,7 @@ class GroupCoordinator:
     def _remove(self, group: Group, member: Member, now: int) -> None:
         del group.members[member.id]
         group.joining.pop(member.id, None)
+        group.topic(member.topic).idle.pop(member.id, None)
         group.release(member, self._attention.ms)
         self._rebalance(group, now)
         self._forget_if_empty(group)
@@ -337,6 +340,7 @@ class GroupCoordinator:
         self._serve(group, member, now)
         if len(group.members) > 1:
             self._serve_owners(group, news, now)
+            self._serve_idle(group, member.topic, now)
         if m.max_wait_ms == 0 or member.told != group.generation:
             self._answer_acquire(group, member, (), now)
         self._due.sooner(m.group, member.waits_until)
@@ -347,6 +351,17 @@ class GroupCoordinator:
         for id in waiting:
             member = group.members.get(id)  # It may have left since the last assignment.
             if member is not None and member.waiting is not None:
+                self._serve(group, member, now)
+
+    def _serve_idle(self, group: Group, topic: str, now: int) -> None:
+        """Members that wait, and have nothing of their own, get what any member may have."""
+        consumed = group.topics.get(topic)
+        if consumed is None or not consumed.open:
+            return
+        for id in list(islice(consumed.idle, IDLE_TRIES)):
+            if not consumed.open:
+                return
+            if (member := group.members.get(id)) is not None:
                 self._serve(group, member, now)
 
     def _serve_all(self, group: Group, now: int) -> None:
@@ -360,6 +375,8 @@ class GroupCoordinator:
         if found := group.lease(member, at):
             self._due.sooner(group.name, at + member.ack_wait_ms)
             self._answer_acquire(group, member, found, now)
+        elif member.waiting is not None and member.waiting.shares:
+            group.topic(member.topic).idle[member.id] = None
 
     def _answer_acquire(
         self, group: Group, member: Member, leases: tuple[Lease, ...], now: int
@@ -368,6 +385,7 @@ class GroupCoordinator:
             return
         answer = Acquired(member.waiting.id, leases, group.generation)
         member.waiting, member.waits_until = None, NEVER
+        group.topic(member.topic).idle.pop(member.id, None)
         self._host.reply(member.source, answer, now)
 
     def _settle(self, source: str, m: Settle, now: int) -> None:
@@ -385,7 +403,11 @@ class GroupCoordinator:
         if m.id:
             self._offsets.answer(source, Settled(m.id, refused, lapsed=lapsed), durable=m.durable)
         told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
-        self._serve_owners(group, {(member.topic, partition): None for partition, _ in told}, now)
+        names = {(member.topic, partition): None for partition, _ in told}
+        for name in names:
+            group.open(*name)
+        self._serve_owners(group, names, now)
+        self._serve_idle(group, member.topic, now)
 
     def _commit(self, source: str, m: CommitOffset, now: int) -> None:
         there = self.groups.get(m.group)
@@ -488,8 +510,9 @@ class GroupCoordinator:
             self._remove(group, member, now)
         if group.assign_at <= at:
             self._assign(group, now)
-        for leases in group.leases.values():
+        for name, leases in group.leases.items():
             leases.expire(at)
+            group.open(*name)
         self._serve_all(group, now)
         for member in group.members.values():
             if member.waits_until <= at:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from pymq.core.marks import mark
 from pymq.core.message import Lease, LeaseSpan, Range
+from pymq.core.ranges import EVERYTHING, Ranges
 from pymq.core.types import NEVER
 from pymq.core.values import define
 
@@ -24,6 +25,7 @@ AVAILABLE = 0  # to be delivered again, from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
 SPANS_OPEN = 4_096  # with so many nothing new is handed out, until the lowest offsets are done
+UNKEYED_MAX = 256  # ranges of records without a key that are known; of others it is forgotten
 LEASED_MAX = 1 << 16  # records that are leased at most, since each may become a span of its own
 STATES = ("available", "leased", "acked")  # as they are told to people
 
@@ -43,12 +45,13 @@ class Span:
 class Leases:
     """The state of one group in one partition."""
 
-    __slots__ = ("_spans", "committed", "next")
+    __slots__ = ("_spans", "committed", "next", "unkeyed")
 
     def __init__(self, committed: int, done: Iterable[Range] = ()) -> None:
         self.committed = committed
         self.next = committed
         self._spans: list[Span] = []
+        self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
         for start, end in done:
             if start > self.next:
                 self._spans.append(Span(self.next, start, AVAILABLE, due=0))
@@ -81,10 +84,13 @@ class Leases:
         """Whether so much is open that nothing new is handed out."""
         return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
 
-    def held_by_others(self, members: Iterable[str]) -> bool:
-        """Whether anybody but *members* holds a lease."""
+    def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
+        """Whether anybody but *members* holds a lease of records that are not *loose*."""
         allowed = set(members)
-        return any(s.state == LEASED and s.owner not in allowed for s in self._spans)
+        return any(
+            s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
+            for s in self._spans
+        )
 
     def done_ranges(self) -> tuple[Range, ...]:
         """What is acknowledged above ``committed``."""
@@ -96,11 +102,22 @@ class Leases:
         found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
         return tuple(_described(span, now) for span in found[:limit])
 
-    def has_available(self, end: int, now: int) -> bool:
-        """Whether :meth:`acquire` would find something before *end*."""
-        if self.next < end and not self.is_full:
+    def available(self, end: int, now: int) -> Iterator[Range]:
+        """What may be leased before *end*, in the order of its offsets."""
+        for span in self._spans:
+            if span.state == AVAILABLE and span.due <= now:
+                yield span.start, span.end
+        if self.next < end:
+            yield self.next, end
+
+    def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
+        """Whether :meth:`acquire` would find something before *end*, *among* these offsets."""
+        if self.next < end and among.first(self.next, end) is not None and not self.is_full:
             return True
-        return any(s.state == AVAILABLE and s.due <= now for s in self._spans)
+        return any(
+            s.state == AVAILABLE and s.due <= now and among.first(s.start, s.end) is not None
+            for s in self._spans
+        )
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -118,10 +135,18 @@ class Leases:
         return True
 
     def acquire(
-        self, member: str, end: int, limit: int, until: int, now: int, max_deliver: int
+        self,
+        member: str,
+        end: int,
+        limit: int,
+        until: int,
+        now: int,
+        max_deliver: int,
+        among: Ranges = EVERYTHING,
     ) -> list[Lease]:
         """Lease up to *limit* records before *end*: first those that wait again, then new ones.
 
+        Only those *among* some offsets; what is passed over waits for a member that may have it.
         What was delivered *max_deliver* times already (0: no limit) is leased as dead.
         """
         leases: list[Lease] = []
@@ -129,16 +154,23 @@ class Leases:
             if limit <= 0:
                 return leases
             if span.state == AVAILABLE and span.due <= now:
-                taken = self._cut(span, span.start, min(span.end, span.start + limit))
+                part = among.first(span.start, span.end)
+                if part is None:
+                    continue
+                taken = self._cut(span, part[0], min(part[1], part[0] + limit))
                 dead = 0 < max_deliver <= taken.count
                 mark("leases.dead" if dead else "leases.again")
                 taken.state, taken.owner, taken.due = LEASED, member, until
                 taken.count += not dead
                 leases.append(Lease("", taken.start, taken.end, taken.count, dead))
                 limit -= taken.end - taken.start
-        if limit > 0 and self.next < end and not self.is_full:
+        new = among.first(self.next, end) if limit > 0 and self.next < end else None
+        if new is not None and not self.is_full:
             limit = min(limit, LEASED_MAX - self.in_flight)
-            start, self.next = self.next, min(end, self.next + limit)
+            if new[0] > self.next:
+                mark("leases.passed_over")
+                self._spans.append(Span(self.next, new[0], AVAILABLE, due=0))
+            start, self.next = new[0], min(new[1], new[0] + limit)
             last = self._spans[-1] if self._spans else None
             if last and (last.state, last.owner, last.count, last.due) == (
                 LEASED,
@@ -247,6 +279,7 @@ class Leases:
                 last.end = span.end
             else:
                 joined.append(span)
+        before = self.committed
         if joined and joined[0].state == DONE and joined[0].start <= self.committed:
             self.committed = joined.pop(0).end
         elif not joined:
@@ -254,6 +287,8 @@ class Leases:
         elif joined[0].start > self.committed:
             self.committed = joined[0].start
         self._spans = joined
+        if self.committed > before:
+            self.unkeyed.forget(self.committed)
 
 
 def _described(span: Span, now: int) -> LeaseSpan:

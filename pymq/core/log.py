@@ -12,10 +12,11 @@ from collections import deque
 from typing import Protocol
 
 from pymq.core import codec
-from pymq.core.header import ControlKind
+from pymq.core.header import ControlKind, Header
 from pymq.core.marks import mark
 from pymq.core.message import RaftAppend, ReplicaFetched
 from pymq.core.producers import UNKNOWN_TIME, ProducerTable
+from pymq.core.ranges import RUNS_MAX, Ranges, has_keys
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -84,6 +85,7 @@ class BlockLog:
         "stable_end",
         "stable_size",
         "start",
+        "unkeyed",
     )
 
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
@@ -96,6 +98,7 @@ class BlockLog:
         self.seal_end: int | None = None  # the offset after a seal batch: records end before it
         self.producers = ProducerTable()
         self.is_recovering = False  # the store is to say where the block ends
+        self.unkeyed = Ranges(RUNS_MAX)  # records without a key, as far as that is known
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
         self._unwritten: list[RecordBatch] = []  # stamped, for the next write
@@ -155,10 +158,12 @@ class BlockLog:
             self._restore(found.snapshot)
         elif before is not None:
             self.producers, self.epochs, self.seal_end = before, [], None
+            self.unkeyed = Ranges(RUNS_MAX)
             self.max_timestamp = -1
         else:
             return False
         for header in found.headers:
+            self._note_keys(header)
             self._note(header.leader_epoch, header.base_offset)
             if not header.is_control:
                 self.producers.replay(header)
@@ -178,9 +183,11 @@ class BlockLog:
 
     def _snapshot(self) -> bytes:
         epochs = [list(epoch) for epoch in self.epochs if epoch[1] < self.stable_end]
+        unkeyed = [list(span) for span in self.unkeyed.below(self.stable_end)]
         committed = min(self.committed, self.stable_end)
+        producers = self.producers.snapshot()
         return codec.dumps(
-            [self.max_timestamp, self.producers.snapshot(), epochs, self.seal_end, committed]
+            [self.max_timestamp, producers, epochs, self.seal_end, committed, unkeyed]
         )
 
     def _restore(self, snapshot: bytes) -> None:
@@ -190,6 +197,8 @@ class BlockLog:
             epochs, self.seal_end, *known = rest or ([], None)
             self.committed = max(self.committed, int(known[0]) if known else self.start)
             self.epochs = [(int(epoch), int(start)) for epoch, start in epochs]
+            spans = known[1] if len(known) > 1 else ()
+            self.unkeyed = Ranges(RUNS_MAX, ((int(start), int(end)) for start, end in spans))
         except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
         self.producers = ProducerTable.restore(producers)
@@ -234,6 +243,7 @@ class BlockLog:
 
     def _add(self, batch: RecordBatch) -> None:
         header = batch.header
+        self._note_keys(header)
         if not header.is_control:
             self.producers.propose(header)
             self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
@@ -249,6 +259,10 @@ class BlockLog:
             self._recent_bytes += header.length
             while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
                 self._recent_bytes -= self._recent.popleft().header.length
+
+    def _note_keys(self, header: Header) -> None:
+        if not has_keys(header):
+            self.unkeyed.put(header.base_offset, header.end_offset)
 
     def _note(self, epoch: int, offset: int) -> None:
         if not self.epochs or self.epochs[-1][0] != epoch:
@@ -351,6 +365,7 @@ class BlockLog:
 
     def _cut(self, end: int) -> None:
         self.end, self._joined = end, None
+        self.unkeyed.cut(end)
         self.stable_end = min(self.stable_end, end)
         # What comes in its place is another leader's, who says anew how far that is committed.
         self.committed = min(self.committed, end)

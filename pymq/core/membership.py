@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pymq.core.consumed import ConsumedTopic
 from pymq.core.leases import Leases
+from pymq.core.marks import mark
 from pymq.core.message import (
     Acquire,
     GetLeases,
@@ -18,6 +19,7 @@ from pymq.core.message import (
     Range,
     Settle,
 )
+from pymq.core.ranges import EVERYTHING, NOTHING, Ranges
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
@@ -50,6 +52,7 @@ class Member:
     told: int = 0  # the last generation that it was told of
     waiting: Acquire | None = None
     waits_until: int = NEVER
+    ordered: bool | None = None
     topic_id: str = ""  # those of later topics are greater; "": not told
 
     def describe(self, now: int) -> GroupMember:
@@ -130,6 +133,7 @@ class Group:
             now + m.session_ms,
             before.partitions if before is not None else (),
             topic_id=m.topic_id,
+            ordered=m.ordered,
         )
         return member
 
@@ -139,8 +143,9 @@ class Group:
 
     def release(self, member: Member, now: int) -> None:
         """What *member* held is for others."""
-        for leases in self.leases.values():
+        for name, leases in self.leases.items():
             leases.release(member.id, now)
+            self.open(*name)
 
     def assign(self, assignors: Assignors) -> None:
         """Compute who consumes what: a new generation."""
@@ -149,7 +154,9 @@ class Group:
         for member in self.members.values():
             by_topic.setdefault(member.topic, []).append(member)
         for topic, members in by_topic.items():
-            names = self.topic(topic).partitions
+            consumed = self.topic(topic)
+            names = consumed.partitions
+            consumed.ordered = strictest(member.ordered for member in members)
             place = {name: index for index, name in enumerate(names)}
             previous = {
                 m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
@@ -203,6 +210,19 @@ class Group:
         if self.topics[topic].is_blank:
             del self.topics[topic]
 
+    # --- records without an order ---------------------------------------------------------------
+
+    def open(self, topic: str, partition: str) -> None:
+        """There may be something in a partition for members that it is not assigned to."""
+        consumed = self.topics.get(topic)
+        if consumed is not None and consumed.ordered is not True:
+            consumed.open[partition] = None
+
+    def _loose(self, topic: str, leases: Leases) -> Ranges:
+        """The records of a partition that any member may have, whatever others do there."""
+        ordered = self.topic(topic).ordered
+        return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
+
     # --- leases ---------------------------------------------------------------------------------
 
     def learn(
@@ -222,6 +242,15 @@ class Group:
                 news.append(name)
                 if self._begin(name, member, consumed):
                     changed.append(name)
+                self.open(*name)
+        for partition, start, end in m.unkeyed:
+            name = member.topic, partition
+            leases = self.leases.get(name)
+            if leases is None or partition not in names:
+                continue
+            if leases.unkeyed.put(max(start, leases.committed), end):
+                news.append(name)
+                self.open(*name)
         return news, changed
 
     def _begin(self, name: tuple[str, str], member: Member, consumed: ConsumedTopic) -> bool:
@@ -255,15 +284,49 @@ class Group:
             leases, known = self.leases.get(name), reach.get(partition)
             if leases is None or known is None or not leases.has_available(known[1], now):
                 continue
-            if leases.held_by_others(self.owners(*name)):
-                continue  # The member that had the partition before is still at work on it.
-            until = now + member.ack_wait_ms
-            for lease in leases.acquire(member.id, known[1], limit, until, now, member.max_deliver):
-                found.append(
-                    Lease(partition, lease.start, lease.end, lease.delivery_count, lease.dead)
-                )
-                limit -= lease.end - lease.start
+            loose, among = self._loose(member.topic, leases), EVERYTHING
+            # Several have a partition where there are more members than partitions.
+            allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
+            if leases.held_by_others(allowed, loose):
+                among = loose  # Another member is still at work on what has an order.
+            leased = self._acquire(member, partition, leases, known[1], limit, now, among)
+            limit -= sum(lease.end - lease.start for lease in leased)
+            found += leased
+        if not found and limit > 0 and member.waiting.shares:
+            found = self._lease_elsewhere(member, limit, now)
         return tuple(found)
+
+    def _acquire(
+        self,
+        member: Member,
+        partition: str,
+        leases: Leases,
+        end: int,
+        limit: int,
+        now: int,
+        among: Ranges,
+    ) -> list[Lease]:
+        until = now + member.ack_wait_ms
+        found = leases.acquire(member.id, end, limit, until, now, member.max_deliver, among)
+        return [Lease(partition, x.start, x.end, x.delivery_count, x.dead) for x in found]
+
+    def _lease_elsewhere(self, member: Member, limit: int, now: int) -> list[Lease]:
+        """Give a member that has nothing to do records of one partition that is not its own."""
+        consumed = self.topic(member.topic)
+        for partition in list(consumed.open):
+            name = member.topic, partition
+            if member.id in self.owners(*name):
+                continue  # It was asked already.
+            leases, known = self.leases.get(name), consumed.reach.get(partition)
+            del consumed.open[partition]
+            if leases is None or known is None:
+                continue
+            loose = self._loose(member.topic, leases)
+            if leases.has_available(known[1], now, loose):
+                mark("group.lent")
+                consumed.open[partition] = None  # The last one now: the others have their turn.
+                return self._acquire(member, partition, leases, known[1], limit, now, loose)
+        return []
 
     def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
         """The application of *member* has not seen these records."""
@@ -349,3 +412,9 @@ class Group:
             return GroupLeases(m.id, known_end=end)
         spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
         return GroupLeases(m.id, leases.committed, leases.next, end, spans)
+
+
+def strictest(said: Iterable[bool | None]) -> bool | None:
+    """What holds where members of a group do not agree on what is ordered."""
+    found = set(said)
+    return True if True in found else None if None in found or not found else False

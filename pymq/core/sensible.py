@@ -80,7 +80,7 @@ def check(m: R) -> R:
         case Acquire():
             _number("max_records", m.max_records, 0, RECORDS_MAX)
             _number("max_wait_ms", m.max_wait_ms, 0, TIME_MAX)
-            _ranges([(start, end) for _, start, end in m.known])
+            _ranges([(start, end) for _, start, end in (*m.known, *m.unkeyed)])
         case Settle():
             for settled in (m.acks, m.renewals, m.unread):
                 _ranges([span for _, span in settled])

@@ -225,7 +225,11 @@ class Serving:
         partition, opened = self._partition, self._partition.opened
         is_follower = m.any_replica and not partition.leads
         high = opened.readable_end if is_follower else opened.high_watermark
-        return Fetched(m.id, *partition.name, offset, self.log_start, high, b"", error)
+        unkeyed: tuple[tuple[int, int], ...] = ()
+        if m.max_bytes == 0 and error is None and opened.log is not None:
+            unkeyed = opened.log.unkeyed.below(high)
+        name = partition.name
+        return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed)
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if there is something for it."""

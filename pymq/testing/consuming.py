@@ -178,7 +178,14 @@ class Working(Consuming):
 
     def __init__(self, app: App, worker: Worker) -> None:
         self.worker = worker
+        self._given = self._given_at = 0
         super().__init__(app, worker)
+
+    def _want(self, _: object = None, __: object = None) -> None:
+        if self.is_up:
+            self.worker.pace.took(self._given, self.app.loop.clock() - self._given_at)
+            self._given = 0
+        super()._want()
 
     def _pause(self) -> int:
         return 50 + int(self.app.config.get("work_us", 1_000) * self.app.rng.random())
@@ -189,6 +196,9 @@ class Working(Consuming):
         while worker.dead:
             view = worker.dead.popleft()
             self._ack(view.partition, (view.base_offset, view.end_offset))
+        if records:
+            self._given = len(records)
+            self._given_at = self.app.loop.clock()
         for record in records:
             self.check(record)
             dice = rng.random()

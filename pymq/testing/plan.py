@@ -174,6 +174,9 @@ class Planner:
             self.plan.topics = [self._topic(i) for i in range(self.rng.choice([1, 1, 2]))]
             names = [str(topic["name"]) for topic in self.plan.topics]
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
+            keyed = Random(mix(self.seed, "keyed"))  # of its own: older plans stay as they are
+            for app in self.plan.apps:
+                app["keyed"] = keyed.choice([0.0, 0.0, 0.1, 1.0])
             self._ops()
             self._racks()
         self.plan_faults()

@@ -164,6 +164,25 @@ def owners(
     return None
 
 
+def loose(broker: Broker, group: str, member: str) -> Iterator[tuple[str, int, int]]:
+    """What is available to any member that takes records of others, as its coordinator knows it.
+
+    Nothing while the member has not been told of the latest generation.
+    """
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        who = found.members.get(member) if found is not None else None
+        if found is None or who is None or who.told != found.generation:
+            continue
+        reach, now = found.topic(who.topic).reach, coordinator._attention.ms
+        for (topic, partition), leases in found.leases.items():
+            if topic == who.topic and partition in reach and not leases.is_full:
+                for start, end in leases.available(reach[partition][1], now):
+                    part = leases.unkeyed.first(start, end)
+                    if part is not None:
+                        yield partition, *part
+
+
 def leases(
     broker: Broker, group: str, topic: str, partition: str
 ) -> tuple[GroupCoordinator, Leases] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymq.core import offsets
+from pymq.core.columns import KEYS
 from pymq.core.group import GroupCoordinator
 from pymq.core.header import Header
 from pymq.core.message import (
@@ -95,11 +96,17 @@ class Leases(Checker):
     the replicas have not kept in a mode that does not sync, and of what is done above the group's
     offset so many ranges and no more. Who leads is the broker's own to believe; one that has been
     replaced and does not know it may give out what its successor has confirmed.
+
+    Which records have keys the logs tell, and not what members have told their coordinator. Those
+    go to the member that has the partition, and to the next one when the former one is done with
+    such. A member that takes what has no order does not wait while there is such a record.
     """
 
     rules = (
         "ptp-exclusive",
         "handover-waits",
+        "keys-to-their-owner",
+        "idle-is-served",
         "acked-not-delivered-again",
         "settled-by-its-holder",
     )
@@ -110,7 +117,8 @@ class Leases(Checker):
         super().__init__(watch)
         self._joined: dict[tuple[str, str], Join] = {}  # by group and member
         self._generations = Generations()
-        self._acquires: dict[tuple[str, int], Acquire] = {}  # by address and request
+        # By address and request, with when they came.
+        self._acquires: dict[tuple[str, int], tuple[Acquire, int]] = {}
         # With the group's offset in each partition, as it was by then.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._grants: dict[tuple[str, Shared], list[Grant]] = {}  # by broker
@@ -151,7 +159,7 @@ class Leases(Checker):
             case Leave(group=group, member=member):
                 self._left(process, group, member)
             case Acquire(id=id, group=group, member=member, known=known):
-                self._acquires[source, id] = message
+                self._acquires[source, id] = message, process.clock()
                 for partition, start, _ in known:
                     self._overtaken(process, group, member, partition, start)
             case Settle(id=id):
@@ -266,8 +274,12 @@ class Leases(Checker):
                     grants += rest
 
     def _granted(self, host: BrokerHost, peer: str, m: Acquired) -> None:
-        acquire = self._acquires.pop((peer, m.id), None)
-        if acquire is None or not m.leases or host.broker is None:
+        acquire, since = self._acquires.pop((peer, m.id), (None, 0))
+        if acquire is None or host.broker is None:
+            return
+        if not m.leases:
+            if host.clock() - since >= acquire.max_wait_ms:  # else it asks again, or has
+                self._idle(host, acquire, m)
             return
         join = self._joined.get((acquire.group, acquire.member))
         now = host.clock()
@@ -279,14 +291,24 @@ class Leases(Checker):
             if join is None:
                 continue
             grants = self._held(host, acquire.group, acquire.member, lease.partition)
+            has_keys = self._has_keys(name, lease.start, lease.end)
+            if has_keys and owners is not None and acquire.member not in owners:
+                self.fail(
+                    "keys-to-their-owner",
+                    f"{host.name} gives {acquire.group} {lease} to {acquire.member}, which has not "
+                    "got that partition, and some of it has keys",
+                )
             for grant in grants:
                 overlaps = grant.start < lease.end and lease.start < grant.end
                 is_held = grant.member in members and grant.until > now
-                if is_held and owners is not None and grant.member not in owners:
+                is_anothers = is_held and grant.member != acquire.member and owners is not None
+                if acquire.shares is None and owners is not None and grant.member in owners:
+                    is_anothers = False  # That one knows nothing of keys.
+                if is_anothers and has_keys and self._has_keys(name, grant.start, grant.end):
                     self.fail(
                         "handover-waits",
                         f"{host.name} gives {acquire.group} {lease} to {acquire.member}, while "
-                        f"{grant.member}, which had that partition, holds {grant.start} to "
+                        f"{grant.member} is at work on records with keys, from {grant.start} to "
                         f"{grant.end}",
                     )
                 if overlaps and is_held and grant.member != acquire.member:
@@ -306,6 +328,32 @@ class Leases(Checker):
             grants[:] = [g for g in grants if g.end <= lease.start or lease.end <= g.start]
             until = now + join.ack_wait_ms
             grants.append(Grant(lease.start, lease.end, acquire.member, until))
+
+    def _idle(self, host: BrokerHost, acquire: Acquire, m: Acquired) -> None:
+        """A member gets nothing: then there is nothing that any member may have."""
+        join = self._joined.get((acquire.group, acquire.member))
+        is_free = acquire.shares and acquire.max_records > 0 and acquire.max_wait_ms > 0
+        if m.error is not None or join is None or not is_free or host.broker is None:
+            return
+        for partition, start, end in probe.loose(host.broker, acquire.group, acquire.member):
+            if not self._has_keys((join.topic, partition), start, end):
+                self.fail(
+                    "idle-is-served",
+                    f"{host.name} has nothing for {acquire.member} of {acquire.group}, though "
+                    f"{start} to {end} of {partition} are available and have no keys",
+                )
+
+    def _has_keys(self, name: tuple[str, str], start: int, end: int) -> bool:
+        """Whether any of these records has a key, as its batch says."""
+        history = self.watch.history_of(*name)
+        for log in history.blocks.values() if history is not None else ():
+            index = log.batch_at(start)
+            while index < len(log.headers) and log.headers[index].base_offset < end:
+                header = log.headers[index]
+                if header.end_offset > start and header.columns & KEYS and not header.is_control:
+                    return True
+                index += 1
+        return False
 
     def _confirmed(self, host: BrokerHost, peer: str, m: Settled) -> None:
         settle, committed = self._settles.pop((peer, m.id), (None, {}))

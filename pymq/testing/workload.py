@@ -154,6 +154,9 @@ class App:
             )
             self.history.sent.append(sent)
             key = b"%d" % (number % KEYS) if self._is_compacted(topic) else None
+            if key is None and number % 10 < 10 * self.config.get("keyed", 0.0):
+                key = b"%d" % (number % KEYS)
+                queue.has_keys = True
             delivery = Delivery()
             delivery.row = (value_of(number, size), key)
             delivery.owner = queue.add(delivery.row)

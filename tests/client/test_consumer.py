@@ -577,11 +577,11 @@ def test_status_of_a_consumer_that_waits_for_another_one(mq: pymq.Client) -> Non
     mq.create_topic("t", partitions=2)
     for partition in ("0", "1"):
         produce(mq, "t", range(3), partition=partition)
-    with mq.consumer("t", group="g") as one:
+    with mq.consumer("t", group="g", ordered=True) as one:
         records = polled(one, 6)
         produce(mq, "t", range(3, 6), partition=0)
         produce(mq, "t", range(3, 6), partition=1)
-        with mq.consumer("t", group="g") as two:
+        with mq.consumer("t", group="g", ordered=True) as two:
             (moved,) = two.assignment()
             assert two.poll(timeout=0) == []
             assert two.status().idle == f"other consumers still work on records of {moved}"

@@ -70,12 +70,19 @@ HOLDERS = ("broker-0",)
 
 
 def batch(
-    offset: int, value: bytes, *, epoch: int = 1, sequence: int = -1, fence: int = 0
+    offset: int,
+    value: bytes,
+    *,
+    epoch: int = 1,
+    sequence: int = -1,
+    fence: int = 0,
+    key: bytes | None = None,
 ) -> RecordBatch:
     """One record; with a sequence it is of producer 7, at epoch *fence*."""
     made = RecordBatch.encode(
         [value],
         timestamp_ms=0,
+        keys=[key],
         producer_id=7 if sequence >= 0 else -1,
         producer_epoch=fence,
         base_sequence=sequence,
@@ -372,7 +379,8 @@ class Group:
         group = SimpleNamespace(
             name="g",
             generation=1,
-            members={"m1": 1, "m2": 1},
+            members={name: SimpleNamespace(topic="t", told=1) for name in ("m1", "m2")},
+            topic=lambda name: SimpleNamespace(reach={"0": (0, 1)}),
             leases={("t", "0"): self.leases},
             owners=lambda topic, partition: self.owners,
         )
@@ -462,6 +470,7 @@ class Coordinator:
 
     index = 0
     _offsets = SimpleNamespace(is_loaded=True)
+    _attention = SimpleNamespace(ms=0)
 
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
@@ -476,9 +485,31 @@ def group_goes_back(s: Scene) -> None:
 
 def served_before_the_former_owner_is_done(s: Scene) -> None:
     group = Group(s)
-    group.gives("m1", 0, 10, 1)
+    s.append(0, batch(0, b"a", key=b"k"), batch(1, b"b", key=b"k"))
+    s.look(0, 2)
+    group.gives("m1", 0, 1, 1)
     group.owners = ["m2"]
-    group.gives("m2", 10, 12, 2)
+    group.gives("m2", 1, 2, 2)
+
+
+def keys_go_to_a_member_that_is_free(s: Scene) -> None:
+    group = Group(s)
+    s.append(0, batch(0, b"a", key=b"k"))
+    s.look(0, 1)
+    group.owners = ["m2"]
+    group.gives("m1", 0, 1, 1)
+
+
+def nobody_serves_a_member_that_is_free(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    s.append(0, batch(0, b"a"))
+    s.look(0, 1)
+    group.owners = ["m2"]
+    group.leases.unkeyed.put(0, 1)
+    group.gets(Acquire(1, "g", "m1", (), 10, 1, shares=True), "m1")
+    s.cluster.world.run(1_000_000)
+    group.says(Acquired(1, (), 1), "m1")
 
 
 def settled_by_another(s: Scene) -> None:
@@ -812,6 +843,8 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     known_and_given_again: "acked-not-delivered-again",
     confirmed_and_given_again_elsewhere: "acked-not-delivered-again",
     served_before_the_former_owner_is_done: "handover-waits",
+    keys_go_to_a_member_that_is_free: "keys-to-their-owner",
+    nobody_serves_a_member_that_is_free: "idle-is-served",
     settled_by_another: "settled-by-its-holder",
     group_goes_back: "group-offset-monotone",
     group_skips_records: "offset-covers-acks",

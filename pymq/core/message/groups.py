@@ -23,6 +23,9 @@ class Join:
     max_deliver: int  # 0: no limit
     reset: int  # BEGIN or END: where the group starts when it has no offset
     topic_id: str = ""  # of the topic that is meant; "": not told
+    # Whether a partition is worked on by one member at a time: True always, False never, None where
+    # records have keys.
+    ordered: bool | None = None
 
 
 @value
@@ -60,8 +63,8 @@ class Acquire:
     """Lease up to *max_records* for *member*.
 
     *known* holds, for each partition that the member has been told of, where its log starts and
-    ends. Without anything to lease the answer waits, at most *max_wait_ms*; the member's next
-    Acquire ends the wait of the one before.
+    ends, and *unkeyed* ranges in them whose records have no key. Without anything to lease the
+    answer waits, at most *max_wait_ms*; the member's next Acquire ends the wait of the one before.
     """
 
     id: int
@@ -70,6 +73,10 @@ class Acquire:
     known: tuple[tuple[str, int, int], ...]
     max_records: int
     max_wait_ms: int
+    unkeyed: tuple[tuple[str, int, int], ...] = ()
+    # Whether it takes records of partitions that are not its own, if it may. None: not told; then
+    # several members that have the same partition may be at work on what has keys.
+    shares: bool | None = None
 
 
 @value

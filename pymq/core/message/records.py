@@ -86,6 +86,8 @@ class Fetched:
     high_watermark: int
     data: bytes = b""  # batches, one after the other
     error: PymqError | None = None
+    # Ranges whose records have no key, as far as the leader knows; only if no data was asked for.
+    unkeyed: tuple[tuple[int, int], ...] = ()
 
 
 @value
