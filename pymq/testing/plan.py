@@ -176,7 +176,7 @@ class Planner:
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
             keyed = Random(mix(self.seed, "keyed"))  # of its own: older plans stay as they are
             for app in self.plan.apps:
-                app["keyed"] = keyed.choice([0.0, 0.0, 0.1, 1.0])
+                app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
             self._ops()
             self._racks()
         self.plan_faults()

@@ -399,11 +399,24 @@ def test_until_end_of_nothing(mq: pymq.Client) -> None:
             assert list(consumer.until_end()) == []
 
 
-def test_until_end_is_only_about_what_is_assigned(mq: pymq.Client) -> None:
+def test_until_end_is_about_all_that_others_have_not_taken(mq: pymq.Client) -> None:
     mq.create_topic("t", partitions=2)
     for partition in ("0", "1"):
         produce(mq, "t", range(5), partition=partition)
     with mq.consumer("t", group="g") as one, mq.consumer("t", group="g") as two:
+        first, second = list(one.until_end()), list(two.until_end())
+        assert sorted(places(first + second)) == [(p, i) for p in "01" for i in range(5)]
+        assert second == []
+
+
+def test_until_end_is_only_about_what_is_assigned(mq: pymq.Client) -> None:
+    mq.create_topic("t", partitions=2)
+    for partition in ("0", "1"):
+        produce(mq, "t", range(5), partition=partition)
+    with (
+        mq.consumer("t", group="g", ordered=True) as one,
+        mq.consumer("t", group="g", ordered=True) as two,
+    ):
         first, second = list(one.until_end()), list(two.until_end())
         assert sorted(places(first + second)) == [(p, i) for p in "01" for i in range(5)]
         assert {len(first), len(second)} == {5}

@@ -149,3 +149,19 @@ def test_an_application_that_becomes_slow_gets_few_at_once() -> None:
     pace = Pace()
     assert paced(lambda records: records * 0.01, pace=pace) == 500
     assert paced(lambda records: records * 50, polls=1, pace=pace) == 1
+
+
+def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Client) -> None:
+    mq.create_topic("t", partitions=2)
+    with (
+        mq.consumer("t", group="g", prefetch=1) as one,
+        mq.consumer("t", group="g", prefetch=1) as two,
+        mq.producer() as producer,
+    ):
+        while len(one.assignment()) != 1 or len(two.assignment()) != 1:
+            assert one.poll(timeout=0.01) + two.poll(timeout=0.01) == []
+        (own,) = one.assignment()
+        producer.send("t", b"long", partition=own).result(30)
+        assert [r.value for r in one.poll(timeout=30)] == [b"long"]
+        producer.send("t", b"next", partition=own).result(30)
+        assert [r.value for r in two.poll(timeout=30)] == [b"next"], "the first is not done yet"

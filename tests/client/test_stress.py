@@ -60,7 +60,12 @@ class Shopper:
         self.held.clear()
         self.last.clear()
         consumer = self.mq.consumer(
-            "t", group="g", max_deliver=0, ack_wait_s=10 * LIMIT_S, assignor=self.rule
+            "t",
+            group="g",
+            max_deliver=0,
+            ack_wait_s=10 * LIMIT_S,
+            assignor=self.rule,
+            ordered=True if self.in_order else None,
         )
         try:
             for _ in range(self.dice.randrange(1, 40)):
@@ -167,8 +172,9 @@ def run(url: str | Path, seed: int, records: int) -> None:
     ledger = Ledger(producers * records)
     with pymq.open(url) as mq:
         mq.create_topic("t", partitions=partitions, block_bytes=4096)
-        # Those who share a partition give back to each other what they have not seen, in any order.
-        in_order = consumers <= partitions
+        # Those who share a partition give back to each other what they have not seen, in any order,
+        # and records without a key have none unless they are told to.
+        in_order = consumers <= partitions and seed % 2 == 0
         shoppers = [Shopper(mq, ledger, f"c{n}", seed, rule, in_order) for n in range(consumers)]
         threads = [threading.Thread(target=shopper.run) for shopper in shoppers]
         threads += [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymq.client.acquiring import Acquiring
 from pymq.core import leases
 from pymq.core.group import GroupCoordinator
 from pymq.core.leases import Leases
 from pymq.core.membership import Group
 from pymq.core.offsets import Offsets
+from pymq.core.ranges import EVERYTHING
 from pymq.core.runs import split
 from tests.testing.planted.bug import bug, plant
 
@@ -172,7 +174,7 @@ bug(
 
 
 @plant("served-before-revoked", Leases, "held_by_others")
-def held_by_nobody(held: Any, self: Leases, members: Any) -> bool:
+def held_by_nobody(held: Any, self: Leases, *arguments: Any) -> bool:
     return False
 
 
@@ -252,3 +254,60 @@ bug(
 @plant("member-of-another", GroupCoordinator, "_check_owner")
 def own_all(check: Any, self: GroupCoordinator, group: Group, member: Any, source: str) -> None:
     return None
+
+
+bug(
+    "keys-lent",
+    AREA,
+    "records with keys go to any member that is free",
+    "KIP-932: share groups keep no order",
+    "calm-3 calm network-3",
+)
+
+
+@plant("keys-lent", Group, "_loose")
+def all_is_loose(loose: Any, self: Group, topic: str, leases: Leases) -> Any:
+    return EVERYTHING
+
+
+bug(
+    "idle-not-served",
+    AREA,
+    "a member whose partitions have nothing waits, whatever others have",
+    "one worker did all: partitions of consumer groups",
+    test="tests/core/test_idle_members.py::test_a_member_without_work_gets_what_has_no_key",
+)
+
+
+@plant("idle-not-served", Group, "_lease_elsewhere")
+def lease_nothing(lease: Any, self: Group, *arguments: Any) -> Any:
+    return []
+
+
+bug(
+    "given-back-forgotten",
+    AREA,
+    "what a member gives back is nobody's before its lease has run out",
+    "prefetch in AMQP: unacked messages of a consumer that is busy",
+    test="tests/core/test_idle_members.py::test_what_is_given_back_goes_to_a_member_that_waits",
+)
+
+
+@plant("given-back-forgotten", Leases, "give_back")
+def give_back_nothing(give_back: Any, self: Leases, *arguments: Any) -> None:
+    return None
+
+
+bug(
+    "work-in-silence",
+    AREA,
+    "a member at work tells nobody that its partitions have more",
+    "KIP-932: the broker knows, but here the coordinator is told",
+    test="tests/client/test_idle_workers.py::"
+    "test_what_comes_while_its_consumer_is_at_work_goes_to_another",
+)
+
+
+@plant("work-in-silence", Acquiring, "tell")
+def tell_nothing(tell: Any, self: Acquiring, now: int) -> bool:
+    return True
