@@ -172,6 +172,7 @@ class BlockLog:
                 self.seal_end = header.end_offset
         self.end = self.stable_end = found.end
         self._checkpointed_committed = self.committed = min(self.committed, found.end)
+        self.unkeyed.cut(found.end)
         self._durable_end = self._durable_then = self._durable_soon = found.end
         self.size = self.stable_size = found.size
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0

@@ -238,3 +238,19 @@ def test_what_is_cut_off_is_not_committed_nor_readable(log: BlockLog) -> None:
     log.truncate(1)
     assert log.committed == 1
     assert log.stable_end == 1
+
+
+def test_which_records_have_no_key_is_kept_and_never_told_of_what_is_not_there(
+    log: BlockLog,
+) -> None:
+    log.extend(run((0, 3), (1, 3), (2, 3)))
+    write(log)
+    log.checkpoint()
+    (*_, kept) = asked(log, Checkpoint)
+    assert isinstance(kept, Checkpoint)
+    for end in (3, 1):
+        again = BlockLog(Host(), NAME, 0, is_shared=True)
+        again.restore(Recovered(NAME, 0, end, end, kept.snapshot, [], 0), None)
+        assert list(again.unkeyed) == [(0, end)]
+    log.truncate(2)
+    assert list(log.unkeyed) == [(0, 2)]
