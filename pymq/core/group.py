@@ -294,6 +294,7 @@ class GroupCoordinator:
         group.joining.pop(member.id, None)
         group.topic(member.topic).idle.pop(member.id, None)
         group.release(member, self._attention.ms)
+        self._note_counts(group, list(group.leases))
         self._rebalance(group, now)
         self._forget_if_empty(group)
 
@@ -378,6 +379,14 @@ class GroupCoordinator:
         elif member.waiting is not None and member.waiting.shares:
             group.topic(member.topic).idle[member.id] = None
 
+    def _note_counts(self, group: Group, names: Iterable[tuple[str, str]]) -> None:
+        """Have counts of deliveries written that the next coordinator must know."""
+        for name in names:
+            leases = group.leases.get(name)
+            if leases is not None and leases.has_counted:
+                leases.has_counted = False
+                self._offsets.changed(group.name, *name)
+
     def _answer_acquire(
         self, group: Group, member: Member, leases: tuple[Lease, ...], now: int
     ) -> None:
@@ -400,6 +409,7 @@ class GroupCoordinator:
         refused, lapsed, changed = group.acknowledge(member, m.acks)
         for name in changed:
             self._offsets.changed(group.name, *name)
+        self._note_counts(group, [(member.topic, partition) for partition, _, _ in m.nacks])
         if m.id:
             self._offsets.answer(source, Settled(m.id, refused, lapsed=lapsed), durable=m.durable)
         told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
@@ -513,6 +523,7 @@ class GroupCoordinator:
         for name, leases in group.leases.items():
             leases.expire(at)
             group.open(*name)
+        self._note_counts(group, list(group.leases))
         self._serve_all(group, now)
         for member in group.members.values():
             if member.waits_until <= at:

@@ -30,6 +30,9 @@ LEASED_MAX = 1 << 16  # records that are leased at most, since each may become a
 STATES = ("available", "leased", "acked")  # as they are told to people
 
 
+Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
+
+
 @define
 class Span:
     """Offsets with the same fate."""
@@ -45,17 +48,32 @@ class Span:
 class Leases:
     """The state of one group in one partition."""
 
-    __slots__ = ("_spans", "committed", "next", "unkeyed")
+    __slots__ = ("_spans", "committed", "has_counted", "next", "unkeyed")
 
-    def __init__(self, committed: int, done: Iterable[Range] = ()) -> None:
+    def __init__(
+        self, committed: int, done: Iterable[Range] = (), counts: Iterable[Counted] = ()
+    ) -> None:
+        """Begin with what the coordinator before has written.
+
+        Args:
+            committed: the lowest offset that is not acknowledged.
+            done: ranges that are acknowledged above it.
+            counts: ranges that were delivered, how often, and not acknowledged.
+        """
         self.committed = committed
         self.next = committed
+        self.has_counted = False  # counts have changed that the next coordinator must know
         self._spans: list[Span] = []
         self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
-        for start, end in done:
-            if start > self.next:
-                self._spans.append(Span(self.next, start, AVAILABLE, due=0))
-            self._spans.append(Span(start, end, DONE))
+        known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
+        for start, end, state, count in sorted(known):
+            low = max(start, self.next)
+            if low >= end:
+                continue
+            if low > self.next:
+                self._spans.append(Span(self.next, low, AVAILABLE, due=0))
+            due = NEVER if state == DONE else 0
+            self._spans.append(Span(low, end, state, count=count, due=due))
             self.next = end
 
     # --- questions ------------------------------------------------------------------------------
@@ -95,6 +113,19 @@ class Leases:
     def done_ranges(self) -> tuple[Range, ...]:
         """What is acknowledged above ``committed``."""
         return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
+
+    def counts(self) -> tuple[Counted, ...]:
+        """How often was delivered what is not acknowledged, as far as the next coordinator goes.
+
+        A delivery counts once it has ended. One that is under way when the coordinator changes was
+        perhaps never seen by the application, and must not bring a record nearer to its end.
+        """
+        found = (
+            (span.start, span.end, span.count - (span.state == LEASED))
+            for span in self._spans
+            if span.state != DONE
+        )
+        return tuple(each for each in found if each[2] > 0)
 
     def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """What has become of the records from *offset* on, in at most *limit* spans."""
@@ -212,6 +243,7 @@ class Leases:
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, due
+                self.has_counted = True
 
     def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
         """The member is still at it."""
@@ -231,6 +263,7 @@ class Leases:
         for span in self._spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
+                self.has_counted = True
 
     def expire(self, now: int) -> int:
         """Take back the leases that have run out; return how many records that are."""
@@ -239,6 +272,7 @@ class Leases:
             if span.state == LEASED and span.due <= now:
                 mark("leases.expired")
                 span.state, span.owner = AVAILABLE, None
+                self.has_counted = True
                 records += span.end - span.start
         return records
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import attrs
 
 from pymq.core import codec
+from pymq.core.columns import Headers
 from pymq.core.leases import Leases
 from pymq.core.marks import mark
 from pymq.core.membership import Group
@@ -26,6 +27,7 @@ from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAva
 
 OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
+DELIVERIES = "pymq.deliveries"  # a header: how often was delivered what is not acknowledged
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 LOAD_BYTES = 1 << 20
 RETRY_MS = 200
@@ -174,7 +176,11 @@ class Offsets:
             else:
                 # The third, the topic's id, is not in what was written before it was known.
                 committed, done, *topic_id = codec.loads(item)
-                leases = Leases(committed, [(a, b) for a, b in done])
+                counts = next((item for found, item in headers if found == DELIVERIES), None)
+                counted = codec.loads(counts) if counts is not None else ()
+                leases = Leases(
+                    committed, [(a, b) for a, b in done], [(a, b, n) for a, b, n in counted]
+                )
                 group.set_offset(topic, partition, leases, *topic_id)
 
     # --- writing --------------------------------------------------------------------------------
@@ -232,7 +238,7 @@ class Offsets:
 
     def _encode(self, now: int) -> RecordBatch:
         keys: list[bytes | None] = []
-        values, headers = [], []
+        values, headers = list[bytes](), list[Headers]()
         for name, topic, partition in self._written:
             group = self._groups.get(name)
             leases = group.leases.get((topic, partition)) if group is not None else None
@@ -243,7 +249,13 @@ class Offsets:
                 topic_id = group.topic(topic).id_of(partition)
                 item += [topic_id] if topic_id else []
             values.append(codec.dumps(item))
-            headers.append((TOMBSTONE,) if leases is None else ())
+            if leases is None:
+                headers.append((TOMBSTONE,))
+            elif counts := leases.counts()[:RANGES_MAX]:
+                # A header, so that a pymq that counts anew with each coordinator can read the rest.
+                headers.append(((DELIVERIES, codec.dumps([list(each) for each in counts])),))
+            else:
+                headers.append(())
         return RecordBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )

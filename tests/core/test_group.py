@@ -821,6 +821,22 @@ def test_offsets_are_replayed(host: Host) -> None:
     assert sorted(held) == [("0", 5, 7, 1), ("0", 8, 9, 1), ("1", 3, 9, 1)]
 
 
+def test_deliveries_are_counted_across_coordinators(host: Host) -> None:
+    """What was given back, ran out or was held by a member that has gone counts for good."""
+    host.join("m1")
+    assert host.poll("m1", {"0": 3}) == [("0", 0, 3, 1)]
+    host.send("m1", Settle(0, "g", "m1", nacks=(("0", (1, 2), 0),)))
+    host.settle_all()
+    again = Host(host.log)
+    again.join("m1")
+    assert again.poll("m1", {"0": 3}) == [("0", 0, 1, 1), ("0", 1, 2, 2), ("0", 2, 3, 1)]
+    again.at(again.now + ACK_WAIT)
+    again.settle_all()
+    third = Host(again.log)
+    third.join("m1")
+    assert third.poll("m1", {"0": 3}) == [("0", 0, 1, 2), ("0", 1, 2, 3), ("0", 2, 3, 2)]
+
+
 def test_requests_wait_for_the_offsets(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 3})

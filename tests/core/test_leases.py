@@ -105,6 +105,30 @@ def test_done_ranges_outlive_a_restart() -> None:
     assert [(lease.start, lease.end) for lease in got] == [(0, 2), (5, 7), (8, 10)]
 
 
+def test_counts_outlive_a_restart() -> None:
+    """They began anew with each coordinator: a poison record outlived max_deliver for ever."""
+    first = Leases(0)
+    first.acquire("a", 10, 10, 100, 0, 3)
+    first.acknowledge("a", [(6, 8)])
+    first.reject("a", [(2, 4)], 0)
+    first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 for the second time, and under way
+    assert first.has_counted
+    assert first.counts() == ((2, 3, 1), (3, 4, 1))
+    again = Leases(first.committed, first.done_ranges(), first.counts())
+    got = again.acquire("b", 10, 10, 100, 0, 2)
+    assert [(lease.start, lease.end, lease.delivery_count) for lease in got] == [
+        (0, 2, 1),
+        (2, 3, 2),
+        (3, 4, 2),
+        (4, 6, 1),
+        (8, 10, 1),
+    ]
+    again.expire(100)
+    third = Leases(again.committed, again.done_ranges(), again.counts())
+    dead = {lease.start for lease in third.acquire("c", 10, 10, 200, 100, 2) if lease.dead}
+    assert dead == {2, 3}
+
+
 def test_retention_moves_the_start() -> None:
     """What is gone from the log is not waited for."""
     leases = Leases(0)
