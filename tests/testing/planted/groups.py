@@ -311,3 +311,17 @@ bug(
 @plant("work-in-silence", Acquiring, "tell")
 def tell_nothing(tell: Any, self: Acquiring, now: int) -> bool:
     return True
+
+
+bug(
+    "deliveries-counted-anew",
+    AREA,
+    "the next coordinator does not know how often a record was delivered",
+    "KIP-932, delivery count",
+    test="tests/core/test_group.py::test_deliveries_are_counted_across_coordinators",
+)
+
+
+@plant("deliveries-counted-anew", Leases, "counts")
+def counts_of_nothing(counts: Any, self: Leases) -> Any:
+    return ()
