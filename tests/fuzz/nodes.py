@@ -100,6 +100,8 @@ class Nodes:
             return rng.choice(list(AckMode))
         if hint is RecordBatch:
             return self._batch(rng)
+        if hint is bytes:
+            return rng.choice((b"", b"x", rng.randbytes(rng.randrange(100))))
         if hint is types.NoneType:
             return None
         assert get_origin(hint) is dict, (name, hint)
