@@ -37,7 +37,15 @@ _NONE = AckMode.NONE
 
 REQUESTS = (
     *(msg.Produce, msg.Fetch, msg.GetSequence, msg.FindOffset, msg.Copy),
-    *(msg.Join, msg.Heartbeat, msg.Leave, msg.Acquire, msg.Settle, msg.CommitOffset),
+    *(
+        msg.Join,
+        msg.Heartbeat,
+        msg.Leave,
+        msg.Acquire,
+        msg.Settle,
+        msg.CommitOffset,
+        msg.DeleteGroup,
+    ),
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
     *(msg.SetPartitionState, msg.Reassign, msg.Decommission, msg.Recommission),

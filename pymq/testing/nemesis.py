@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from pymq.coord import paths
-from pymq.core.metadata import BlockNode, BrokerNode, decode_node
+from pymq.core.metadata import BlockNode, BrokerNode, PartitionNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.testing import probe
 from pymq.testing.cluster import Cluster
@@ -65,7 +65,14 @@ class Nemesis:
         """Whether nobody restarts a broker whose disk has failed, and all goes on without it."""
         if self._plan.operator or self.left is not None or self._rotten:
             return False
-        return len(self.cluster.brokers) > 2 and self._is_spare(name)
+        if not (len(self.cluster.brokers) > 2 and self._is_spare(name)):
+            return False
+        # A partition of one replica may be rolled onto that disk, and then nobody else has it.
+        return all(
+            decode_node(PartitionNode, entry.data).replicas > 1
+            for entry in self.cluster.ensemble.entries()
+            if isinstance(paths.parse(entry.path), paths.PartitionPath) and entry.data
+        )
 
     def replace_disks(self) -> bool:
         """Replace the disks that are damaged, as far as others have it all; are there none left?"""
