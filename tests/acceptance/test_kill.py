@@ -139,7 +139,7 @@ def test_create_and_delete_topics(tmp_path: Path, nursery: Nursery, seed: int) -
 def test_commit(tmp_path: Path, nursery: Nursery, seed: int) -> None:
     """A group's offset is never ahead of what was acknowledged, nor behind what was committed."""
     dice = random.Random(seed)
-    size = 1_500
+    size = 6_000  # more than all lives get
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", fsync="always")
         with mq.producer() as producer:

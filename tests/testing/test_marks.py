@@ -41,6 +41,7 @@ from tests.node import (
     test_copies,
     test_departures,
     test_made_anew,
+    test_slices,
     test_subscribers,
     test_takeover,
 )
@@ -52,7 +53,9 @@ from tests.replication.test_scripts import FETCH_SCRIPTS, SCRIPTS
 from tests.testing import (
     test_damaged_copies,
     test_no_descriptors,
+    test_promotion,
     test_repeats,
+    test_rereplication,
     test_what_enters,
     test_what_lies_inside,
 )
@@ -61,7 +64,7 @@ from tests.testing.test_swarm import PLANS
 # Runs that come by much; and how many others there may be to come by the rest, which change with
 # every change of the code.
 GOOD = """117 529 119 17 640 2022 18 549 74 92 2024 668 920 2000 540 46 330 140 38 57
-167 343 376 3038""".split()
+167 343 376 3038 4438 4460 4006""".split()
 KEPT = "repair-cannot-write wiped-213-6 wiped-18-6 more-ranges-than-are-written".split()
 SEEDS_MAX = 20
 CHAOS = 400
@@ -100,6 +103,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
     "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
+    "promotion.offsets": partial(
+        test_promotion.test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes, 0
+    ),
+    "commits.smaller_slices": test_slices.test_slices_fit_a_coordinator_that_takes_less,
+    "repair.paced": test_rereplication.test_a_decommission_ends_with_an_empty_broker,
     "log.begins_again": partial(
         test_no_descriptors.test_a_partition_goes_on_after_its_next_block_could_not_be_begun,
         "leader",
@@ -206,7 +214,13 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
 # What nothing here comes by, and why.
-SELDOM: dict[str, str] = {}
+SELDOM: dict[str, str] = {
+    "balance.given_up": "a leader that is to hand over, and answers nothing until it is late",
+    "balance.target_gone": "the next leader dies between the decision and the request",
+    "broker.late_stop": "an order to give a block up that comes after the block was given again",
+    "copying.void": "a move whose block retires in the moment in which its copy is whole",
+    "moves.cancelled": "a lost broker that is back while its copies are being made",
+}
 
 
 def plans() -> Iterator[Plan]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.errors import StoreError
+from pymq.errors import PymqError, StoreError
 from pymq.testing import Cluster
 
 
@@ -24,7 +24,8 @@ def test_a_partition_goes_on_after_its_next_block_could_not_be_begun(acks: str, 
                 cluster.run(seconds=0.05)
                 try:
                     delivery.result()
-                except StoreError:
+                except PymqError as error:
+                    assert isinstance(error, StoreError), error
                     failed += 1
             cluster.fail_disk("broker-0", "descriptors", 0)
             cluster.run(seconds=5)

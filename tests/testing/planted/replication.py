@@ -409,6 +409,7 @@ bug(
     "a replica that starts over after a failed write forgets what was visible",
     "L5: the high watermark goes back (KIP-207)",
     "disk-3 swarm-3",
+    is_slow=True,
 )
 
 
