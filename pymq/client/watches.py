@@ -100,6 +100,8 @@ class Watches:
         watch = self._watches.get(partition)
         if watch is not None:
             watch.log_start = max(watch.log_start, log_start)
+            if watch.end >= 0:  # The coordinator refuses a partition that ends before it begins.
+                watch.end = max(watch.end, watch.log_start)
 
     def look(self, now: int) -> None:
         """Ask wherever nobody is asked, or one who does not lead any more."""

@@ -39,10 +39,7 @@ class Service:
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
         """An application was told *error* about a topic, or one of its partitions."""
-        # A member whose log was cut may settle a range that ends before it starts, hostile or not.
-        is_own = partition is None and isinstance(error, InvalidRequest)
-        is_blamed = isinstance(error, BLAME) and not is_own
-        if self.is_hostile and is_blamed and not self._has_lost(topic, partition):
+        if self.is_hostile and isinstance(error, BLAME) and not self._has_lost(topic, partition):
             self._fail("harmless", f"{topic}/{partition or '*'}: {error} to a client that behaves")
         if not isinstance(error, StoreError) or isinstance(error, CorruptBlock):
             return
