@@ -154,7 +154,10 @@ def create(folder: str, seed: str) -> None:
 def consume(folder: str, seed: str) -> None:
     """Take records in a group; tell what is acknowledged before, and committed after."""
     dice = random.Random(seed)
-    with pymq.open(folder) as mq, mq.consumer("t", group="g", ack_wait_s=0.05) as consumer:
+    with (
+        pymq.open(folder) as mq,
+        mq.consumer("t", group="g", ack_wait_s=0.05, max_deliver=0) as consumer,
+    ):
         tell("open")
         while True:
             records = consumer.poll(dice.randrange(1, 20), timeout=0.1)
