@@ -20,7 +20,7 @@ from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
 # Both go on for longer than a command: test_ui.py and test_demo.py have all three of each.
-ELSEWHERE = {"ui", "demo"}
+ELSEWHERE = {"ui", "demo", "group delete"}
 NUMBERS = itertools.count(1)
 
 

@@ -362,7 +362,7 @@ def test_a_reader_that_has_seen_enough_acknowledges_no_more(
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
-            producer.send_many("t", [b"x" * 1_000] * 3_000).wait(WAIT_S)
+            producer.send_many("t", [b"x" * 10_000] * 300).wait(WAIT_S)
     with start(
         *("consume", "t", "--group", "g", "--url", folder), PYTHONUNBUFFERED=unbuffered
     ) as process:
