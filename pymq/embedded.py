@@ -159,9 +159,12 @@ def assemble(
     )
     controller = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
     meters.add_zkserver(controller, backend)
+    loop.follow_wall_clock(_wall_ms, controller)
     brokers = [
         _broker(number, part, len(parts) > 1, now, meters) for number, part in enumerate(parts)
     ]
+    for broker in brokers:
+        loop.follow_wall_clock(_wall_ms, broker)
     driver = Driver(loop)
     with driver:
         pass  # Leaving the block turns the loop until all is recovered.

@@ -319,6 +319,7 @@ class Broker(Node):
             made.on_stranger = self._directory.stranger
             super().__init__(made, loop, meters, door)
             meters.add_broker(self.machine, self.store)
+            loop.follow_wall_clock(wall_ms, self.machine)
             loop.add(self._directory.name, self._directory)
             self._open_http(Http(http, http_cert) if http else None, access)
         except BaseException:
@@ -448,6 +449,7 @@ class ZkServer(Node):
                 else coordinator
             )
             meters.add_zkserver(self.machine, self._backend)
+            loop.follow_wall_clock(wall_ms, self.machine)
             try:
                 served = Http(http, http_cert, http_writable) if http else None
                 self._open_http(served, access, made.endpoint)

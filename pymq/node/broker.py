@@ -175,6 +175,10 @@ class Broker:
         """The wall clock's milliseconds at the monotonic time *now*."""
         return now + self._wall_offset_ms
 
+    def set_wall_offset(self, offset_ms: int) -> None:
+        """Take in what the wall clock is ahead of the loop's clock now."""
+        self._wall_offset_ms = offset_ms
+
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer, to another machine, or to who asks within this broker."""
         if source == COPIES:

@@ -127,6 +127,7 @@ class Controller:
         self.journal = journal or Journal()
         self.deadline = NEVER
         self._config = config
+        self._wall_offset_ms = config.wall_offset_ms
         self._new_id = new_id
         self._out = Outbox()
         node = ControllerNode(config.name, config.endpoint)
@@ -327,8 +328,12 @@ class Controller:
             )
         self.deadline = due
 
+    def set_wall_offset(self, offset_ms: int) -> None:
+        """Take in what the wall clock is ahead of the loop's clock now."""
+        self._wall_offset_ms = offset_ms
+
     def _wall(self, now: int) -> int:
-        return now + self._config.wall_offset_ms
+        return now + self._wall_offset_ms
 
     # --- being active or not --------------------------------------------------------------------
 

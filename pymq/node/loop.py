@@ -87,6 +87,14 @@ class CoordinatorUser(Machine, Protocol):
         ...
 
 
+class WallClockUser(Protocol):
+    """A machine that knows the time of day."""
+
+    def set_wall_offset(self, offset_ms: int) -> None:
+        """Take in what the wall clock is ahead of the loop's clock now."""
+        ...
+
+
 Far = Callable[[str, str, Message], None]  # (for whom, from whom, what)
 Work = tuple[str, Machine, Ready]  # (whose, of what, which)
 
@@ -128,6 +136,8 @@ class Loop:
         self._held_for = 0  # ... for so many turns ...
         self._held_back: list[tuple[str, str, Message]] = []  # ... and what came for them
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
+        self._wall_ms: Callable[[], int] | None = None
+        self._wall_users: list[WallClockUser] = []
 
     # --- assembling -----------------------------------------------------------------------------
 
@@ -158,6 +168,15 @@ class Loop:
         """Drive a machine that keeps its metadata in *backend*."""
         self._coordinator = (name, machine, backend)
         self.add(name, machine)
+
+    def follow_wall_clock(self, wall_ms: Callable[[], int], machine: WallClockUser) -> None:
+        """Tell *machine* the time of day before each turn.
+
+        A wall clock is set while a process runs, and the loop's clock stands still while a machine
+        is suspended. An offset that was taken at the start would be wrong from then on.
+        """
+        self._wall_ms = wall_ms
+        self._wall_users.append(machine)
 
     def release(self) -> None:
         """Let go of the threads that write side by side; they begin anew when they are needed."""
@@ -216,6 +235,10 @@ class Loop:
         now, machines = self.clock(), self.machines
         inbox = self._inbox
         held = self._held
+        if self._wall_ms is not None:
+            offset = self._wall_ms() - now
+            for user in self._wall_users:
+                user.set_wall_offset(offset)
         if inbox:
             self._inbox = deque()
             for peer, source, message in inbox:

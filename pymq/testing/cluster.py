@@ -281,9 +281,21 @@ class Cluster:
         """Let it go on."""
         self.host(name).resume()
 
-    def clock(self, name: str, *, rate: float | None = None, jump_s: float = 0.0) -> None:
-        """Let a process's clock jump forward, or run at a *rate*; without one, as it did first."""
+    def clock(
+        self,
+        name: str,
+        *,
+        rate: float | None = None,
+        jump_s: float = 0.0,
+        skew_s: float | None = None,
+    ) -> None:
+        """Let a process's clock jump forward, or run at a *rate*; without one, as it did first.
+
+        *skew_s* sets its wall clock, which tells the time of day, so far ahead of the true time.
+        """
         host = self.host(name)
+        if skew_s is not None:
+            host.wall_skew_ms = round(skew_s * 1000)
         ppm = self._rate(name) if rate is None else round(rate * PPM)
         host.clock.change(rate=ppm, jump_us=round(jump_s * SECOND))
         host.rearm()

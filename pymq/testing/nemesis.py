@@ -325,7 +325,7 @@ class Nemesis:
         self._later(duration, lambda: self.cluster.clock(name))
 
     def _skew(self, name: str, skew_ms: int) -> None:
-        """The wall clock is wrong; a process looks at it when it starts."""
+        """The wall clock is wrong, until somebody sets it right."""
         self.cluster.host(name).wall_skew_ms = skew_ms
 
     def _jump(self, name: str, jump: int) -> None:

@@ -66,9 +66,13 @@ class Host(Process):
     crash_again: int | None = None  # die so many effects after the next start, too
     crash_loop: Sequence[int] = ()  # and after those that come then
 
+    def wall_ms(self) -> int:
+        """The time of day, as far as this machine knows."""
+        return WALL_MS + self.world.now // 1000 + self.wall_skew_ms
+
     def wall_offset_ms(self) -> int:
         """The wall clock minus the monotonic one."""
-        return WALL_MS + self.world.now // 1000 + self.wall_skew_ms - self.clock()
+        return self.wall_ms() - self.clock()
 
     def prepare_again(self) -> None:
         """It starts: if it is to die again, count from here."""
@@ -151,6 +155,7 @@ class BrokerHost(Host):
         rng = dice(self, "broker")
         self.broker = Broker(config, replicator, assignor, rng, found, unsealed, self.clock())
         self.loop.add_broker(self.name, self.broker, self.store)
+        self.loop.follow_wall_clock(self.wall_ms, self.broker)
 
     def hosts(self, key: tuple[str, int]) -> bool:
         """Whether it has a partition, by topic id and index, and knows where its log ends."""
@@ -238,6 +243,7 @@ class ZkserverHost(Host):
         self.controller = Controller(config, self._new_id, self.clock())
         self.session = self.ensemble.connect(self)
         self.loop.add_zkserver(self.name, self.controller, self.session)
+        self.loop.follow_wall_clock(self.wall_ms, self.controller)
 
     def _new_id(self) -> str:
         return f"{self.world.rng('topic ids', self.name).getrandbits(128):032x}"

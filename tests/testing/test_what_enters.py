@@ -110,6 +110,19 @@ def test_a_topic_says_how_far_ahead_a_time_may_be() -> None:
         put(mq, batch(time=1 << 60))
 
 
+def test_a_wall_clock_that_is_set_right_is_believed_at_once() -> None:
+    """Also by a broker that runs: its machine was suspended, or had a wrong time at the start."""
+    with Cluster(brokers=1, seed=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        broker = next(iter(cluster.brokers))
+        cluster.clock(broker, skew_s=-7_200)
+        with pytest.raises(InvalidTimestamp):
+            put(mq, batch(time=WALL_MS))
+        cluster.clock(broker, skew_s=0)
+        put(mq, batch(time=WALL_MS))
+
+
 def test_a_producer_hears_that_its_time_was_refused() -> None:
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()

@@ -16,6 +16,7 @@ from pymq.core.sealing import Sealing
 from pymq.core.types import TopicPartition
 from pymq.errors import InvalidRequest
 from pymq.node import blocks, placement, reported, takeover
+from pymq.node.broker import Broker
 from pymq.node.commits import Commits
 from pymq.node.election import Election
 from pymq.node.hosting import Hosting
@@ -434,3 +435,18 @@ def hold_by_name(holds: Any, self: Holdings, block: Any) -> bool:
 @plant("wiped-broker-votes", takeover, "has_storage")
 def has_storage_by_name(has: Any, image: Any, block: Any, broker: str) -> bool:
     return True
+
+
+bug(
+    "wall-clock-of-the-start",
+    AREA,
+    "a broker keeps the time of day that it took at its start, also after its clock was set right",
+    "own",
+    test="tests/testing/test_what_enters.py::"
+    "test_a_wall_clock_that_is_set_right_is_believed_at_once",
+)
+
+
+@plant("wall-clock-of-the-start", Broker, "set_wall_offset")
+def keep_the_first(set_wall_offset: Any, self: Broker, offset_ms: int) -> None:
+    return None
