@@ -439,7 +439,7 @@ def has_storage_by_name(has: Any, image: Any, block: Any, broker: str) -> bool:
 
 bug(
     "wall-clock-of-the-start",
-    AREA,
+    ROLLS,
     "a broker keeps the time of day that it took at its start, also after its clock was set right",
     "own",
     test="tests/testing/test_what_enters.py::"
