@@ -275,7 +275,7 @@ class OffsetOutOfRange(PymqError, LookupError):
 
 
 class NotSubscribed(PymqError):
-    """Consuming needs a subscription; open the consumer through the client."""
+    """The group has no subscription to the topic, or none any more; open a consumer to have one."""
 
     code = "NOT_SUBSCRIBED"
 

@@ -52,7 +52,7 @@ LINKS_MAX = 128  # of a span that receives; what an SDK keeps by default
 REQUESTS = frozenset(
     """alter_topic balance cluster create_partition create_topic decommission delete_group
     delete_topic describe_group describe_leases describe_topic groups offsets_at reassign
-    recommission recover_partition reset_group set_partition_state topics""".split()
+    recommission recover_partition reset_group set_partition_state topics unsubscribe""".split()
 )
 
 

@@ -148,6 +148,10 @@ class AsyncClient(Handle):
         """See :meth:`pymq.Client.reset_group`."""
         await self._bridge.call(self._client.reset_group, group, topic, offset)
 
+    async def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
+        """See :meth:`pymq.Client.unsubscribe`."""
+        return await self._bridge.call(self._client.unsubscribe, group, topics)
+
     async def delete_group(self, group: str) -> None:
         """See :meth:`pymq.Client.delete_group`."""
         await self._bridge.call(self._client.delete_group, group)

@@ -27,6 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     describe.add_argument("group", metavar="GROUP")
     delete = word(there, "delete", "forget a group without consumers, with its offsets", _delete)
     delete.add_argument("group", metavar="GROUP")
+    unsubscribe = word(
+        there, "unsubscribe", "end a group's consumption of topics; offsets stay", _unsubscribe
+    )
+    unsubscribe.add_argument("group", metavar="GROUP")
+    unsubscribe.add_argument("topics", metavar="TOPIC", nargs="*", help="default: all of them")
     reset = word(there, "reset", "let a group without consumers begin anew elsewhere", _reset)
     reset.add_argument("group", metavar="GROUP")
     reset.add_argument("topic", metavar="TOPIC")
@@ -161,6 +166,18 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
         show.result({"group": args.group, "deleted": True})
     else:
         show.say(f"group {args.group} is deleted")
+    return OK
+
+
+def _unsubscribe(args: argparse.Namespace, show: Show) -> int:
+    with opened(args) as mq:
+        topics = mq.unsubscribe(args.group, args.topics or None)
+    if show.is_json:
+        show.result({"group": args.group, "unsubscribed": topics})
+    elif topics:
+        show.say(f"group {args.group} consumes {', '.join(topics)} no more; its offsets stay")
+    else:
+        show.say(f"group {args.group} was subscribed to nothing")
     return OK
 
 

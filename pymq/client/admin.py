@@ -249,6 +249,30 @@ class Admin(Handle):
 
         groups.delete(self.questions, check_name(group, "group name"))
 
+    def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
+        """End a group's consumption of some topics, or of all that it consumes.
+
+        Its consumers of them get nothing more: ``poll``, ``commit`` and iterating raise
+        ``NotSubscribed``. What they had not acknowledged is for whoever consumes next. Offsets
+        stay: a consumer that is opened later subscribes the group again and goes on from there.
+        :meth:`delete_group` forgets them.
+
+        Args:
+            group: its name.
+            topics: a topic, or several; None: all that the group has members or offsets in.
+
+        Returns:
+            The topics that the group was subscribed to, and is no more.
+
+        Raises:
+            UnknownGroup: there is none of that name (``topics=None``).
+            UnknownTopic, InvalidName: as they say; nothing is changed.
+            NotSubscribed: the group is subscribed to none of the topics that are named.
+        """
+        from pymq.client import groups  # only now: a module for those who ask
+
+        return groups.unsubscribe(self.questions, check_name(group, "group name"), topics)
+
     # --- cluster --------------------------------------------------------------------------------
 
     def reassign(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from pymq.client.counting import records_between
 from pymq.client.options import parse_offset
-from pymq.client.questions import Questions
+from pymq.client.questions import Questions, raise_it
 from pymq.core import message as msg
 from pymq.core.message import BEGIN, END
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.core.values import Factory, value
-from pymq.errors import UnknownGroup, UnknownTopic
+from pymq.errors import NotSubscribed, UnknownGroup, UnknownTopic
 
 
 @value
@@ -191,6 +191,38 @@ def delete(questions: Questions, group: str) -> None:
     if not _has_groups(questions):
         raise UnknownGroup(f"there is no group {group!r}")
     questions.ask_group(group, lambda r: msg.DeleteGroup(r, group), done=UnknownGroup)
+
+
+def unsubscribe(questions: Questions, group: str, topics: str | Iterable[str] | None) -> list[str]:
+    """End a group's consumption of topics; returns those that it was subscribed to.
+
+    The subscriptions go first: a member that joins again must not find its own.
+
+    Raises:
+        UnknownGroup, UnknownTopic, NotSubscribed: see :meth:`pymq.client.admin.Admin.unsubscribe`.
+    """
+    if topics is None:
+        if not _has_groups(questions):
+            raise UnknownGroup(f"there is no group {group!r}")
+        state = questions.group_state(group)
+        found = sorted({m.topic for m in state.members} | {o.topic for o in state.offsets})
+    else:
+        found = list(dict.fromkeys([topics] if isinstance(topics, str) else topics))
+        for topic in found:
+            questions.topic_metadata(topic)
+    was_subscribed = list[str]()
+    for topic in found:
+        ask = partial(msg.Unsubscribe, name=group, topic=topic, group=group)
+        call = questions.call(ask)
+        raise_it(call.error)
+        # An earlier try of ours may have ended it. Older zkservers do not tell.
+        if call.result is not False or call.is_repeated:
+            was_subscribed.append(topic)
+        if _has_groups(questions):
+            questions.ask_group(group, ask)
+    if topics is not None and not was_subscribed:
+        raise NotSubscribed(f"group {group!r} is not subscribed to {', '.join(found) or 'nothing'}")
+    return was_subscribed
 
 
 def reset(

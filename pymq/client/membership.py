@@ -48,6 +48,7 @@ class Membership:
         outbox: Outbox,
         timers: Deadlines[Key],
         new_name: Callable[[], str],
+        on_join: Callable[[str, int], None],
     ) -> None:
         self.topic = topic
         self.config = config
@@ -63,6 +64,7 @@ class Membership:
         self.retry_at = 0  # join, at first at once
         self.beat_at = NEVER
         self._new_name = new_name
+        self._on_join = on_join  # called with the topic's id whenever we ask to be a member
         self._router = router
         self._outbox = outbox
         self._timers = timers
@@ -122,6 +124,7 @@ class Membership:
         )
         self._outbox.post(coordinator, join)
         self._timers.set(("join", self._joining), now + self.coordinator.patience_ms)
+        self._on_join(self.topic_id, now)
 
     def heartbeat(self, now: int) -> None:
         """Say that we live, and which partitions the topic has."""

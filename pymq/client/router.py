@@ -345,12 +345,13 @@ class Router(Outbox):
             self._asked_at[topic] = now
             self.refresh(topic)
 
-    def tell(self, make: Callable[[int], Message], until: int) -> None:
-        """Have ``make(id)`` taken in by the active zkserver; nobody waits for what comes of it."""
+    def tell(self, make: Callable[[int], Message], until: int) -> Call:
+        """Have ``make(id)`` taken in by the active zkserver; a machine may look what came of it."""
         self._ids += 1
-        self._calls[self._ids] = Call(make(self._ids), None, until)
+        call = self._calls[self._ids] = Call(make(self._ids), None, until)
         self._unsent.append(self._ids)
         self._touch()
+        return call
 
     def _ask(self, topic: str) -> None:
         self._ids += 1

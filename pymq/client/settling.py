@@ -94,6 +94,7 @@ class Settler:
         self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
         self._released = Handed()  # handed out under leases that have run out, and not settled
         self._lapsed = 0  # acknowledgements after the lease had run out, and no commit has told of
+        self._ended: PymqError | None = None  # why nothing is settled any more
         self._lapsed_in: list[tuple[str, int, int]] = []  # where they are, as far as that is known
 
     # --- the handle -----------------------------------------------------------------------------
@@ -126,6 +127,10 @@ class Settler:
         if not (acks or nacks or wait or self._held or self._holes):
             return None
         done = Settling(wait, durable)
+        if self._ended is not None:
+            self._forfeit(_count(span for _, span in acks))
+            Settlement(_NO_SETTLE, [done]).finish(self._ended)
+            return done
         membership = self._membership
         coordinator = membership.coordinator.find() if membership.is_joined else None
         if coordinator is None:
@@ -313,11 +318,19 @@ class Settler:
         self.refused += count
         self._forfeited += count
 
+    def end(self, error: PymqError) -> None:
+        """There is no group to settle in any more: whoever settles is told so."""
+        self._ended = error
+        self._give_up(error)
+
     def close(self) -> None:
         """Nobody will answer any more."""
-        error = Closed("the consumer was closed before it could settle")
+        self._give_up(Closed("the consumer was closed before it could settle"))
+
+    def _give_up(self, error: PymqError) -> None:
         for settlement in (Settlement(_NO_SETTLE, self._held), *self._sent.values()):
             settlement.finish(error)
+        self._held = []
         self._sent.clear()
         self.due = NEVER
 

@@ -24,13 +24,15 @@ from pymq.client.router import Router
 from pymq.client.settling import Settler, Settling
 from pymq.client.spans import Span
 from pymq.client.standing import Standing
+from pymq.client.subscribed import Subscribed
 from pymq.client.watches import Watches
 from pymq.core.deadlines import Deadlines
+from pymq.core.marks import mark
 from pymq.core.message import Acquired, Assigned, Fetched, Message, Settled
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.view import BatchView
-from pymq.errors import FencedMember, PymqError
+from pymq.errors import FencedMember, NotSubscribed, PymqError
 
 TELL_MS = 20  # how long a member at work keeps to itself that there is more
 
@@ -56,7 +58,11 @@ class Worker(Intake):
         self.unread: Callable[[], list[Span]] = list  # what the handle has buffered
         self._timers: Deadlines[Key] = Deadlines()  # when an answer is missing
         timers = self._timers
-        self.membership = Membership(topic, config, router, self, timers, new_member)
+        self._ended: NotSubscribed | None = None  # we are no member, and shall not be
+        subscribed = Subscribed(config.group, topic, router, self._unsubscribed)
+        self.membership = Membership(
+            topic, config, router, self, timers, new_member, subscribed.joins
+        )
         self.settler = Settler(name, self.membership, self, timers, driver, self._buffered)
         self.watches = Watches(self.membership, router, self, timers)
         self._leased = Leased(
@@ -92,7 +98,7 @@ class Worker(Intake):
         self._acquiring.wanted, self._acquiring.halted = self.pace.limit(records), self.stuck()
         if self.poll_timer.asked():
             self._has_news = True
-        if self.topic in self._router.gone:
+        if self.topic in self._router.gone and self._ended is None:
             self._gone()
             return
         self.settler.settle()
@@ -257,7 +263,7 @@ class Worker(Intake):
                 self._router.refresh(self.topic)
                 membership.retry(now, BEAT_MS)
             return
-        if self.poll_timer.has_lapsed:
+        if self.poll_timer.has_lapsed or self._ended is not None:
             return
         if membership.is_joined and membership.is_made_again():
             why = f"topic {self.topic!r} was deleted and made again"
@@ -306,6 +312,9 @@ class Worker(Intake):
         if isinstance(error, FencedMember):
             self._lost_group(error)
             return True
+        if isinstance(error, NotSubscribed):
+            self._unsubscribed(error)
+            return True
         if not error.retriable:
             return False
         self.membership.retry(now, self.membership.coordinator.refused(source, error))
@@ -348,6 +357,25 @@ class Worker(Intake):
         self._drop_leases(error)
         self._has_news = True
 
+    def _unsubscribed(self, error: NotSubscribed) -> None:
+        """The group does not consume the topic any more: this is over, whatever is asked for."""
+        if self._ended is not None or self._is_closed:
+            return
+        mark("worker.unsubscribed")
+        self._ended = error
+        self.membership.leave([])  # A coordinator that has not heard of it takes us for a member.
+        self.watches.change(self.membership.assigned, ())
+        self.membership.lapsed()
+        self.membership.left()
+        self._drop_leases(error)
+        self.settler.end(error)
+        self._renew_at = self._tell_at = NEVER
+        self.fail(error)
+
+    def take_problem(self) -> PymqError | None:
+        """The problem to raise; it is raised once, unless it is one for good."""
+        return super().take_problem() if self._ended is None else self._ended
+
     def _drop_leases(self, error: PymqError) -> None:
         is_awaited = not self.has_chunks
         with self.chunks_lock:
@@ -370,6 +398,8 @@ class Worker(Intake):
             self.settler.send_later(m.id, max(now, self.membership.retry_at))
         elif isinstance(m.error, FencedMember):
             self._lost_group(m.error)
+        elif isinstance(m.error, NotSubscribed):
+            self._unsubscribed(m.error)
         else:
             self.standing.heard(now)
             if (problem := self.settler.answered(m)) is not None:

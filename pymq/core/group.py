@@ -35,6 +35,7 @@ from pymq.core.membership import Assignors, Group, Member
 from pymq.core.message import (
     Acquire,
     Acquired,
+    Answer,
     Assigned,
     CommitOffset,
     DeleteGroup,
@@ -50,6 +51,7 @@ from pymq.core.message import (
     Produced,
     Settle,
     Settled,
+    Unsubscribe,
 )
 from pymq.core.offsets import GroupHost, Offsets
 from pymq.core.sensible import GroupRequest, check, refusal
@@ -179,6 +181,8 @@ class GroupCoordinator:
             self._delete(source, m)
         elif isinstance(m, GetGroup | GetLeases):
             self._describe(source, m, now)
+        elif isinstance(m, Unsubscribe):
+            self._unsubscribe(source, m, now)
         else:
             self._host.reply(source, GroupNames(m.id, tuple(sorted(self.groups))), now)
 
@@ -189,7 +193,7 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         member = group.members.get(m.member) if group else None
         if group is None or member is None:
-            self._host.reply(source, refusal(m, self._exiles.fenced(m.group, m.member)), now)
+            self._host.reply(source, refusal(m, self._exiles.reason(m.group, m.member)), now)
             return None
         self._check_owner(group, member, source)
         member.gone_at = self._attention.ms + member.session_ms
@@ -278,14 +282,22 @@ class GroupCoordinator:
         self._remove(group, member, now)
         self._host.reply(source, Settled(m.id), now)
 
-    def _fence(self, group: Group, member: Member, now: int) -> None:
+    def _unsubscribe(self, source: str, m: Unsubscribe, now: int) -> None:
+        """The group consumes a topic no more: its members there are given up, offsets stay."""
+        group = self.groups.get(m.name)
+        if group is not None:
+            for member in [x for x in group.members.values() if x.topic == m.topic]:
+                mark("group.member_unsubscribed")
+                self._fence(group, member, now, is_deleted=False)
+        self._host.reply(source, Answer(m.id), now)
+
+    def _fence(self, group: Group, member: Member, now: int, *, is_deleted: bool) -> None:
         """Give a live member up, which is told at once if it waits, and else when it asks."""
-        self._exiles.add(member)
+        self._exiles.add(member, is_deleted=is_deleted)
+        error = self._exiles.reason(group.name, member.id)
         if member.waiting is not None:
-            error = self._exiles.fenced(group.name, member.id)
             self._host.reply(member.source, Acquired(member.waiting.id, error=error), now)
         if member.id in group.joining:
-            error = self._exiles.fenced(group.name, member.id)
             self._host.reply(member.source, Assigned(group.joining[member.id], error=error), now)
         self._remove(group, member, now)
 
@@ -484,7 +496,7 @@ class GroupCoordinator:
         members = [x for x in group.members.values() if x.topic == topic and is_gone(x.topic_id)]
         for member in members:
             mark("group.member_without_topic")
-            self._fence(group, member, now)
+            self._fence(group, member, now, is_deleted=True)
 
     # --- the offsets partition ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from pymq.core.message import (
     END,
     Acquire,
     Acquired,
+    Answer,
     Assigned,
     CommitOffset,
     DeleteGroup,
@@ -29,6 +30,7 @@ from pymq.core.message import (
     Range,
     Settle,
     Settled,
+    Unsubscribe,
 )
 from pymq.core.types import check_name
 from pymq.errors import InvalidRequest, PymqError
@@ -51,6 +53,7 @@ GroupRequest = (
     | GetGroup
     | GetLeases
     | ListGroups
+    | Unsubscribe
 )
 R = TypeVar("R", bound=GroupRequest)
 
@@ -94,6 +97,10 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.partition, "partition name")
             _number("the offset", m.offset, 0, OFFSET_MAX)
+        case Unsubscribe():
+            if m.group != m.name:
+                # Who may speak for a group, the door knows by the one that is named as such.
+                raise InvalidRequest(f"{m.name!r} is no group's subscription")
         case _:
             pass  # What is asked has no number, and a name that is only looked up.
     return m
@@ -114,6 +121,8 @@ def refusal(m: GroupRequest, error: PymqError) -> Message:
             return GroupNames(m.id, error=error)
         case Join() | Heartbeat():
             return Assigned(m.id, error=error)
+        case Unsubscribe():
+            return Answer(m.id, error=error)
         case _:
             assert_never(m)
 

@@ -53,6 +53,7 @@ from pymq.core.message import (
     Settle,
     StopReplica,
     TransferLeader,
+    Unsubscribe,
 )
 from pymq.core.partition import Partition
 from pymq.core.ready import (
@@ -300,6 +301,7 @@ class Broker:
                 | DeleteGroup()
                 | GetGroup()
                 | GetLeases()
+                | Unsubscribe()
             ):
                 self._coordinators.step(source, message, now)
             case Copy():

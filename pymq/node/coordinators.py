@@ -22,6 +22,7 @@ from pymq.core.message import (
     Message,
     Produced,
     Settle,
+    Unsubscribe,
 )
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
@@ -32,7 +33,16 @@ from pymq.hash.partitioner import key_partition
 LIFE_BITS = 20  # a life of a broker has so many ids for each number that its incarnation is higher
 
 OneGroup = (
-    Acquire | Settle | Heartbeat | Join | Leave | CommitOffset | DeleteGroup | GetGroup | GetLeases
+    Acquire
+    | Settle
+    | Heartbeat
+    | Join
+    | Leave
+    | CommitOffset
+    | DeleteGroup
+    | GetGroup
+    | GetLeases
+    | Unsubscribe
 )
 
 
@@ -94,10 +104,11 @@ class Coordinators:
 
     def step(self, source: str, m: OneGroup, now: int) -> None:
         """Hand a request to the coordinator of its group."""
-        index = key_partition(m.group.encode(), self._offsets_partitions)
+        name = m.name if isinstance(m, Unsubscribe) else m.group
+        index = key_partition(name.encode(), self._offsets_partitions)
         coordinator = self.by_index.get(index)
         if coordinator is None:
-            error = NotLeader(f"{self._me} does not coordinate group {m.group!r}", leader=None)
+            error = NotLeader(f"{self._me} does not coordinate group {name!r}", leader=None)
             self._host.reply(source, refusal(m, error), now)
             return
         coordinator.step(source, m, now)

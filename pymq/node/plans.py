@@ -256,8 +256,8 @@ def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str
         )
 
 
-def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> None:
-    """Forget a subscription; one that is not there is forgotten already.
+def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> bool:
+    """Forget a subscription; returns whether there was one.
 
     Raises:
         InvalidName: the names cannot be a subscription's.
@@ -266,6 +266,7 @@ def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> None:
     if (topic := draft.image.topics.get(m.topic)) is not None:
         _check_subscriber(topic, m, source)
     draft.delete(paths.subscription(m.topic, m.name))
+    return topic is not None and m.name in topic.subscriptions
 
 
 def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:

@@ -49,6 +49,7 @@ ROWS = {
     "consume": Row("{it}", "tea", "{free}", "UNKNOWN_TOPIC"),
     "group list": Row("", "{who}", "--url {nowhere}", "STORE_ERROR"),
     "group describe": Row("{who}", "{it}", "{free}", "UNKNOWN_GROUP"),
+    "group unsubscribe": Row("{who}", "{it}", "{who} {free}", "UNKNOWN_TOPIC"),
     "group reset": Row("{who} {it} --to 0", "--execute", "{who} {free} --to 0", "UNKNOWN_TOPIC"),
     "cluster status": Row("", "broker-2", "--url {nowhere}", "STORE_ERROR"),
     "cluster reassign": Row("{fresh} 0 broker-1", "broker-1", "{it} 0 x", "NOT_ENOUGH_BROKERS"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import pymq
-from pymq.errors import FencedMember, RequestTimeout
+from pymq.core.message import Unsubscribe
+from pymq.errors import FencedMember, NotSubscribed, RequestTimeout, UnknownTopic
 from pymq.testing import Cluster
 from pymq.testing.network import LinkFaults
 
@@ -616,3 +617,53 @@ def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
         assert counts == sorted(counts)
         assert counts[-1] == 3
         assert "a.dlq" in mq.topics()
+
+
+def poll_on(consumer: pymq.Consumer) -> None:
+    """Poll for half a minute."""
+    for _ in range(30):
+        consumer.poll(timeout=1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member(seed: int) -> None:
+    """Its successor takes the member for one that joins again: the zkserver knows better."""
+    with Cluster(brokers=3, seed=60 + seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(other, *range(5))
+        with mq.consumer("t", group="g") as consumer:
+            consumer.ack(consumer.poll(1, timeout=5.0))
+            consumer.commit()
+            other.questions.ask(lambda r: Unsubscribe(r, "g", "t", "g"))
+            cluster.crash(coordinator(other))
+            with pytest.raises(NotSubscribed):
+                poll_on(consumer)
+            assert other.describe_group("g").consumers == ()
+
+
+def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> None:
+    """A topic that is made again has no subscriptions; its consumers are subscribed again."""
+    with Cluster(brokers=3, seed=64) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.consumer("t", group="g") as consumer:
+            other.delete_topic("t")
+            with pytest.raises((UnknownTopic, FencedMember)):
+                poll_on(consumer)
+            other.create_topic("t", replicas=3, acks="raft")
+            for number in range(2):
+                put(other, number)
+                records: list[pymq.Record] = []
+                for _ in range(60):
+                    try:
+                        records += consumer.poll(timeout=1.0)
+                        consumer.ack(records)
+                        consumer.commit(timeout=20.0)
+                    except (UnknownTopic, FencedMember):
+                        continue
+                    if number in values(records):
+                        break
+                assert number in values(records)
+                if number == 0:
+                    cluster.crash(coordinator(other))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import pymq
-from tests.client.helpers import opened
+from pymq.errors import InvalidName, NotSubscribed, UnknownGroup, UnknownTopic
+from tests.client.helpers import opened, polled
 
 
 @pytest.fixture(params=["memory", "folder", "zmq"])
@@ -284,3 +285,50 @@ def test_batches_are_leased_and_acknowledged(mq: pymq.Client) -> None:
         consumer.commit()
         assert consumer.committed() == {"0": 5_000}
     assert found == [b"%d" % n for n in range(5_000)]
+
+
+def test_a_group_that_is_unsubscribed_consumes_no_more(mq: pymq.Client) -> None:
+    """Polling, committing and iterating say so; who subscribes again goes on where it was."""
+    mq.create_topic("u")
+    fill(mq, 20)
+    with mq.consumer("t", group="g") as consumer, mq.consumer("u", group="g") as other:
+        done = polled(consumer, 8)[:5]
+        consumer.ack(done)
+        consumer.commit()
+        consumer.ack(polled(consumer, 1))
+        assert mq.unsubscribe("g", "t") == ["t"]
+        for _ in range(2):
+            with pytest.raises(NotSubscribed) as caught:
+                polled(consumer, 100)  # It may have some at hand, until it hears of it.
+            assert caught.value.code == "NOT_SUBSCRIBED"
+        for call in (consumer.commit, lambda: next(iter(consumer)), consumer.until_end().__next__):
+            with pytest.raises(NotSubscribed):
+                call()
+        assert "not subscribed" in str(consumer.status().idle)
+        fill(mq, 3, "u")
+        assert len(polled(other, 3)) == 3
+        state = mq.describe_group("g")
+        assert [found.topic for found in state.consumers] == ["u"]
+        assert sum(at for (topic, _), at in state.committed.items() if topic == "t") >= 0
+    with pytest.raises(NotSubscribed):
+        mq.unsubscribe("g", "t")
+    with mq.consumer("t", group="g") as again:
+        rest = list(again.until_end())
+    assert not {(r.partition, r.offset) for r in done} & {(r.partition, r.offset) for r in rest}
+    assert len(rest) >= 14
+    assert sorted(mq.unsubscribe("g")) == ["t", "u"]
+    assert mq.unsubscribe("g") == []
+
+
+def test_what_cannot_be_unsubscribed_is_an_error_and_changes_nothing(mq: pymq.Client) -> None:
+    with pytest.raises(UnknownGroup):
+        mq.unsubscribe("g")
+    with pytest.raises(NotSubscribed):
+        mq.unsubscribe("g", "t")
+    with mq.consumer("t", group="g") as consumer:
+        with pytest.raises(UnknownTopic):
+            mq.unsubscribe("g", ["t", "nowhere"])
+        with pytest.raises(InvalidName):
+            mq.unsubscribe("../g", "t")
+        fill(mq, 1)
+        assert len(polled(consumer, 1)) == 1

@@ -1,4 +1,4 @@
-"""Members that were given up for a topic that was deleted are told so, as far as there is room."""
+"""Members that were given up for good are told why, as far as there is room."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_who_was_given_up_first_is_forgotten_first(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(exiles, "EXILES_MAX", 2)
     found = Exiles()
     for name in ("m1", "m2", "m3"):
-        found.add(member(name))
-    told = [found.fenced("g", name).details.get("deleted") for name in ("m1", "m2", "m3", "m4")]
+        found.add(member(name), is_deleted=True)
+    told = [found.reason("g", name).details.get("deleted") for name in ("m1", "m2", "m3", "m4")]
     assert told == [None, "t", "t", None]

@@ -16,6 +16,7 @@ from pymq.core.message import (
     END,
     Acquire,
     Acquired,
+    Answer,
     Assigned,
     CommitOffset,
     Fetch,
@@ -34,6 +35,7 @@ from pymq.core.message import (
     Range,
     Settle,
     Settled,
+    Unsubscribe,
 )
 from pymq.core.offsets import RANGES_MAX
 from pymq.core.record import RecordBatch
@@ -45,6 +47,7 @@ from pymq.errors import (
     InvalidName,
     InvalidRequest,
     NotLeader,
+    NotSubscribed,
     OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
@@ -1315,3 +1318,50 @@ def calls_of(work: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return calls
+
+
+def unsubscribed(group: str = "g", named: str | None = "g", topic: str = "t") -> Unsubscribe:
+    return Unsubscribe(77, group, topic, named)
+
+
+def test_members_of_a_group_that_is_unsubscribed_are_told_so_whatever_they_ask(host: Host) -> None:
+    host.join("m1", ("0", "1"))
+    host.join("m2", ("0", "1"))
+    host.join("m3", topic="u")
+    host.beat("m1", ("0", "1"))
+    held = host.poll("m1", {"0": 2, "1": 2})
+    assert held
+    assert host.ask("m3", {"0": 0}) is None
+    (answer,) = host.send("admin", unsubscribed())
+    assert answer == Answer(77)
+    asked: list[GroupRequest] = [
+        Heartbeat(1, "g", "m1", ()),
+        Acquire(2, "g", "m1", (("0", 0, 2),), 9, 0),
+        Settle(3, "g", "m1", (("0", (0, 1)),)),
+        Leave(4, "g", "m2"),
+    ]
+    for message in asked:
+        (refused,) = host.send(message.member, message)  # type: ignore[union-attr]  # all have one
+        assert isinstance(refused.error, NotSubscribed)  # type: ignore[union-attr]  # and this, too
+    assert host.poll("m3", {"0": 1}) == [("0", 0, 1, 1)], "it consumes another topic"
+    assert set(host.offsets()) == {"0", "1"}, "offsets stay"
+    assert host.join("m4", ("0", "1")) == ("0", "1"), "who comes anew goes on"
+    assert host.poll("m4", {"0": 2, "1": 2})
+
+
+def test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(host: Host) -> None:
+    host.join("m1")
+    assert host.ask("m1", {"0": 0}) is None
+    host.send("admin", unsubscribed())
+    with pytest.raises(NotSubscribed):
+        leases(host.take("m1"))
+
+
+@pytest.mark.parametrize("named", [None, "mine"])
+def test_a_group_is_unsubscribed_under_its_own_name_alone(host: Host, named: str | None) -> None:
+    """The door asks for a right to the group that is named as such."""
+    host.join("m1")
+    (answer,) = host.send("evil", unsubscribed(named=named))
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.error, InvalidRequest)
+    assert host.beat("m1") == ("0",)
