@@ -107,7 +107,7 @@ def open_transport(
             tuning=tuning,
             keys=keys,
             on_refused=door.refuse,
-            on_sent=door.sent,
+            on_send=door.send,
             quotas=door,
         )
     except BaseException:
@@ -146,7 +146,7 @@ class Door:
         self._file = -1 if audit is None else _open_audit(audit)
         self._audit = Audit(self._write, wall_ms)
         self._guard = Guard(first, self._audit, clock)
-        self.sent = self._guard.sent  # what is sent is counted, too
+        self.send = self._guard.send  # what is sent is counted, too, and looked at
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Answers instead of *message*, or None to let it in."""

@@ -67,8 +67,9 @@ class ZmqTransport:
     something to send and of which nobody knows where they are.
 
     With *keys* nothing is said to, and nothing heard of, who has not proved with CurveZMQ to be who
-    is expected. *on_refused* is told of connections that were not let in, and *on_sent* of what is
-    sent to whom; *quotas* tell what principals may still be sent.
+    is expected. *on_refused* is told of connections that were not let in, and *on_send* of what is
+    sent to whom, and it returns what of it that one may see; *quotas* tell what principals may
+    still be sent.
     Without, only this machine may be listened to, unless it is *insecure* knowingly.
     """
 
@@ -84,7 +85,7 @@ class ZmqTransport:
         keys: KeyRing | None = None,
         insecure: bool = False,
         on_refused: OnRefused | None = None,
-        on_sent: Callable[[str, Message], object] | None = None,
+        on_send: Callable[[str, Message], Message] | None = None,
         quotas: Quotas | None = None,
     ) -> None:
         self.tuning = tuning or Tuning()
@@ -96,7 +97,7 @@ class ZmqTransport:
         self.on_stranger = on_stranger
         self._keys = keys
         self._keys_version = keys.version if keys is not None else 0
-        self._on_sent = on_sent
+        self._on_send = on_send
         self._quotas = quotas
         self._pid = os.getpid()
         self._is_closed = False
@@ -189,9 +190,9 @@ class ZmqTransport:
         if found.waiting_bytes > self.tuning.waiting_bytes:
             self.dropped += 1
             return
+        if self._on_send is not None:
+            message = self._on_send(found.principal, message)
         self._add(found, to, source[len(self.node) + 1 :], message)
-        if self._on_sent is not None:
-            self._on_sent(found.principal, message)
 
     def _add(self, peer: Peer, to: str, source: str, message: Message | wire.Link) -> None:
         packet = peer.packet

@@ -552,3 +552,28 @@ def test_clients_wait_as_long_as_their_quota_says(tmp_path: Path) -> None:
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_group_is_described_without_what_one_may_not_see(tmp_path: Path) -> None:
+    """The one who shares a group saw all topics of it, and how far it has got there."""
+    rule = '[[rule]]\nprincipal = "bob"\noperations = ["Read"]\nresources = '
+    cluster = Secured(tmp_path, 1, POLICY + rule + '["topic:orders", "group:orders*"]\n')
+    try:
+        with cluster.open("root") as mq, cluster.open("bob") as bob:
+            for topic in ("orders", "orders-secret"):
+                mq.create_topic(topic)
+                mq.reset_group("orders", topic, 0)
+            with mq.consumer("orders-secret", group="orders"):
+                seen = bob.describe_group("orders")
+                assert (set(seen.committed), seen.consumers) == ({("orders", "0")}, ())
+                assert bob.describe_leases("orders", "orders", 0).committed == 0
+                with pytest.raises(AuthorizationFailed):
+                    ask_leases(bob, "orders-secret")
+                assert len(mq.describe_group("orders").committed) == 2
+    finally:
+        cluster.close()
+
+
+def ask_leases(mq: pymq.Client, topic: str) -> None:
+    """Without the questions before it, which are refused, too."""
+    mq.questions.ask_group("orders", lambda r: msg.GetLeases(r, "orders", topic, "0"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import get_args
 
+import attrs
+
 from pymq.core import message as msg
 from pymq.core.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.message import Message
@@ -117,10 +119,29 @@ class Guard:
                 asked = Asked(principal, source, request, operation, need.resource)
                 self._audit.allow(asked, self._clock())
 
-    def sent(self, principal: str, message: Message) -> None:
-        """Count what is sent to *principal*: it has asked for it."""
+    def send(self, principal: str, message: Message) -> Message:
+        """Count what is sent to *principal*, which has asked for it; returns what it may see."""
         if type(message) is msg.Fetched and message.data:
             self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
+        elif type(message) is msg.GroupState:
+            return self._visible(principal, message)
+        return message
+
+    def _visible(self, principal: str, group: msg.GroupState) -> msg.GroupState:
+        """Leave out what tells of topics that *principal* may not describe."""
+        topics = {m.topic for m in group.members} | {o.topic for o in group.offsets}
+        hidden = {
+            topic
+            for topic in topics
+            if not self.allows(principal, Requirement(Operation.DESCRIBE, Kind.TOPIC, topic))
+        }
+        if not hidden:
+            return group
+        return attrs.evolve(
+            group,
+            members=tuple(m for m in group.members if m.topic not in hidden),
+            offsets=tuple(o for o in group.offsets if o.topic not in hidden),
+        )
 
     def fetch_wait_ms(self, principal: str) -> int:
         """How long until *principal* may be sent more records; 0 when it may."""

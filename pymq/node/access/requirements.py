@@ -76,6 +76,10 @@ def _commit(message: msg.CommitOffset) -> Needs:
     return (*_group(Operation.READ)(message), *_topic(Operation.READ)(message))
 
 
+def _leases(message: msg.GetLeases) -> Needs:
+    return (*_group(Operation.DESCRIBE)(message), *_topic(Operation.DESCRIBE)(message))
+
+
 def _subscribe(message: msg.Subscribe) -> Needs:
     needs = _topic(Operation.READ)(message)
     if message.group is not None:
@@ -121,7 +125,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.CommitOffset: _commit,
     msg.DeleteGroup: _group(Operation.DELETE),
     msg.GetGroup: _group(Operation.DESCRIBE),
-    msg.GetLeases: _group(Operation.DESCRIBE),
+    msg.GetLeases: _leases,
     msg.ListGroups: _always(DESCRIBE_CLUSTER),
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),

@@ -58,7 +58,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Settle: {("Read", "group", "group")},
     msg.DeleteGroup: {("Delete", "group", "group")},
     msg.GetGroup: {("Describe", "group", "group")},
-    msg.GetLeases: {("Describe", "group", "group")},
+    msg.GetLeases: {("Describe", "group", "group"), ("Describe", "topic", "topic")},
     msg.GetMetadata: {("Describe", "topic", "topic")},
     msg.DescribeTopic: {("Describe", "topic", "name")},
     msg.ListTopics: {("Describe", "cluster", "")},
@@ -225,7 +225,7 @@ def test_bytes_are_paid_for_with_the_time_after_them() -> None:
     assert door.ask(produce(1)) is None
     fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
     assert door.ask(fetch, "reader") is None
-    door.guard.sent("reader", msg.Fetched(1, "orders", "0", 0, 0, 1, data=bytes(1500)))
+    door.guard.send("reader", msg.Fetched(1, "orders", "0", 0, 0, 1, data=bytes(1500)))
     (answer,) = door.ask(fetch, "reader")
     assert isinstance(answer.error, QuotaExceeded)
     assert answer.error.details["retry_ms"] == 501
@@ -239,7 +239,7 @@ def test_what_is_copied_is_paid_for_as_it_is_written() -> None:
     assert door.guard.produce_wait_ms("p") == 0, "requests do not hold up what is under way"
     door.guard.produced("p", 5000)
     assert 4000 < door.guard.produce_wait_ms("p") <= 5000
-    door.guard.sent("p", msg.Copied(1, 1, 5000))
+    door.guard.send("p", msg.Copied(1, 1, 5000))
     assert door.guard.produce_wait_ms("p") <= 5000, "it is charged once"
     door.now += 3_000
     (answer,) = door.ask(produce(1))
@@ -358,3 +358,17 @@ def test_what_is_allowed_is_written_down_however_much_it_is() -> None:
     for number in range(2 * LINES_MAX):
         door.ask(msg.CreateTopic(1, f"t{number}", ("0",), 1, AckMode.LEADER, {}, False))
     assert len(door.lines) == 2 * LINES_MAX
+
+
+def test_a_group_shows_no_topics_that_one_may_not_describe() -> None:
+    """Who might describe the group saw all topics that it consumes, and who does so."""
+    rule = {"principal": "p", "operations": ["Describe"], "resources": ["group:g", "topic:mine*"]}
+    door = Door(parse_policy({"rule": [rule], "superusers": ["root"]}))
+    assert door.ask(msg.GetGroup(1, "g")) is None
+    members = tuple(msg.GroupMember(f"m.{topic}", topic, ("0",)) for topic in ("mine", "theirs"))
+    offsets = tuple(msg.GroupOffset(topic, "0", 1, 1, 0) for topic in ("mine2", "theirs", "secret"))
+    state = msg.GroupState(1, "g", 5, members, offsets)
+    seen = door.guard.send("p", state)
+    assert seen == msg.GroupState(1, "g", 5, members[:1], offsets[:1])
+    assert door.guard.send("root", state) is state
+    assert door.guard.send("nobody", state) == msg.GroupState(1, "g", 5)
