@@ -295,11 +295,14 @@ def test_what_is_no_endpoint_is_refused_where_it_is_said(endpoint: str) -> None:
 def test_nobody_writes_in_the_name_of_another() -> None:
     """Whatever a peer calls itself, what it sends comes from its own node."""
     with server() as transport, Raw(transport, GOOD) as raw:
-        raw.socket.send(cbor.write([1, [11, "", "#3", 5], [11, "x", "broker-1", 6]]))
+        raw.socket.send(cbor.write([1, [11, "", "3", 5], [11, "x", "broker-1", 6]]))
         assert polled(transport, 2) == [
-            ("server", "client-1.#3", Produced(5)),
+            ("server", "client-1.3", Produced(5)),
             ("server.x", "client-1.broker-1", Produced(6)),
         ]
+        assert raw.take(transport)[1][0] == 1  # Hello
+        rows = raw.ask(transport, cbor.write([1, [11, "", "#3", 5]]))
+        assert rows[1][0] == 2, "a broker asks itself under such a name"  # Refused
 
 
 def polled(transport: ZmqTransport, count: int) -> list[Arrival]:
