@@ -59,7 +59,8 @@ class Membership:
         self.generation = 0
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
         self.is_joined = False
-        self.told: tuple[str, ...] = ()  # the partitions that the coordinator has heard of
+        self.told: tuple[str, ...] = ()  # the partitions that the coordinator was told of last ...
+        self._confirmed: tuple[str, ...] = ()  # ... and those that it has answered to
         self.topic_id = ""  # of the topic that we join for
         self.retry_at = 0  # join, at first at once
         self.beat_at = NEVER
@@ -127,7 +128,7 @@ class Membership:
         self._on_join(self.topic_id, now)
 
     def heartbeat(self, now: int) -> None:
-        """Say that we live, and which partitions the topic has."""
+        """Say that we live, and which partitions the topic has, if the coordinator may not know."""
         self.beat_at = now + self._beat_ms
         coordinator = self.coordinator.find()
         if not self.is_joined:
@@ -135,7 +136,9 @@ class Membership:
         self._router.refresh(self.topic)  # Partitions may have been added.
         self._timers.drop(("beat", self._beat))
         self._beat, self.told = self._outbox.number(), self.partitions()
-        beat = Heartbeat(self._beat, self.group, self.name, self.told)
+        # Who coordinates and knows us has answered us: another one says that we are no member.
+        news = self.told if self.told != self._confirmed else ()
+        beat = Heartbeat(self._beat, self.group, self.name, news)
         if coordinator is not None:
             self._outbox.post(coordinator, beat)
         self._timers.set(("beat", self._beat), now + self.coordinator.patience_ms)
@@ -169,6 +172,7 @@ class Membership:
     def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """We are a member, with these partitions; returns those that we lost and those gained."""
         self.is_joined = True
+        self._confirmed = self.told
         self.beat_at = now + self._beat_ms
         self.generation = m.generation
         lost = tuple(p for p in self.assigned if p not in m.partitions)
@@ -188,6 +192,7 @@ class Membership:
     def fenced(self) -> None:
         """The coordinator does not know us: we come as another member."""
         self.name = self._new_name()
+        self._confirmed = ()
         self.is_joined = False
         self._joining = self._beat = 0
         self.beat_at = NEVER

@@ -30,7 +30,10 @@ class Join:
 
 @value
 class Heartbeat:
-    """A member is alive; *partitions* tells when the topic has grown."""
+    """A member is alive; *partitions* tells when the topic has grown, and is empty otherwise.
+
+    That is until it is answered (as in KIP-848, where what is not said has not changed).
+    """
 
     id: int
     group: str
