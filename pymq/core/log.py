@@ -177,6 +177,7 @@ class BlockLog:
         self.size = self.stable_size = found.size
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
         self._unwritten, self._in_flight = [], None
+        self._beginning = []  # The store has told what there is, and the snapshot there is older.
         self._recent = deque() if self._is_shared else None
         self._recent_bytes, self._joined = 0, None
         self.is_recovering = False

@@ -9,7 +9,7 @@ import pytest
 from pymq.core.header import ControlKind
 from pymq.core.log import CHECKPOINT_BYTES, BlockLog
 from pymq.core.producers import ProducerTable
-from pymq.core.ready import Checkpoint, Ready, Recover, Recovered, Truncate
+from pymq.core.ready import Append, Checkpoint, Ready, Recover, Recovered, Truncate
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import BlockId
@@ -254,3 +254,23 @@ def test_which_records_have_no_key_is_kept_and_never_told_of_what_is_not_there(
         assert list(again.unkeyed) == [(0, end)]
     log.truncate(2)
     assert list(log.unkeyed) == [(0, 2)]
+
+
+def test_a_block_that_was_begun_after_all_is_not_begun_again(log: BlockLog) -> None:
+    """A checkpoint counts for all that the store has, so an old one would hide what came since."""
+    (first,) = asked(log, Checkpoint)
+    assert isinstance(first, Checkpoint)
+    stamped = log.append(batch(0), 1)
+    write(log, is_done=False)
+    log.recover()
+    log.restore(Recovered(NAME, 0, 1, stamped.size, first.snapshot, [stamped.header], 0), None)
+    log.append(batch(1), 1)
+    log.flush(ready := Ready(), sync=True)
+    assert [type(each) for each in ready.write] == [Append]
+    log.advance()
+    log.checkpoint()
+    (*_, kept) = asked(log, Checkpoint)
+    assert isinstance(kept, Checkpoint)
+    again = BlockLog(Host(), NAME, 0, is_shared=True)
+    again.restore(Recovered(NAME, 0, 2, log.size, kept.snapshot, [], 0), None)
+    assert (again.epochs, again.producers.next_sequence(7)) == ([(1, 0)], 2)
