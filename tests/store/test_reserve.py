@@ -229,3 +229,10 @@ def test_a_failed_append_into_the_zeros_is_undone(store: FileStore, files: Fault
     assert zeros(store) == 0
     assert not store.write([Append(BLOCK, [batch(9, epoch=2)], sync=True)])
     assert store.read(BLOCK, 9, 12, 1) == raw([batch(9, epoch=2)])
+
+
+def test_zeros_that_a_seal_cannot_take_back_are_fatal(store: FileStore, files: FaultyFiles) -> None:
+    """The batch of the same write is there: who took it for lost could append nothing any more."""
+    files.faults["truncate"] = [errno.EIO]
+    (failed,) = store.write([Append(BLOCK, [batch(9)], sync=True), SealBlock(BLOCK)])
+    assert failed.fatal
