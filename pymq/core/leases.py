@@ -233,9 +233,11 @@ class Leases:
         for start, end in ranges:
             low = max(start, self.committed)
             count += max(0, end - low)
-            for span in self._spans:
+            index = max(0, bisect_right(self._spans, low, key=_start) - 1)
+            while index < len(self._spans) and (span := self._spans[index]).start < end:
                 if span.state == DONE:
                     count -= max(0, min(end, span.end) - max(low, span.start))
+                index += 1
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from pymq.core.leases import LEASED_MAX, SPANS_OPEN, Leases
+from pymq.core.leases import LEASED_MAX, SPANS_OPEN, Leases, Span
 from pymq.core.types import NEVER
 
 AVAILABLE, LEASED, DONE = range(3)
@@ -166,3 +168,32 @@ def test_what_is_leased_is_bounded() -> None:
     leases.acknowledge("a", [(0, 10)])
     (two,) = leases.acquire("b", 1 << 40, 1 << 30, 100, 0, 0)
     assert (two.start, two.end) == (LEASED_MAX, LEASED_MAX + 10)
+
+
+class Watched(list[Span]):
+    """Spans, and how many of them were looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Span]:
+        for span in super().__iter__():
+            self.looks += 1
+            yield span
+
+    def __getitem__(self, at: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(at)
+
+
+def test_what_came_too_late_is_told_without_a_look_at_all_the_rest() -> None:
+    """A member whose leases ran out settles hundreds of records; there are thousands of spans."""
+    leases = Leases(0)
+    for at in range(0, SPANS_OPEN, 2):
+        leases.acquire("a", at + 2, 2, 100, 0, 0)
+        leases.acknowledge("a", [(at + 1, at + 2)])
+    leases._spans = watched = Watched(leases._spans)
+    late = [(at, at + 1) for at in range(500, 1_500)]
+    assert leases.open_in(late) == 500
+    assert watched.looks < 20 * len(late)
+    assert leases.open_in([(0, SPANS_OPEN)]) == SPANS_OPEN // 2
+    assert leases.open_in([(3, 3), (9, 7), (SPANS_OPEN + 5, SPANS_OPEN + 7)]) == 2
