@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from pymq.core import columns
 from pymq.core.header import COMPRESSION_MASK
-from pymq.core.record import TIME_MAX, RecordBatch
+from pymq.core.record import RecordBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
+
+_BACK = 1 << 31  # milliseconds that a delta of 32 bits may go back at most
 
 
 def check(batch: RecordBatch) -> None:
@@ -64,10 +66,7 @@ def check_form(batch: RecordBatch) -> None:
     if (keys := batch.column(columns.KEYS)) is not None:
         columns.check_bytes(keys, count, nulls=True)
     if (times := batch.column(columns.TIMESTAMPS)) is not None:
-        deltas = columns.unpack_numbers(times, count)
-        first = header.first_timestamp
-        if first + min(deltas) < -TIME_MAX or first + max(deltas) >= TIME_MAX:
-            raise CorruptBatch("a record's time has more than 64 bits")
+        check_times(header.first_timestamp, columns.unpack_numbers(times, count))
     if (headers := batch.column(columns.HEADERS)) is not None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
@@ -93,7 +92,9 @@ def check_produced(batch: RecordBatch, latest_ms: int | None) -> None:
     least = newest = first
     if header.columns & columns.TIMESTAMPS and (times := batch.column(columns.TIMESTAMPS)):
         deltas = columns.unpack_numbers(times, header.count)
-        least, newest = first + min(deltas), first + max(deltas)
+        newest = first + max(deltas)
+        if deltas.itemsize == 8 or first < _BACK:
+            least = first + min(deltas)
     if newest > last:
         raise InvalidRequest("a record is later than what its batch says is the largest time")
     if least < 0:

@@ -282,6 +282,20 @@ def test_times_are_neither_before_1970_nor_too_far_ahead() -> None:
         check_produced(sealed(plain(), first_timestamp=-5, max_timestamp=-5), None)
 
 
+def test_times_are_checked_where_their_deltas_could_reach_a_bound() -> None:
+    """Elsewhere nobody looks at each delta, so what counts is where that ends."""
+    ends = (1 << 63) - 1
+    for first, deltas in ((ends, (0, 1)), (ends - (1 << 33), (0, 1 + (1 << 33)))):
+        made = times(*deltas)
+        for reader in (check_form, lambda batch: batch.timestamps):
+            with pytest.raises(CorruptBatch):
+                reader(sealed(made, first_timestamp=first, max_timestamp=ends))
+    down = RecordBatch.encode([b"v"] * 2, timestamp_ms=0, timestamps=[1 << 31, 0])
+    check_produced(sealed(down), None)
+    with pytest.raises(InvalidTimestamp):
+        check_produced(sealed(down, first_timestamp=(1 << 31) - 1), None)
+
+
 def test_no_record_is_later_than_the_largest_time() -> None:
     for wrong in (sealed(plain(), max_timestamp=999), sealed(times(1, 5), max_timestamp=4)):
         with pytest.raises(InvalidRequest):
