@@ -13,6 +13,7 @@ from collections import deque
 
 from pymq.client.spans import Span, drain, ranges
 from pymq.core.message import Range
+from pymq.core.ranges import insert
 from pymq.core.view import BatchView
 
 
@@ -37,17 +38,7 @@ class Handed:
 
     def put(self, partition: str, span: Range) -> None:
         """Add a range."""
-        found = self._ranges.setdefault(partition, [])
-        start, end = span
-        first = bisect_left(found, (start,))
-        if first and found[first - 1][1] >= start:
-            first -= 1
-            start = found[first][0]
-        last = first
-        while last < len(found) and found[last][0] <= end:
-            end = max(end, found[last][1])
-            last += 1
-        found[first:last] = [(start, end)]
+        insert(self._ranges.setdefault(partition, []), *span)
 
     def take(self, partition: str, span: Range) -> list[Range]:
         """Cut out what there is of a range, and return it."""

@@ -20,6 +20,19 @@ RUNS_MAX = 16  # that a log keeps and tells: where keys come and go, only the la
 OFFSET_END = 1 << 62  # behind every offset
 
 
+def insert(found: list[Range], start: int, end: int) -> None:
+    """Add a range to sorted ones that do not touch, and join it with those that it touches."""
+    first = bisect_left(found, (start,))
+    if first and found[first - 1][1] >= start:
+        first -= 1
+        start = found[first][0]
+    last = first
+    while last < len(found) and found[last][0] <= end:
+        end = max(end, found[last][1])
+        last += 1
+    found[first:last] = [(start, end)]
+
+
 class Ranges:
     """Ranges of offsets in their order; of more than *most* the lowest are forgotten."""
 
@@ -45,15 +58,7 @@ class Ranges:
         if found and found[-1][0] <= start <= found[-1][1]:  # as nearly always
             found[-1] = found[-1][0], end
             return True
-        first = bisect_left(found, (start,))
-        if first and found[first - 1][1] >= start:
-            first -= 1
-            start = found[first][0]
-        last = first
-        while last < len(found) and found[last][0] <= end:
-            end = max(end, found[last][1])
-            last += 1
-        found[first:last] = [(start, end)]
+        insert(found, start, end)
         if len(found) > self._most:
             del found[0]
         return True
