@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from threading import RLock
 from weakref import WeakSet
 
-from pymq.coord.limits import refusal
+from pymq.coord.limits import REQUEST_BYTES, refusal
 from pymq.coord.tree import Plan, Tree, Watches, validate
 from pymq.core.coordination import (
     Changed,
@@ -45,7 +45,7 @@ class MemoryTree:
     _prefix = "session-"
 
     def __init__(self) -> None:
-        self.request_bytes = 0  # that a commit may have; 0: any number
+        self.request_bytes = REQUEST_BYTES  # that a commit may have
         self._tree = Tree()
         self._watches = Watches()
         self._clients: dict[str, MemoryCoordinator] = {}
@@ -104,7 +104,7 @@ class MemoryTree:
                 self._watches.add(client.session, request.root)
                 client._deliver(Loaded(request.tag, self._tree.load(request.root)))
                 return
-            if self.request_bytes and (refused := refusal(request, self.request_bytes)):
+            if (refused := refusal(request, self.request_bytes)) is not None:
                 client._deliver(Failed(request.tag, refused))
                 return
             plan = self._tree.plan(request, client.session)

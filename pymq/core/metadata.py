@@ -71,6 +71,8 @@ class TopicNode:
     replicas: int
     config: TopicConfig
     version: int = 1  # rises with each change
+    # It is being made, or removed, in several commits: for everybody else it is not there.
+    is_hidden: bool = False
 
 
 @value

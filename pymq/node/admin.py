@@ -30,6 +30,7 @@ from pymq.node.notices import Notices
 from pymq.node.placement import Load, choose, usable
 from pymq.node.roll import Caller
 from pymq.node.rolls import Rolls
+from pymq.node.topics import Topics
 
 
 class Admin:
@@ -41,27 +42,26 @@ class Admin:
         members: Members,
         notices: Notices,
         rolls: Rolls,
+        topics: Topics,
         *,
-        new_id: Callable[[], str],
         wall_ms: Callable[[int], int],
     ) -> None:
         self._commits = commits
         self._members = members
         self._notices = notices
         self._rolls = rolls
-        self._new_id = new_id
-        self._created = 0
+        self._topics = topics
         self._wall_ms = wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
         """Take in a request; any other message is left alone."""
         match m:
             case CreateTopic():
-                self.create_topic(source, m, now)
+                self._topics.create(source, m, now)
             case CreatePartition():
                 self._create_partition(source, m, now)
             case DeleteTopic():
-                self._delete_topic(source, m)
+                self._topics.delete(source, m)
             case AlterTopic():
                 self._alter_topic(source, m)
             case SetPartitionState():
@@ -79,30 +79,6 @@ class Admin:
 
     # --- topics ---------------------------------------------------------------------------------
 
-    def create_topic(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
-        """Make a topic; *fewer* replicas than it wants will do if there are not enough brokers."""
-        wall_ms = self._wall_ms(now)
-        self._created += 1
-        number, chance = self._created, self._new_id()[16:]
-        made: list[bool] = []
-
-        def plan(draft: Draft) -> Result:
-            made.clear()
-            if m.exist_ok and m.name in draft.image.topics:
-                return False
-            live = self._members.live
-            # Those of later topics are greater, so that groups see which one was made again.
-            topic_id = f"{draft.image.controller_epoch:08x}{number:08x}{chance}"
-            plans.create_topic(draft, m, live, topic_id, wall_ms, fewer=fewer)
-            made.append(True)
-            return True
-
-        def done(now: int) -> None:
-            if made:
-                self._notices.tell(m.name, now)
-
-        self._commits.do(plan, answer=(source, m.id), done=done)
-
     def _create_partition(self, source: str, m: CreatePartition, now: int) -> None:
         wall_ms = self._wall_ms(now)
 
@@ -113,26 +89,6 @@ class Admin:
         def done(now: int) -> None:
             # The others hear of it too: how many there are decides where a key goes.
             self._notices.tell(m.topic, now)
-
-        self._commits.do(plan, answer=(source, m.id), done=done)
-
-    def _delete_topic(self, source: str, m: DeleteTopic) -> None:
-        topic_id = ""
-        brokers: tuple[str, ...] = ()
-        names: tuple[str, ...] = ()
-
-        def plan(draft: Draft) -> Result:
-            nonlocal topic_id, brokers, names
-            topic = draft.image.topic(m.name)
-            topic_id, names = topic.node.id, tuple(topic.partitions)
-            brokers = plans.delete_topic(draft, topic)
-            return None
-
-        def done(now: int) -> None:
-            for name in names:
-                self._rolls.gone(TopicPartition(m.name, name), now)
-            for broker in brokers:
-                self._notices.stop(broker, topic_id, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 

@@ -24,9 +24,11 @@ def events(draft: Draft) -> Iterator[Event]:
 
 
 def _topic(image: Image, topic: str, node: Node | None, *, is_gone: bool) -> Iterator[Event]:
-    if is_gone:
-        yield "topic_deleted", {"topic": topic}
-    elif isinstance(node, TopicNode) and topic not in image.topics:
+    is_shown = isinstance(node, TopicNode) and not node.is_hidden
+    if topic in image.topics:
+        if is_gone or not is_shown:
+            yield "topic_deleted", {"topic": topic}
+    elif is_shown:
         yield "topic_created", {"topic": topic}
 
 

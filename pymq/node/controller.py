@@ -69,6 +69,7 @@ from pymq.node.registry import Registry
 from pymq.node.reports import Reports
 from pymq.node.rolls import Rolls
 from pymq.node.subscribers import Subscribers
+from pymq.node.topics import Topics
 
 PARKED_MAX = 10_000  # messages that wait for the election; what is beyond is refused
 
@@ -144,12 +145,20 @@ class Controller:
             takeover_ms=config.takeover_ms,
             wall_ms=self._wall,
         )
-        self._admin = Admin(
+        self._topics = Topics(
             self._commits,
             self._members,
             self._notices,
             self._rolls,
             new_id=new_id,
+            wall_ms=self._wall,
+        )
+        self._admin = Admin(
+            self._commits,
+            self._members,
+            self._notices,
+            self._rolls,
+            self._topics,
             wall_ms=self._wall,
         )
         self._registry = Registry(
@@ -293,6 +302,7 @@ class Controller:
             self._descriptions.tick(now)
             self._promotion.tick(now)
             self._subscribers.tick(now)
+            self._topics.tick(now)
         self._pump(now)
 
     def ready(self, now: int) -> Ready | None:
@@ -325,6 +335,7 @@ class Controller:
                 self._descriptions.deadline,
                 self._promotion.deadline,
                 self._subscribers.deadline,
+                self._topics.deadline,
             )
         self.deadline = due
 
@@ -346,6 +357,7 @@ class Controller:
         self._ends.clear()
         self._subscribers.begin(now)
         self._balance.begin(now)
+        self._topics.begin(now)
         parked, self._parked = self._parked, []
         for source, message in parked:
             self._step(source, message, now)
@@ -364,6 +376,7 @@ class Controller:
         self._copying.end()
         self._balance.end()
         self._subscribers.end()
+        self._topics.end()
         self._commits.end(error)
         self._rolls.end_all(error)
         self._descriptions.end_all(error)
@@ -475,7 +488,7 @@ class Controller:
                 self._out.send(source, Answer(m.id, error=wait))
                 return
             make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
-            self._admin.create_topic("", make, now, fewer=True)
+            self._topics.create("", make, now, fewer=True)
         self._commits.read(
             lambda image: self._lookup(image).metadata(m.topic),
             answer=(source, m.id),

@@ -165,6 +165,7 @@ class Image:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicImage] = {}
+        self.hidden: dict[str, TopicImage] = {}  # those that are being made, or removed
         self.brokers: dict[str, BrokerNode] = {}
         self.controller: ControllerNode | None = None
         self.controller_epoch = 0
@@ -226,7 +227,7 @@ class Image:
             kind = _node_class(entry.path)
             node = decode_node(kind, entry.data) if kind is not None and entry.data else None
             image.set(entry.path, node, entry.version)
-        for topic in image.topics.values():
+        for topic in (*image.topics.values(), *image.hidden.values()):
             ordered = sorted(topic.partitions.values(), key=lambda p: p.node.index)
             topic.partitions = {p.node.name: p for p in ordered}
             for partition in ordered:
@@ -239,20 +240,16 @@ class Image:
         self.versions[path] = version
         match paths.parse(path), node:
             case paths.TopicPath(topic=topic), TopicNode():
-                known = self.topics.get(topic)
-                if known is None:
-                    self.topics[topic] = TopicImage(node)
-                else:
-                    known.node = node
+                self._set_topic(topic, node)
             case paths.PartitionPath(topic=topic, partition=name), PartitionNode():
                 self._set_partition(TopicPartition(topic, name), node)
             case paths.BlockPath(topic=topic, partition=name, block=number), BlockNode():
                 self._set_block(TopicPartition(topic, name), number, node)
             case paths.ReplicaPath(topic=topic, partition=name, block=number), ReplicaNode():
-                image = self.topics[topic].partitions[name]
+                image = self._topic(topic).partitions[name]
                 image.replicas[number, node.broker] = node
             case paths.SubscriptionPath(topic=topic), SubscriptionNode():
-                self.topics[topic].subscriptions[node.name] = node
+                self._topic(topic).subscriptions[node.name] = node
             case paths.BrokerPath(broker=name), BrokerNode():
                 self.brokers[name] = node
                 _keep(self.draining, name, is_in=node.is_draining)
@@ -275,14 +272,15 @@ class Image:
         match paths.parse(path):
             case paths.TopicPath(topic=topic):
                 self.topics.pop(topic, None)
+                self.hidden.pop(topic, None)
             case paths.PartitionPath(topic=topic, partition=name):
                 self._set_partition(TopicPartition(topic, name), None)
             case paths.BlockPath(topic=topic, partition=name, block=number):
                 self._set_block(TopicPartition(topic, name), number, None)
             case paths.ReplicaPath(topic=topic, partition=name, block=number, broker=broker):
-                self.topics[topic].partitions[name].replicas.pop((number, broker), None)
+                self._topic(topic).partitions[name].replicas.pop((number, broker), None)
             case paths.SubscriptionPath(topic=topic, subscription=name):
-                self.topics[topic].subscriptions.pop(name, None)
+                self._topic(topic).subscriptions.pop(name, None)
             case paths.ControllerPath():
                 self.controller = None
             case paths.DeletedTopicPath(topic_id=topic_id):
@@ -290,7 +288,57 @@ class Image:
             case _:
                 pass
 
+    def _topic(self, name: str) -> TopicImage:
+        return self.topics.get(name) or self.hidden[name]
+
+    def _set_topic(self, name: str, node: TopicNode) -> None:
+        there, elsewhere = self.topics, self.hidden
+        if node.is_hidden:
+            there, elsewhere = elsewhere, there
+        found = elsewhere.pop(name, None)
+        if found is not None:
+            there[name] = found
+            found.node = node
+            for partition, image in found.partitions.items():
+                self._show(TopicPartition(name, partition), image, is_hidden=node.is_hidden)
+        elif name in there:
+            there[name].node = node
+        else:
+            there[name] = TopicImage(node)
+
+    def _show(self, name: TopicPartition, image: PartitionImage, *, is_hidden: bool) -> None:
+        """A partition that was hidden is there from now on, or the other way round."""
+        leaving, node = image.node.leaving, image.node
+        if is_hidden:
+            self.hosting.replace_leaving(name, leaving, ())
+        else:
+            self.hosting.replace_leaving(name, (), leaving)
+        for number, block in image.blocks.items():
+            if is_hidden:
+                self.hosting.replace_block(name, block, None)
+            else:
+                self.hosting.replace_block(name, None, block)
+            self._index_block(name, number, None if is_hidden else block)
+        _keep(self.wanted, name, is_in=not is_hidden and node.wanted is not None)
+        _keep(self.sealed_to, name, is_in=not is_hidden and bool(node.sealed_to))
+        if is_hidden:
+            self.short.pop(name, None)
+        else:
+            self._count(name, image)
+
+    def _set_hidden(self, name: TopicPartition, node: PartitionNode | None) -> None:
+        partitions = self.hidden[name.topic].partitions
+        if node is None:
+            del partitions[name.partition]
+        elif (known := partitions.get(name.partition)) is not None:
+            known.node = node
+        else:
+            partitions[name.partition] = PartitionImage(node)
+
     def _set_partition(self, name: TopicPartition, node: PartitionNode | None) -> None:
+        if name.topic in self.hidden:
+            self._set_hidden(name, node)
+            return
         partitions = self.topics[name.topic].partitions
         known = partitions.get(name.partition)
         before = known.node.leaving if known is not None else ()
@@ -306,19 +354,25 @@ class Image:
             known.node = node
             self._count(name, known)
 
-    def _set_block(self, name: TopicPartition, number: int, node: BlockNode | None) -> None:
-        image = self.topics[name.topic].partitions[name.partition]
-        self.hosting.replace_block(name, image.blocks.get(number), node)
+    def _index_block(self, name: TopicPartition, number: int, node: BlockNode | None) -> None:
         sealed = node if node is not None and node.end is not None else None
         is_moving = sealed is not None and sealed.move is not None
         _keep(self.moving, (name, number), is_in=is_moving)
         lacks = sealed is not None and len(sealed.in_sync) < sealed.wanted_copies
         _keep(self.not_whole, (name, number), is_in=lacks)
+
+    def _set_block(self, name: TopicPartition, number: int, node: BlockNode | None) -> None:
+        image = self._topic(name.topic).partitions[name.partition]
+        is_hidden = name.topic in self.hidden
+        if not is_hidden:
+            self.hosting.replace_block(name, image.blocks.get(number), node)
+            self._index_block(name, number, node)
         if node is None:
             del image.blocks[number]
         else:
             image.blocks[number] = node
-        self._count(name, image)
+        if not is_hidden:
+            self._count(name, image)
 
     def _count(self, name: TopicPartition, image: PartitionImage) -> None:
         """Note whether the open block has as many replicas as are wanted."""
@@ -397,6 +451,12 @@ class Draft:
         """Remove a node, provided that it is still as the image has it."""
         if path in self.image.versions:
             self._add(Delete(path, self.image.versions[path]), None, is_gone=True)
+
+    def extend(self, other: Draft) -> None:
+        """Do what *other* does, too."""
+        self.ops += other.ops
+        self.edits += other.edits
+        self.size += other.size
 
     def adopt(self, versions: Sequence[int]) -> None:
         """The coordinator has done it: the image follows."""

@@ -6,7 +6,7 @@ what the caller is to be told, and then nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
@@ -37,9 +37,16 @@ from pymq.core.types import (
     is_internal,
     node_of,
 )
-from pymq.errors import ConfigError, InvalidRequest, NoBrokers, PartitionExists, TopicExists
+from pymq.errors import (
+    ConfigError,
+    InvalidRequest,
+    NoBrokers,
+    NotEnoughBrokers,
+    PartitionExists,
+    TopicExists,
+)
 from pymq.node import blocks, grants
-from pymq.node.image import Draft, TopicImage
+from pymq.node.image import Draft, Image, PartitionImage, TopicImage
 from pymq.node.placement import Load, choose, usable
 
 PARTITIONS_MAX = 100_000
@@ -62,20 +69,57 @@ def folders(draft: Draft) -> None:
 # --- topics -------------------------------------------------------------------------------------
 
 
-def create_topic(
-    draft: Draft,
-    m: CreateTopic,
-    live: Collection[str],
-    topic_id: str,
-    wall_ms: int,
-    *,
-    fewer: bool = False,
-) -> None:
-    """Make a topic with all its partitions; *fewer* replicas will do if there are no more brokers.
+class Making:
+    """A topic on the way, of which each commit makes some partitions.
+
+    It is hidden until the last one is made. A zkserver that takes over removes what it finds
+    hidden, so a topic is there as a whole or not at all.
+    """
+
+    def __init__(self, topic_id: str, wall_ms: int, *, fewer: bool = False) -> None:
+        self.topic_id = topic_id
+        self.wall_ms = wall_ms
+        self.fewer = fewer  # replicas will do, if there are not enough brokers
+        self.replicas = 0  # of each partition
+        self._load: Load | None = None
+        self._brokers: list[str] = []  # that it counts
+        self._disks: dict[str, str] = {}  # that partitions were placed on
+
+    def load(self, image: Image, brokers: list[str], made: Iterable[PartitionImage]) -> Load:
+        """How much the brokers carry, with what was placed on them and is hidden."""
+        if self._load is None or brokers != self._brokers:
+            self._load, self._brokers = Load(image, brokers), brokers
+            for partition in made:
+                self._load.add(partition.open_block.replicas)
+        for broker in brokers:
+            self._disks.setdefault(broker, image.brokers[broker].storage_id)
+        return self._load
+
+    def check(self, image: Image) -> None:
+        """Raise :class:`NotEnoughBrokers` if partitions were placed on a disk that is no more."""
+        for broker, disk in self._disks.items():
+            if image.brokers[broker].storage_id != disk:
+                raise NotEnoughBrokers(f"the disk of {broker} was replaced meanwhile; try again")
+
+
+def create_topic(draft: Draft, m: CreateTopic, live: Collection[str], making: Making) -> bool:
+    """Draft the next slice of a topic with all its partitions; returns whether it is the last one.
 
     Raises:
         InvalidName, TopicExists, ConfigError, InvalidRequest, NotEnoughBrokers: as they say.
     """
+    hidden = draft.image.hidden.get(m.name)
+    if hidden is not None:
+        made = len(hidden.partitions)
+        left = m.partitions[made:]
+        taken = _add_partitions(
+            draft, hidden.node, left, made, live, making, hidden.partitions.values()
+        )
+        if taken < len(left):
+            return False
+        making.check(draft.image)
+        draft.put(paths.topic(m.name), attrs.evolve(hidden.node, is_hidden=False))
+        return True
     check_name(m.name, "topic name")
     if m.name in draft.image.topics:
         raise TopicExists(f"topic {m.name!r} exists already")
@@ -87,12 +131,18 @@ def create_topic(
         raise InvalidRequest("two partitions have the same name")
     config = TopicConfig.of(m.config)
     check_in_sync(config, m.replicas)
-    node = TopicNode(m.name, topic_id, len(m.partitions), m.acks, m.replicas, config)
-    draft.create(paths.topic(m.name), node)
+    for name in m.partitions:
+        check_name(name, "partition name")
+    node = TopicNode(m.name, making.topic_id, len(m.partitions), m.acks, m.replicas, config)
+    count = len(usable(draft.image, live))
+    making.replicas = min(m.replicas, max(1, count)) if making.fewer else m.replicas
+    rest = Draft(draft.image, draft.bytes_max)
+    is_whole = _add_partitions(rest, node, m.partitions, 0, live, making) == len(m.partitions)
+    draft.create(paths.topic(m.name), attrs.evolve(node, is_hidden=not is_whole))
     draft.folder(paths.partitions(m.name))
     draft.folder(paths.subscriptions(m.name))
-    count = min(m.replicas, max(1, len(usable(draft.image, live)))) if fewer else m.replicas
-    _add_partitions(draft, node, m.partitions, 0, live, count, wall_ms)
+    draft.extend(rest)
+    return is_whole
 
 
 def _add_partitions(
@@ -101,18 +151,21 @@ def _add_partitions(
     names: tuple[str, ...],
     index: int,
     live: Collection[str],
-    count: int,
-    wall_ms: int,
-) -> None:
+    making: Making,
+    made: Iterable[PartitionImage] = (),
+) -> int:
+    """Make partitions, as many as fit and one at least; returns how many."""
     brokers = usable(draft.image, live)
-    load = Load(draft.image, brokers)
-    for number, name in enumerate(names, index):
+    load = making.load(draft.image, brokers, made)
+    for number, name in enumerate(names):
+        if number and draft.is_full:
+            return number
         chosen: tuple[str, ...] = ()
-        check_name(name, "partition name")
         if topic.acks is not AckMode.UNSET:
             key = TopicPartition(topic.name, name)
-            chosen = choose(draft.image, brokers, load, key, count)
-        blocks.add_partition(draft, topic, name, number, chosen, wall_ms)
+            chosen = choose(draft.image, brokers, load, key, making.replicas)
+        blocks.add_partition(draft, topic, name, index + number, chosen, making.wall_ms)
+    return len(names)
 
 
 def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wall_ms: int) -> None:
@@ -127,14 +180,19 @@ def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wa
     node = topic.node
     changed = attrs.evolve(node, next_index=node.next_index + 1, version=node.version + 1)
     draft.put(paths.topic(m.topic), changed)
-    _add_partitions(draft, node, (m.partition,), node.next_index, live, node.replicas, wall_ms)
+    check_name(m.partition, "partition name")
+    making = Making(node.id, wall_ms)
+    making.replicas = node.replicas
+    _add_partitions(draft, node, (m.partition,), node.next_index, live, making)
 
 
-def delete_topic(draft: Draft, topic: TopicImage) -> tuple[str, ...]:
-    """Remove a topic, from the leaves up; returns the brokers that have something of it.
+def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool]:
+    """Remove a topic; returns the brokers that have something of it, and whether that is all.
 
-    They are kept in the tree until they have confirmed: a broker removes files only when it is told
-    to, never because it does not know what they are (K7).
+    What is too large for one commit is hidden by this one, and :func:`remove_topic` does the rest.
+
+    The brokers are kept in the tree until they have confirmed: a broker removes files only when it
+    is told to, never because it does not know what they are (K7).
 
     Raises:
         InvalidRequest: it is pymq's own.
@@ -143,25 +201,42 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[str, ...]:
     if is_internal(name):
         raise InvalidRequest(f"topic {name!r} is pymq's own and cannot be deleted")
     brokers: set[str] = set()
-    for partition, image in topic.partitions.items():
+    for image in topic.partitions.values():
         brokers.update(image.hosts, image.node.leaving)
-        for number in image.blocks:
-            blocks.remove(draft, TopicPartition(name, partition), image, number)
-        draft.delete(paths.partition(name, partition))
     if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
         # How far groups have got in it means nothing to a topic of its name that is made later.
         for image in offsets.partitions.values():
             brokers.update(image.open_block.replicas)
-    draft.delete(paths.partitions(name))
-    for subscription in topic.subscriptions:
-        draft.delete(paths.subscription(name, subscription))
-    draft.delete(paths.subscriptions(name))
-    draft.delete(paths.topic(name))
+    rest = Draft(draft.image, draft.bytes_max)
+    if is_whole := remove_topic(rest, topic):
+        draft.extend(rest)
+    else:
+        node = topic.node
+        draft.put(paths.topic(name), attrs.evolve(node, version=node.version + 1, is_hidden=True))
     told = tuple(sorted(brokers))
     if told:
-        node = DeletedNode(name, topic.node.id, told)
-        draft.create(paths.deleted_topic(topic.node.id), node)
-    return told
+        deleted = DeletedNode(name, topic.node.id, told)
+        draft.create(paths.deleted_topic(topic.node.id), deleted)
+    return told, is_whole
+
+
+def remove_topic(draft: Draft, topic: TopicImage) -> bool:
+    """Remove what the tree has of a topic, from the leaves up; returns whether that is all."""
+    name = topic.node.name
+    for partition, image in topic.partitions.items():
+        for number in image.blocks:
+            if draft.is_full:
+                return False
+            blocks.remove(draft, TopicPartition(name, partition), image, number)
+        draft.delete(paths.partition(name, partition))
+    for subscription in topic.subscriptions:
+        if draft.is_full:
+            return False
+        draft.delete(paths.subscription(name, subscription))
+    draft.delete(paths.partitions(name))
+    draft.delete(paths.subscriptions(name))
+    draft.delete(paths.topic(name))
+    return True
 
 
 def check_in_sync(config: TopicConfig, replicas: int) -> None:

@@ -96,20 +96,26 @@ def become_leader(draft: Draft, m: BecomeLeader) -> None:
     draft.put(paths.block(*name, block.number), node)
 
 
-def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
-    """Sealed blocks that a broker holds whole, or does no more; returns what has changed."""
+def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
+    """Sealed blocks that a broker holds whole, or does no more; adds what has *changed*.
+
+    Returns whether that was all, or there is more than fits into one commit.
+    """
     found: dict[TopicPartition, dict[int, int]] = {}
     ids = m.topic_ids or ("",) * len(m.ends)
     for (topic, partition, number, end), topic_id in zip(m.ends, ids, strict=False):
         if not is_of_another(draft.image, topic, topic_id):
             found.setdefault(TopicPartition(topic, partition), {})[number] = end
-    changed = []
+    is_whole = True
     for name, ends in found.items():
         image = draft.image.find(name)
         if image is None:
             continue
         blocks = {}
         for number, end in ends.items():
+            if draft.is_full:
+                is_whole = False  # What was noted is not found again.
+                break
             block = _note_end(draft, name, image, m.broker, number, end)
             if block is not None:
                 blocks[number] = block
@@ -120,7 +126,7 @@ def progress(draft: Draft, m: Progress) -> list[TopicPartition]:
         elif blocks:
             change(draft, name)
             changed.append(name)
-    return changed
+    return is_whole
 
 
 def _note_end(
@@ -149,28 +155,39 @@ def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
     return tuple(b for b in block.replicas if b == broker or b in block.in_sync)
 
 
-def retire(draft: Draft, m: RetireBlocks) -> None:
-    """Forget the blocks that retention has let go of; their files go after the commit."""
+def retire(draft: Draft, m: RetireBlocks) -> bool:
+    """Forget the blocks that retention has let go of; their files go after the commit.
+
+    Returns whether that was all, or there is more than fits into one commit.
+    """
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
     if image is None or image.node.epoch != m.epoch:
-        return
+        return True
     before = min(m.before, image.open_block.number)
-    gone = [number for number in image.blocks if number < before]
-    if gone:
-        left = [block for number, block in image.blocks.items() if number >= before]
-        change(draft, name, leaving=leavers(image, left))
-        for number in gone:
-            remove(draft, name, image, number)
+    left = dict(image.blocks)
+    for number in image.blocks:
+        if number >= before or draft.is_full:
+            break
+        remove(draft, name, image, number)
+        del left[number]
+    if len(left) < len(image.blocks):
+        change(draft, name, leaving=leavers(image, left.values()))
+    return next(iter(left)) >= before
 
 
-def resize(draft: Draft, m: BlockSizes) -> None:
-    """Note the sizes of blocks that were compacted."""
+def resize(draft: Draft, m: BlockSizes) -> bool:
+    """Note the sizes of blocks that were compacted; returns whether that was all, as above."""
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
+    is_whole = True
     for number, size in m.sizes:
+        if draft.is_full:
+            is_whole = False
+            break
         block = image.blocks.get(number) if image else None
         if block is not None and block.size != size:
             draft.put(paths.block(*name, number), attrs.evolve(block, size=size))
     if draft.ops:
         change(draft, name)
+    return is_whole

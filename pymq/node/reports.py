@@ -19,7 +19,7 @@ from pymq.core.message import (
 )
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node import reported
-from pymq.node.commits import Commits
+from pymq.node.commits import Commits, Later
 from pymq.node.ends import Ends
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -56,9 +56,9 @@ class Reports:
                 if self._members.is_of(m.broker, m.incarnation):
                     self._ends.note(self._commits.image, m)
             case RetireBlocks():
-                self._change(m, lambda draft: reported.retire(draft, m))
+                self._note(m, lambda draft: reported.retire(draft, m))
             case BlockSizes():
-                self._change(m, lambda draft: reported.resize(draft, m))
+                self._note(m, lambda draft: reported.resize(draft, m))
             case _:
                 return False
         return True
@@ -72,9 +72,7 @@ class Reports:
         if image.open_block.number == m.block:
             self._rolls.start(name, now)
 
-    def _change(
-        self, m: AlterIsr | BecomeLeader | RetireBlocks | BlockSizes, plan: Callable[[Draft], None]
-    ) -> None:
+    def _change(self, m: AlterIsr | BecomeLeader, plan: Callable[[Draft], None]) -> None:
         """Carry out what a broker reports of a partition; its replicas are told if it changes.
 
         If nothing does, whoever reported is told how things are, because he does not know.
@@ -96,12 +94,31 @@ class Reports:
                 self._notices.tell(m.topic, now, m.partition)
                 if isinstance(m, BecomeLeader):
                     self._rolls.led(name, now)
-            elif isinstance(m, (AlterIsr, BecomeLeader)):
+            else:
                 mark("reports.nothing_changed")
                 self._notices.tell_one(m.broker, name)
 
-        is_urgent = isinstance(m, (AlterIsr, BecomeLeader))
-        self._commits.do(plan_it, scope=name, done=done, is_urgent=is_urgent)
+        self._commits.do(plan_it, scope=name, done=done, is_urgent=True)
+
+    def _note(self, m: RetireBlocks | BlockSizes, plan: Callable[[Draft], bool]) -> None:
+        """Carry out what is reported of blocks, in as many commits as it takes."""
+        is_changed = False
+
+        def plan_it(draft: Draft) -> Result | Later:
+            nonlocal is_changed
+            is_changed = False
+            if reported.is_of_another(draft.image, m.topic, m.topic_id):
+                mark("reports.made_anew")
+                return None
+            is_all = plan(draft)
+            is_changed = bool(draft.ops)
+            return None if is_all else Later.MORE
+
+        def sliced(now: int) -> None:
+            if is_changed:
+                self._notices.tell(m.topic, now, m.partition)
+
+        self._commits.do(plan_it, scope=TopicPartition(m.topic, m.partition), sliced=sliced)
 
     def _alter_isr(self, m: AlterIsr) -> None:
         def plan(draft: Draft) -> None:
@@ -115,14 +132,17 @@ class Reports:
     def _progress(self, m: Progress) -> None:
         changed: list[TopicPartition] = []
 
-        def plan(draft: Draft) -> Result:
+        def plan(draft: Draft) -> Result | Later:
             changed.clear()
             # Of another incarnation it would tell what was on a disk that may be gone.
-            if self._members.is_of(m.broker, m.incarnation):
-                changed.extend(reported.progress(draft, m))
-            return None
+            if not self._members.is_of(m.broker, m.incarnation):
+                return None
+            return None if reported.progress(draft, m, changed) else Later.MORE
+
+        def sliced(now: int) -> None:
+            self._notices.tell_all(changed, now)
 
         names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
         # Mostly it is about one; then what is told of others is committed with it.
         scope = names.pop() if len(names) == 1 else None
-        self._commits.do(plan, scope=scope, done=lambda now: self._notices.tell_all(changed, now))
+        self._commits.do(plan, scope=scope, sliced=sliced)

@@ -40,6 +40,7 @@ from tests.node import (
     test_controller_rolls,
     test_copies,
     test_departures,
+    test_large_topics,
     test_made_anew,
     test_slices,
     test_subscribers,
@@ -107,6 +108,12 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_promotion.test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes, 0
     ),
     "commits.smaller_slices": test_slices.test_slices_fit_a_coordinator_that_takes_less,
+    "topics.not_made": (
+        test_large_topics.test_a_topic_that_cannot_be_made_in_full_leaves_nothing_behind
+    ),
+    "topics.removed_later": (
+        test_large_topics.test_a_name_may_be_asked_for_while_what_a_crash_has_left_is_removed
+    ),
     "repair.paced": test_rereplication.test_a_decommission_ends_with_an_empty_broker,
     "log.begins_again": partial(
         test_no_descriptors.test_a_partition_goes_on_after_its_next_block_could_not_be_begun,
