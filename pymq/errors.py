@@ -244,10 +244,18 @@ class BufferFull(PymqError, TimeoutError):
 
 
 class DeliveryTimeout(PymqError, TimeoutError):
-    """No answer in time; the record may or may not have been written."""
+    """No answer in time; the message says why, and whether the record may have been written.
+
+    ``details["reason"]`` is the code of what stood in the way last, if that is known.
+    """
 
     code = "DELIVERY_TIMEOUT"
     retriable = True
+
+    @property
+    def may_be_written(self) -> bool:
+        """False if the record certainly is not written, and will not be."""
+        return self.details.get("may_be_written") is not False
 
 
 class DeliveryFailed(PymqError):
@@ -423,6 +431,20 @@ class QuotaExceeded(PymqError):
         """In how many milliseconds to try again, as whoever refused it has said; 60 s at most."""
         found = self.details.get("retry_ms")
         return max(0, min(found, 60_000)) if type(found) is int else 0
+
+
+def not_written(error: PymqError) -> PymqError:
+    """The error of a batch of which nothing was written for this request, and will not be."""
+    return error_from_code(error.code, error.message, {**error.details, "is_written": False})
+
+
+def is_not_written(error: PymqError) -> bool:
+    """Whether who refused a batch has said that nothing was written for that request.
+
+    Brokers from before :func:`not_written` say so by these classes alone.
+    """
+    known = isinstance(error, NotEnoughReplicas | QuotaExceeded)
+    return known or error.details.get("is_written") is False
 
 
 class InternalError(PymqError):

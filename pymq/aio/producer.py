@@ -228,7 +228,7 @@ class AsyncProducer(Handle):
         records = [*(failed.records if failed is not None else ()), *unsent]
         first = unsent[0]._error
         raise DeliveryFailed(
-            f"{len(records)} records were not written, the first because: {first}", records=records
+            f"{len(records)} records failed, the first because: {first}", records=records
         ) from first
 
     async def next_sequence(self, topic: str, partition: str | int) -> int:

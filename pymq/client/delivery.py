@@ -120,9 +120,11 @@ class Batch(Waitable):
         "base_offset",
         "columns",
         "count",
+        "dropped",
         "encoded",
         "error",
         "is_asked_for",
+        "is_unsure",
         "maybe",
         "past",
         "place",
@@ -164,8 +166,15 @@ class Batch(Waitable):
         self.place = 0  # among all batches that its queue ever sent, once it is sent
         self.request = 0  # 0: not under way
         self.sent_at = 0
+        self.dropped: tuple[int, ...] = ()  # requests that were not answered before the next one
+        self.is_unsure = False  # it was refused by who may have written it all the same
         self.base_offset = -1
         self.error: PymqError | None = None
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether a request for it may have been carried out, or may be yet."""
+        return bool(self.request or self.dropped or self.is_unsure)
 
     def apart(self) -> list[Delivery]:
         """The records one by one, also those of a bulk send."""

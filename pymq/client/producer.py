@@ -362,7 +362,7 @@ class Producer(Handle):
             error = records[0].exception() if records else None
             why = f", the first because: {error}" if error is not None else ""
             raise DeliveryFailed(
-                f"{len(records) + more} records were not written{why}", records=records
+                f"{len(records) + more} records failed{why}", records=records
             ) from error
 
     def next_sequence(self, topic: str, partition: str | int) -> int:

@@ -33,6 +33,7 @@ from pymq.core.header import NO_PRODUCER
 from pymq.core.metadata import PartitionLeader
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
+from pymq.errors import PymqError
 
 if TYPE_CHECKING:
     from pymq.client.sender import Sender
@@ -77,6 +78,7 @@ class Queue:
         "topic",
         "topic_id",
         "tries",
+        "trouble",
         "waiters",
     )
 
@@ -112,6 +114,7 @@ class Queue:
         self.is_sure = not self.config.is_named
         self.retry_at = 0
         self.tries = 0  # since something was answered last
+        self.trouble: PymqError | None = None  # what stood in the way last, since then
 
     # --- sealing --------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pymq.client.queue import Queue
 from pymq.client.router import Router
 from pymq.client.sequences import Sequences
 from pymq.client.tally import Tally
+from pymq.client.trouble import overdue, silence, told_by
 from pymq.core.deadlines import Deadlines
 from pymq.core.message import Message, Produce, Produced, Sequence
 from pymq.core.metadata import TopicMetadata
@@ -30,12 +31,12 @@ from pymq.core.types import NEVER, AckMode
 from pymq.core.values import define
 from pymq.errors import (
     Closed,
-    DeliveryTimeout,
     NotLeader,
     OutOfOrderSequence,
     PymqError,
     QuotaExceeded,
     UnknownPartition,
+    is_not_written,
 )
 
 __all__ = ["Queue", "Sender", "SenderConfig"]
@@ -89,6 +90,7 @@ class Sender(Outbox):
         self._driver = driver
         self._wall_ms = wall_ms
         self._sent: dict[int, Batch] = {}  # by request
+        self._dropped: dict[int, Batch] = {}  # requests whose answers come too late, if at all
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
         self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
         self._timers: Deadlines[Queue] = Deadlines()
@@ -239,7 +241,7 @@ class Sender(Outbox):
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer."""
         if isinstance(message, Sequence):
-            queue = self._sequences.answered(message, now)
+            queue = self._sequences.answered(source, message, now)
             if queue is not None:
                 self._live[queue] = self._dirty[queue] = None
                 self._rearm(queue, now)
@@ -247,6 +249,8 @@ class Sender(Outbox):
             batch = self._sent.pop(message.id, None)
             if batch is not None:
                 self._answered(source, batch, message, now)
+            elif self._dropped:
+                self._answered_late(message)
 
     @property
     def deadline(self) -> int:
@@ -366,6 +370,8 @@ class Sender(Outbox):
         silent_ms = now - queue.in_flight[0].sent_at
         if silent_ms < PROBE_MS:
             return
+        if queue.target is not None:
+            queue.trouble = silence(self._router, queue.target.leader or "")
         if silent_ms >= min(REQUEST_MS << min(queue.tries, 10), REQUEST_MAX_MS):
             queue.tries += 1
             self._send_again(queue, now)
@@ -376,19 +382,31 @@ class Sender(Outbox):
         """Wait for nothing in flight any more, and send it again after *pause*."""
         self.tally.retries += 1
         for batch in queue.in_flight:
-            self._sent.pop(batch.request, None)
+            if self._sent.pop(batch.request, None) is not None:
+                self._dropped[batch.request] = batch
+                batch.dropped = (*batch.dropped, batch.request)
             batch.request = 0
         queue.must_resend, queue.retry_at = True, now + pause
         self._resume(queue, now)
 
     # --- answers --------------------------------------------------------------------------------
 
+    def _answered_late(self, m: Produced) -> None:
+        """It was sent again since: what the answer says matters if it says what became of it."""
+        batch = self._dropped.get(m.id)
+        if batch is not None and m.error is not None and is_not_written(m.error):
+            del self._dropped[m.id]
+            batch.dropped = tuple(request for request in batch.dropped if request != m.id)
+
     def _answered(self, source: str, batch: Batch, m: Produced, now: int) -> None:
         queue, batch.request = batch.queue, 0
         self._dirty[queue] = None
         error = m.error
+        if error is not None:
+            queue.trouble = told_by(source, error)
+            batch.is_unsure = batch.is_unsure or not is_not_written(error)
         if error is None:
-            queue.tries = 0
+            queue.tries, queue.trouble = 0, None
             if batch.encoded is not None:
                 queue.taken(batch, batch.encoded.header.producer_epoch)
             batch.base_offset = m.base_offset
@@ -440,15 +458,9 @@ class Sender(Outbox):
                 batch = waiting.popleft()
                 if batch.is_done:
                     continue
+                error = overdue(self._router, batch, self.config.delivery_timeout_ms)
                 self._sent.pop(batch.request, None)
-                seconds = self.config.delivery_timeout_ms / 1000
-                self._fail(
-                    batch,
-                    DeliveryTimeout(
-                        f"{batch.count} records for {queue.topic}/{queue.partition} were not "
-                        f"answered within {seconds:g} s; they may or may not have been written"
-                    ),
-                )
+                self._fail(batch, error)
                 if batch.sequence >= 0:
                     queue.renumber(batch, now)
                     queue.must_ask = is_lost = True
@@ -463,6 +475,8 @@ class Sender(Outbox):
             tally.batches += 1
         else:
             tally.errors += batch.count
+        for request in batch.dropped:
+            self._dropped.pop(request, None)
         self.backlog.finish(batch)
 
     def _fail(self, batch: Batch, error: PymqError) -> None:

@@ -10,6 +10,7 @@ from pymq.client.base import Outbox
 from pymq.client.delivery import Batch
 from pymq.client.queue import Queue
 from pymq.client.router import Router
+from pymq.client.trouble import silence, told_by
 from pymq.core.deadlines import Deadlines
 from pymq.core.message import GetSequence, Sequence
 from pymq.errors import OutOfOrderSequence
@@ -57,9 +58,11 @@ class Sequences:
         """See whether it has not been answered in time, so that it has to be asked again."""
         if queue.is_asking and queue.retry_at <= now:
             self.forget(queue)
+            if (leader := self._router.find(queue.topic, queue.partition)) is not None:
+                queue.trouble = silence(self._router, leader)
             self._router.distrust(queue.topic, queue.partition)
 
-    def answered(self, m: Sequence, now: int) -> Queue | None:
+    def answered(self, source: str, m: Sequence, now: int) -> Queue | None:
         """Take in an answer; returns what it is about, if it is still waited for."""
         queue = self._asked.pop(m.id, None)
         if queue is None:
@@ -70,6 +73,7 @@ class Sequences:
             queue.retry_at = 0
             queue.known.finish()
         else:
+            queue.trouble = told_by(source, m.error)
             self._router.refresh(queue.topic)
             queue.retry_at = now + queue.pause_ms
         return queue

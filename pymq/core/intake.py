@@ -15,6 +15,7 @@ from pymq.core.types import AckMode, TopicPartition
 from pymq.core.validation import check, check_produced
 from pymq.errors import (
     CorruptBatch,
+    DuplicateSequence,
     InvalidRequest,
     MissingExtra,
     NotEnoughReplicas,
@@ -23,6 +24,7 @@ from pymq.errors import (
     PymqError,
     RecordTooLarge,
     ReplicaNotAvailable,
+    not_written,
 )
 
 PARKED_BYTES = 16 << 20  # what may wait while a block is sealed, or before its end is known
@@ -97,7 +99,7 @@ class Intake:
         """Append a batch, or say why not; answered when *m.acks* is fulfilled."""
         error = self._refusal(m)
         if error is not None:
-            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            self._refuse(source, m, error, now)
             return
         partition = self._partition
         opened = partition.opened
@@ -107,8 +109,11 @@ class Intake:
             self._park(source, m, now)
             return
         verdict = log.producers.check(m.batch.header)
-        if isinstance(verdict, PymqError):
+        if isinstance(verdict, DuplicateSequence):
             self._answer(source, Produced(m.id, error=verdict), m.acks, now)
+            return
+        if isinstance(verdict, PymqError):
+            self._refuse(source, m, verdict, now)
             return
         epoch = replicator.epoch
         if verdict is not None:
@@ -122,7 +127,7 @@ class Intake:
             self.answer_due(log.stable_end, replicator.high_watermark, now)
             return
         if (error := self._unsound(m.batch, now)) is not None:
-            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            self._refuse(source, m, error, now)
             return
         header = log.append(m.batch, epoch).header
         self.records += header.count
@@ -136,8 +141,7 @@ class Intake:
         """Let a batch wait, unless too much waits already; then all that follow are refused."""
         if self._parked_bytes >= PARKED_BYTES:
             wait = f"{self._partition.name} cannot be written now, and much waits already"
-            error = ReplicaNotAvailable(f"{wait}; try again")
-            self._answer(source, Produced(m.id, error=error), m.acks, now)
+            self._refuse(source, m, ReplicaNotAvailable(f"{wait}; try again"), now)
             return
         self._parked.append((source, m))
         self._parked_bytes += m.batch.size
@@ -254,6 +258,10 @@ class Intake:
         self._answers.add(end, source, answer, is_local=is_local)
         return True
 
+    def _refuse(self, source: str, m: Produce, error: PymqError, now: int) -> None:
+        """Nothing of this request was appended, nor will be."""
+        self._answer(source, Produced(m.id, error=not_written(error)), m.acks, now)
+
     def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
         if acks is not AckMode.NONE:
             self._host.reply(source, answer, now)
@@ -273,7 +281,7 @@ class Intake:
     def refuse_parked(self, error: PymqError, now: int) -> None:
         """What has waited will not be appended here."""
         for source, produce in self._take_parked():
-            self._answer(source, Produced(produce.id, error=error), produce.acks, now)
+            self._refuse(source, produce, error, now)
 
     def drive_parked(self, now: int) -> None:
         """Take in what has waited, or let it wait on."""

@@ -67,7 +67,7 @@ from pymq.core.ready import (
 )
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.slots import RepairSlots
-from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, BlockId, Rng, TopicPartition
 from pymq.errors import (
     InvalidRequest,
     NotController,
@@ -77,6 +77,7 @@ from pymq.errors import (
     QuotaExceeded,
     ReplicaNotAvailable,
     StoreError,
+    not_written,
 )
 from pymq.node.authority import Refusals
 from pymq.node.coordinators import Coordinators
@@ -520,7 +521,8 @@ class Broker:
         now: int,
     ) -> None:
         if isinstance(m, Produce):
-            self.reply(source, Produced(m.id, error=error), now)
+            if m.acks is not AckMode.NONE:
+                self.reply(source, Produced(m.id, error=not_written(error)), now)
         elif isinstance(m, Fetch):
             self._answer_fetch(source, m, now, error)
         elif isinstance(m, GetSequence):

@@ -24,9 +24,11 @@ from pymq.core.metadata import BlockNode, decode_node
 from pymq.core.types import AckMode, BlockId
 from pymq.core.values import Factory, define
 from pymq.errors import (
+    DeliveryTimeout,
     InvalidRequest,
     OutOfOrderSequence,
     PartitionUnset,
+    PymqError,
     RecordTooLarge,
     TopicExists,
     UnknownPartition,
@@ -54,6 +56,13 @@ LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-
     readers-reach-the-end groups-reach-the-end replicas-converge auditor-reads""".split()
 # With these a record was certainly not written; with others nobody knows.
 DEFINITE = (InvalidRequest, PartitionUnset, RecordTooLarge, UnknownPartition, UnknownTopic)
+
+
+def is_definite(error: PymqError | None) -> bool:
+    """Whether a record that failed so was certainly not written."""
+    if isinstance(error, DeliveryTimeout):
+        return not error.may_be_written
+    return isinstance(error, DEFINITE)
 
 
 @define
@@ -467,7 +476,7 @@ class Run:
                 )
         elif isinstance(sent.error, OutOfOrderSequence) and not (history and history.losses):
             self.watch.fail("sequences-are-kept", f"{sent.number} failed: {sent.error}")
-        elif isinstance(sent.error, DEFINITE) and sent.number in seen:
+        elif is_definite(sent.error) and sent.number in seen:
             self.watch.fail("failed-is-absent", f"{sent.number} failed: {sent.error}")
 
 

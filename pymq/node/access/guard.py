@@ -18,6 +18,7 @@ from pymq.errors import (
     PymqError,
     QuotaExceeded,
     ReplicaNotAvailable,
+    not_written,
 )
 from pymq.node.access.audit import Asked, Audit
 from pymq.node.access.quotas import Quota, Quotas
@@ -209,7 +210,9 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
     """The answer to a request that is not taken in; nothing for what is not answered."""
     match message:
         case msg.Produce():
-            return () if message.acks is AckMode.NONE else (msg.Produced(message.id, error=error),)
+            if message.acks is AckMode.NONE:
+                return ()
+            return (msg.Produced(message.id, error=not_written(error)),)
         case msg.GetSequence():
             return (msg.Sequence(message.id, error=error),)
         case msg.Fetch():
