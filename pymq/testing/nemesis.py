@@ -49,14 +49,18 @@ class Nemesis:
     def stop(self) -> None:
         """No more faults, and an end to those there are."""
         self.is_over = True
-        for name, host in self.cluster.brokers.items():
+        up = [name for name, host in self.cluster.brokers.items() if host.is_up]
+        failing = [name for name in up if name in self._failing]
+        # Brokers that are restarted leave the in-sync sets. The one whose disk has failed could be
+        # the only one left in a set, so nobody leaves it alone then.
+        is_calm = len(up) == len(self.cluster.brokers) and len(failing) == 1
+        for name in failing if self._plan.restart != "all" else ():
             # A replica whose sync has failed takes no part before its broker is started anew. The
             # others must do without; where they cannot, an operator restarts it.
-            if name in self._failing and host.is_up and self._plan.restart != "all":
-                if self._may_be_left(name):
-                    self.left = name
-                else:
-                    self.cluster.crash(name, "random")
+            if is_calm and self._may_be_left(name):
+                self.left = name
+            elif self.cluster.brokers[name].is_up:
+                self.cluster.crash(name, "random")
         self.cluster.calm()
         if self.left is not None:
             self.cluster.fail_disk(self.left, "sync", FOR_EVER)
