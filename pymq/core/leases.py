@@ -43,6 +43,7 @@ class Span:
     owner: str | None = None
     count: int = 0  # deliveries so far
     due: int = NEVER
+    dead: bool = False  # leased to be buried, which is no delivery
 
 
 class Leases:
@@ -121,7 +122,7 @@ class Leases:
         perhaps never seen by the application, and must not bring a record nearer to its end.
         """
         found = (
-            (span.start, span.end, span.count - (span.state == LEASED))
+            (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
             for span in self._spans
             if span.state != DONE
         )
@@ -193,6 +194,7 @@ class Leases:
                 mark("leases.dead" if dead else "leases.again")
                 taken.state, taken.owner, taken.due = LEASED, member, until
                 taken.count += not dead
+                taken.dead = dead
                 leases.append(Lease("", taken.start, taken.end, taken.count, dead))
                 limit -= taken.end - taken.start
         new = among.first(self.next, end) if limit > 0 and self.next < end else None
@@ -203,12 +205,7 @@ class Leases:
                 self._spans.append(Span(self.next, new[0], AVAILABLE, due=0))
             start, self.next = new[0], min(new[1], new[0] + limit)
             last = self._spans[-1] if self._spans else None
-            if last and (last.state, last.owner, last.count, last.due) == (
-                LEASED,
-                member,
-                1,
-                until,
-            ):
+            if last and _fate(last) == (LEASED, member, 1, until, False):
                 last.end = self.next
             else:
                 self._spans.append(Span(start, self.next, LEASED, member, 1, until))
@@ -254,11 +251,11 @@ class Leases:
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """The application never saw the records: their delivery does not count."""
+        """The application never saw the records: their delivery does not count, if it was one."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, now
-                span.count = max(0, span.count - 1)
+                span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
         """The member is gone: whatever it held is available."""
@@ -297,11 +294,11 @@ class Leases:
         """Split *span* so that [start, end) is one of its own; return that one."""
         index = bisect_right(self._spans, span.start, key=_start) - 1
         if end < span.end:
-            rest = Span(end, span.end, span.state, span.owner, span.count, span.due)
+            rest = Span(end, span.end, *_fate(span))
             self._spans.insert(index + 1, rest)
             span.end = end
         if start > span.start:
-            before = Span(span.start, start, span.state, span.owner, span.count, span.due)
+            before = Span(span.start, start, *_fate(span))
             self._spans.insert(index, before)
             span.start = start
         return span
@@ -330,6 +327,10 @@ class Leases:
 def _described(span: Span, now: int) -> LeaseSpan:
     due = max(0, span.due - now) if span.state != DONE else 0
     return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
+
+
+def _fate(span: Span) -> tuple[int, str | None, int, int, bool]:
+    return span.state, span.owner, span.count, span.due, span.dead
 
 
 def _start(span: Span) -> int:

@@ -15,7 +15,7 @@ AVAILABLE, LEASED, DONE = range(3)
 
 
 class Twin:
-    """The same rules, written as plainly as possible: [state, owner, count, due] an offset."""
+    """The same rules, written as plainly as possible: [state, owner, count, due, dead] an offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, list[object]] = {}
@@ -28,11 +28,11 @@ class Twin:
             if len(found) < limit and entry[0] == AVAILABLE and int(str(entry[3])) <= now:
                 dead = int(str(entry[2])) >= 3
                 count = int(str(entry[2])) + (not dead)
-                entry[:] = [LEASED, member, count, now + 5]
+                entry[:] = [LEASED, member, count, now + 5, dead]
                 found.append((offset, count, dead))
         while len(found) < limit and len(self.offsets) < end:
             offset = len(self.offsets)
-            self.offsets[offset] = [LEASED, member, 1, now + 5]
+            self.offsets[offset] = [LEASED, member, 1, now + 5, False]
             found.append((offset, 1, False))
         return found
 
@@ -83,13 +83,13 @@ def test_leases_do_what_their_twin_does(seed: int) -> None:
                 else:
                     leases.give_back(member, [(start, stop)], now)
                 for entry in held:
-                    count = int(str(entry[2]))
+                    count, dead = int(str(entry[2])), bool(entry[4])
                     if verb in (2, 3):
                         entry[:] = [DONE, None, count, NEVER]
                     elif verb == 4:
                         entry[:] = [AVAILABLE, None, count, now + 2]
                     else:
-                        entry[:] = [AVAILABLE, None, max(0, count - 1), now]
+                        entry[:] = [AVAILABLE, None, max(0, count - (not dead)), now]
         assert leases.committed == twin.committed
         assert leases.next == len(twin.offsets)
         assert leases.in_flight == sum(e[0] == LEASED for e in twin.offsets.values())
@@ -129,6 +129,32 @@ def test_counts_outlive_a_restart() -> None:
     third = Leases(again.committed, again.done_ranges(), again.counts())
     dead = {lease.start for lease in third.acquire("c", 10, 10, 200, 100, 2) if lease.dead}
     assert dead == {2, 3}
+
+
+@pytest.mark.parametrize("how", ["another coordinator", "given back", "in parts"])
+def test_what_was_delivered_often_enough_stays_dead(how: str) -> None:
+    """A lease of dead records is no delivery, so nothing is taken off when it does not end."""
+    leases = Leases(0)
+    for now in (0, 10):
+        assert [x.dead for x in leases.acquire("a", 4, 4, now + 10, now, 2)] == [False]
+        leases.expire(now + 10)
+    assert [x.dead for x in leases.acquire("a", 4, 4, 30, 20, 2)] == [True]
+    if how == "given back":
+        leases.give_back("a", [(0, 4)], 20)
+    else:
+        if how == "in parts":
+            leases.renew("a", [(1, 2)], 40)
+        leases = Leases(leases.committed, leases.done_ranges(), leases.counts())
+    assert all(x.dead for x in leases.acquire("b", 4, 4, 100, 50, 2))
+
+
+def test_new_records_are_not_dead_with_those_before_them() -> None:
+    leases = Leases(0)
+    leases.acquire("a", 1, 1, 10, 0, 1)
+    leases.expire(10)
+    assert [x.dead for x in leases.acquire("a", 2, 2, 20, 10, 1)] == [True, False]
+    leases.give_back("a", [(0, 2)], 10)
+    assert [x.dead for x in leases.acquire("a", 2, 2, 30, 20, 1)] == [True, False]
 
 
 def test_retention_moves_the_start() -> None:
