@@ -105,7 +105,8 @@ class Succession:
         partition, holdings = self._partition, self._holdings
         before = partition.opened
         state, log = partition.state, before.log
-        opened = partition.opened = holdings.open(state, before.visible)
+        # What was visible ends where the next block begins, unless an election has lost some of it.
+        opened = partition.opened = holdings.open(state, 0)
         self._tidings.stop()
         self._upkeep.open_next(opened.node.opened_ms, now)
         rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)

@@ -42,7 +42,7 @@ from pymq.core.message import (
 )
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.partition import Partition
-from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync
+from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync, WriteFailed
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId
@@ -55,6 +55,7 @@ from pymq.errors import (
     ReplicaNotAvailable,
     StaleControllerEpoch,
     StaleEpoch,
+    StoreFull,
     UnknownPartition,
 )
 from pymq.hash.assign import assignor
@@ -713,3 +714,23 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
         batch = RecordBatch.encode([b"x"], timestamp_ms=0)
         bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
         assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)
+
+
+def test_what_an_unclean_election_has_lost_is_not_counted_on_in_the_next_block(
+    bench: Bench,
+) -> None:
+    """Who begins at the end would begin behind records that are yet to come."""
+    before = state("b0", "b1")
+    bench.step("zk", tell(10, before))
+    for request in range(3):
+        bench.step("p", attrs.evolve(PRODUCE, id=request))
+    block = BlockId("id-1", 0, 0)
+    bench.step("b1", ReplicaFetch(1, block, 3, 1, 1, 1 << 20, 0))
+    bench.broker.stored(WriteFailed(block, StoreFull("no room"), False), bench.now)
+    lost = attrs.evolve(before.blocks[0], end=1, in_sync=("b1",), is_unclean=True)
+    then = BlockNode(1, 1, None, 2, AckMode.LEADER, "b0", ("b0", "b1"), ("b0", "b1"))
+    after = attrs.evolve(before, epoch=2, version=2, blocks=(lost, then))
+    bench.step("zk", tell(11, after))
+    bench.step("c", Fetch(7, "t", "0", END, 0, 0))
+    answer = bench.last(Fetched)
+    assert (answer.id, answer.error, answer.offset, answer.high_watermark) == (7, None, 1, 1)
