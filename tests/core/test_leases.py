@@ -15,7 +15,7 @@ AVAILABLE, LEASED, DONE = range(3)
 
 
 class Twin:
-    """The same rules, written as plainly as possible: [state, owner, count, due, dead] an offset."""
+    """The same rules, as plainly as possible: [state, owner, count, due, dead] an offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, list[object]] = {}
