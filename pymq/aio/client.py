@@ -18,16 +18,14 @@ from pymq.aio.producer import AsyncProducer
 from pymq.client.base import Loop
 from pymq.client.client import Client
 from pymq.client.consumer import Consumer
-from pymq.client.consuming import CREDIT, CREDIT_MAX
+from pymq.client.consuming import CalledElsewhere
 from pymq.client.groups import GroupDescription, LeasesDescription
-from pymq.client.options import check_range
 from pymq.client.producer import Producer
 from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
 from pymq.core.metrics import Metrics
 from pymq.core.producers import REMEMBERED
 from pymq.core.record import Record
 from pymq.core.types import AckMode
-from pymq.errors import ConfigError
 
 
 def open(
@@ -284,9 +282,9 @@ class AsyncClient(Handle):
                 mode,
                 partition,
                 offset,
-                "pull" if delivery == "push" else delivery,
-                None,
-                CREDIT if delivery == "push" else credit,
+                delivery,
+                None if on_record is None else CalledElsewhere(),
+                credit,
                 auto_ack,
                 ack_wait_s,
                 max_deliver,
@@ -304,9 +302,6 @@ class AsyncClient(Handle):
             )
 
         async def opened() -> AsyncConsumer:
-            if (delivery == "push") != (on_record is not None):
-                raise ConfigError("on_record goes with delivery='push', and the other way round")
-            check_range("credit", credit, 1, CREDIT_MAX)
             made = await in_thread(make, close_late)
             consumer = AsyncConsumer(self, self._bridge, made, changes)
             self._pulling.add(consumer)

@@ -283,7 +283,6 @@ class AsyncConsumer(Handle):
     # --- pushing --------------------------------------------------------------------------------
 
     def _start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
-        self._consumer._limit(credit)
         self._pump = self._bridge.loop.create_task(self._push(on_record, credit), name="pymq-push")
 
     async def _push(self, on_record: Callable[[Record], object], credit: int) -> None:

@@ -218,6 +218,7 @@ class Client(Admin):
         # Only now: many only produce, and what is behind a consumer takes 10 ms to load.
         from pymq.client.consumer import Consumer
         from pymq.client.consuming import (
+            CalledElsewhere,
             check_consumer,
             check_rack,
             check_reader,
@@ -298,7 +299,7 @@ class Client(Admin):
             loop.touch(name)
         self.driver.wait(intake.started, REQUEST_S)
         consumer._tell_changes()
-        if on_record is not None:
+        if on_record is not None and not isinstance(on_record, CalledElsewhere):
             consumer.start_push(on_record, credit)
         return consumer
 

@@ -38,6 +38,15 @@ GROUP_OPTIONS: dict[str, object] = {
 }
 PREFETCH_MAX = 1 << 20  # records
 
+
+class CalledElsewhere:
+    """In place of ``on_record``: an event loop pushes the records, not a thread of the consumer."""
+
+    def __call__(self, record: object) -> None:
+        """Nothing calls this; it only makes this a callback for the type checker."""
+        raise AssertionError("the event loop calls the application")
+
+
 _CONSUMER_OPTIONS = (
     "topic",
     "group",

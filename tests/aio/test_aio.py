@@ -745,3 +745,31 @@ def test_closing_the_client_closes_everything() -> None:
             await consumer.poll()
 
     play(script)
+
+
+@pytest.mark.parametrize("credit", [1, 100])
+def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
+    """The first fetch of each partition brought up to a MiB, whatever the credit was."""
+    batch, is_called, may_go_on = 50, asyncio.Event(), asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        is_called.set()
+        await may_go_on.wait()
+
+    async def script(mq: AsyncClient) -> None:
+        async with mq.producer(linger_ms=0) as producer:
+            for _ in range(40):
+                await producer.send_many("t", [bytes(1000)] * batch)
+                await producer.flush()
+        reader = await mq.consumer(
+            "t", mode="psb", delivery="push", on_record=handle, credit=credit
+        )
+        try:
+            await is_called.wait()
+            await reader.begin_offsets()  # What was asked for before this has been answered.
+            assert (await reader.status()).buffered <= 2 * credit + batch
+        finally:
+            may_go_on.set()
+            await reader.close()
+
+    play(script)
