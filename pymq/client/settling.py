@@ -252,7 +252,7 @@ class Settler:
             self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed and settlement.tries == 1:
+        elif m.lapsed:  # They are not done: no earlier try of this was carried out in time.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()

@@ -113,6 +113,44 @@ def test_commit_tells_what_it_did_not_commit() -> None:
             assert consumer.committed() == {"0": 5}
 
 
+def test_commit_tells_it_also_if_the_acknowledgement_was_sent_twice() -> None:
+    """The first one was lost: the answer to the second told what had run out, and nobody looked."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(5)]).result()
+        with mq.consumer("t", group="g", ack_wait_s=1) as consumer:
+            records = consumer.poll(3, timeout=5)
+            cluster.run(seconds=2)
+            cut = cluster.cut(mq.name)
+            consumer.ack(records)
+            cluster.run(seconds=0.1)
+            cluster.heal(cut)
+            cluster.run(seconds=3)
+            with pytest.raises(CommitFailed, match="0 to 2") as caught:
+                consumer.commit()
+            assert caught.value.details["count"] == 3
+
+
+def test_an_acknowledgement_that_was_carried_out_and_sent_twice_is_committed() -> None:
+    """The answer to the first one was lost."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t")
+        with mq.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(5)]).result()
+        with mq.consumer("t", group="g") as consumer:
+            records = consumer.poll(3, timeout=5)
+            cut = cluster.cut("broker-0", mq.name, one_way=True)
+            consumer.ack(records)
+            cluster.run(seconds=0.1)
+            cluster.heal(cut)
+            cluster.run(seconds=3)
+            consumer.commit()
+            assert consumer.committed() == {"0": 3}
+
+
 def test_a_record_that_came_again_may_be_acknowledged_by_either_delivery() -> None:
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
