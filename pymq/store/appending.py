@@ -78,12 +78,7 @@ class Appending:
         """Cut off what was written ahead; durable after the next sync."""
         if block.length > block.size:
             handle = block.handle if block.handle >= 0 else self._handles.open(block)
-            try:
-                self._files.truncate(handle, block.size)
-            except OSError as error:
-                # What was appended in the same write is there: nobody may take that for lost.
-                block.failed = store_error(error, "trim", self._folder.file(block.id))
-                raise
+            self._files.truncate(handle, block.size)
             block.length = block.size
             block.unsynced = True
 
