@@ -10,7 +10,8 @@ principal, or the connection where nobody has proved who he is) and by connectio
   holds a half of the node's bytes, the next a quarter, and a newcomer finds room all the same
   (dynamic thresholds: Choudhury and Hahne, 1998). So it is with the connections of an account, in
   that half.
-- In a millisecond no more than ``turn_bytes`` are read: others wait for that time, too.
+- In a millisecond no more than ``turn_bytes`` are read: others wait for that time, too. Half of it
+  is for fetches that wait already.
 - Each read brings a whole batch, so one that asks for less is counted as :data:`BATCH_BYTES` until
   the outbox knows what it has brought.
 
@@ -169,8 +170,12 @@ class Fetches:
         already.
         """
         account, connection = self._outbox.owner(source)
-        # An account's fetches are served in their order; those of others are not in its way.
-        if account not in self._line and (most := self._grant(account, connection, m, now)):
+        # An account's fetches are served in their order; those of others are not in its way. But
+        # readers that ask again as soon as they are answered come before the line is looked at.
+        self._look(now)
+        reserved = self.limits.turn_bytes // 2 if self._line else 0
+        is_first = account not in self._line and self._left > reserved
+        if is_first and (most := self._grant(account, connection, m, now)):
             return most
         connections = self._line.setdefault(account, OrderedDict())
         line = connections.setdefault(connection, deque())
@@ -183,11 +188,15 @@ class Fetches:
         self.deadline = min(self.deadline, now + 1)
         return 0
 
+    def _look(self, now: int) -> None:
+        """Each millisecond has room for as many reads."""
+        if now > self._at:
+            self._at, self._left = now, self.limits.turn_bytes
+
     def _grant(self, account: str, connection: str, m: Fetch, now: int) -> int:
         """Take what may be read for *m* from the room there is; 0 if it has to wait."""
         limits = self.limits
-        if now > self._at:
-            self._at, self._left = now, limits.turn_bytes
+        self._look(now)
         if self._left <= 0 or self._outbox.wait_ms(account):
             return 0
         if self._loads is None:
@@ -222,10 +231,10 @@ class Fetches:
                 if most or now - since >= WAIT_MAX_MS:
                     self._take(account, connection)
                     return source, m, most
-        if not self._line:
-            self.deadline = NEVER
-        else:
-            self.deadline = now + (1 if self._left <= 0 else RETRY_MS)
+                if self._left <= 0:
+                    self.deadline = now + 1  # Nothing is read before, so nobody else is looked at.
+                    return None
+        self.deadline = now + RETRY_MS if self._line else NEVER
         return None
 
     def _take(self, account: str, connection: str) -> None:

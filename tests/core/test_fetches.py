@@ -165,6 +165,43 @@ def test_a_millisecond_has_room_for_others() -> None:
     assert bench.fetches.waiting == 0
 
 
+def test_readers_that_come_back_at_once_leave_room_for_who_waits() -> None:
+    """What they ask comes before the line is looked at, and would use up each millisecond."""
+    bench = Bench()
+    readers = [f"{number}.1" for number in range(9)]
+    asking, got = list(readers), dict.fromkeys(readers, 0)
+    for _ in range(90):
+        before = len(bench.served)
+        for reader in asking:
+            bench.ask(reader, size=MIB)
+        bench.turn(0)
+        asking = [connection for connection, _, _ in bench.served[before:]]
+        for reader in asking:
+            got[reader] += 1
+        bench.outbox.unsent.clear()
+        bench.fetches.sent()
+        bench.now += 1
+    assert min(got.values()) > 60, got
+
+
+def test_many_that_wait_are_not_looked_at_when_nothing_is_read_any_more() -> None:
+    bench = Bench()
+    for number in range(1_000):
+        bench.ask(f"{number}.1", size=MIB)
+    bench.turn()
+    looks = 0
+
+    def is_there(connection: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    bench.outbox.is_there = is_there  # type: ignore[method-assign] # to count
+    bench.outbox.unsent.clear()
+    assert len(bench.turn()) == 8
+    assert looks < 20
+
+
 def test_small_fetches_are_counted_by_the_batch_that_each_brings() -> None:
     """A read returns a whole batch: thousands that ask for a byte would bring gigabytes."""
     bench = Bench()
