@@ -45,6 +45,7 @@ PROBE_MS = 500  # what is not answered in this time makes us ask who leads, ...
 PROBE_AGAIN_MS = 150  # ... again and again; after ...
 REQUEST_MS = 2_000  # ... it is sent again, and then after twice as long each time, up to ...
 REQUEST_MAX_MS = 16_000
+UNANSWERED_MAX = 256  # requests without an answer that are remembered; more are not looked at
 SHARE = 16  # of the requests under way: so few new ones more are left to gather into a packet
 
 
@@ -91,6 +92,7 @@ class Sender(Outbox):
         self._wall_ms = wall_ms
         self._sent: dict[int, Batch] = {}  # by request
         self._dropped: dict[int, Batch] = {}  # requests whose answers come too late, if at all
+        self._unanswered: dict[int, Queue] = {}  # the last requests that are not answered as a rule
         self._live: dict[Queue, None] = {}  # queues with sealed or sent batches
         self._dirty: dict[Queue, None] = {}  # those of them that may have something to send
         self._timers: Deadlines[Queue] = Deadlines()
@@ -249,6 +251,8 @@ class Sender(Outbox):
             batch = self._sent.pop(message.id, None)
             if batch is not None:
                 self._answered(source, batch, message, now)
+            elif message.id in self._unanswered:
+                self._turned_away(source, message)
             elif self._dropped:
                 self._answered_late(message)
 
@@ -306,6 +310,7 @@ class Sender(Outbox):
             )
             self.out.send.append((leader.leader, produce))
             if acks is AckMode.NONE:
+                self._note_unanswered(request, queue)
                 self._finish(batch)
                 unanswered += 1
                 continue
@@ -390,6 +395,20 @@ class Sender(Outbox):
         self._resume(queue, now)
 
     # --- answers --------------------------------------------------------------------------------
+
+    def _note_unanswered(self, request: int, queue: Queue) -> None:
+        """Remember for a while what only a broker that does not lead answers."""
+        self._unanswered[request] = queue
+        if len(self._unanswered) > UNANSWERED_MAX:
+            del self._unanswered[next(iter(self._unanswered))]
+
+    def _turned_away(self, source: str, m: Produced) -> None:
+        """A batch that needs no answer has come to a broker that does not lead, and is lost."""
+        queue = self._unanswered.pop(m.id)
+        if isinstance(m.error, NotLeader):
+            self._router.refused(queue.topic, queue.partition, source, m.error)
+        elif m.error is not None and m.error.retriable:
+            self._router.refresh(queue.topic)
 
     def _answered_late(self, m: Produced) -> None:
         """It was sent again since: what the answer says matters if it says what became of it."""

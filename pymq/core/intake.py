@@ -260,7 +260,9 @@ class Intake:
 
     def _refuse(self, source: str, m: Produce, error: PymqError, now: int) -> None:
         """Nothing of this request was appended, nor will be."""
-        self._answer(source, Produced(m.id, error=not_written(error)), m.acks, now)
+        # Who waits for no answer hears nothing else of where to send.
+        if m.acks is not AckMode.NONE or isinstance(error, NotLeader):
+            self._host.reply(source, Produced(m.id, error=not_written(error)), now)
 
     def _answer(self, source: str, answer: Produced, acks: AckMode, now: int) -> None:
         if acks is not AckMode.NONE:

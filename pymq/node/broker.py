@@ -67,7 +67,7 @@ from pymq.core.ready import (
 )
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.slots import RepairSlots
-from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, BlockId, Rng, TopicPartition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
 from pymq.errors import (
     InvalidRequest,
     NotController,
@@ -521,8 +521,8 @@ class Broker:
         now: int,
     ) -> None:
         if isinstance(m, Produce):
-            if m.acks is not AckMode.NONE:
-                self.reply(source, Produced(m.id, error=not_written(error)), now)
+            # Also with acks NONE: nothing else tells the producer that others lead.
+            self.reply(source, Produced(m.id, error=not_written(error)), now)
         elif isinstance(m, Fetch):
             self._answer_fetch(source, m, now, error)
         elif isinstance(m, GetSequence):

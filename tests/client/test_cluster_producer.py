@@ -270,3 +270,24 @@ def test_a_partition_without_an_ack_mode_is_not_chosen() -> None:
             cluster.run(seconds=31)
             assert places() == {"0"}  # It is asked with the first of these.
             assert places() == {"0", "new"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_producer_that_waits_for_no_answer_follows_the_leader(seed: int) -> None:
+    """It sent to the broker that had led for half a minute, and all of that was lost."""
+    with Cluster(brokers=3, seed=70 + seed) as cluster:
+        mq, other = cluster.client(), cluster.client()
+        mq.create_topic("t", acks="leader")
+        before = leader(mq)
+        (after, _) = sorted({*cluster.brokers} - {before})
+        with mq.producer(acks="none", linger_ms=1) as producer:
+            for number in range(300):
+                producer.send("t", b"%d" % number)
+                cluster.run(seconds=0.01)
+                if number == 100:
+                    other.reassign("t", 0, [after])
+        assert leader(other) == after
+        found = read(other)
+        assert found[:100] == numbers(100)
+        lost = [number for number in range(300) if b"%d" % number not in found]
+        assert len(lost) <= 10, lost

@@ -15,7 +15,7 @@ END = -1  # instead of an offset: the high watermark
 
 @value
 class Produce:
-    """Append one batch. ``acks`` NONE is not answered."""
+    """Append one batch. ``acks`` NONE is not answered, unless another broker leads."""
 
     id: int
     topic: str
