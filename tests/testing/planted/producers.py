@@ -11,6 +11,7 @@ from pymq.core.intake import Intake
 from pymq.core.producers import ProducerTable
 from pymq.core.sealing import Sealing
 from pymq.errors import OutOfOrderSequence, ProducerFenced
+from pymq.node import blocks
 from pymq.node.access import Guard
 from pymq.node.grants import Grant
 from tests.testing.planted.bug import bug, plant
@@ -94,6 +95,41 @@ def sealed_without_past(done: Any, self: Sealing, *arguments: Any) -> Any:
     answer = done(self, *arguments)
     empty = ProducerTable().snapshot()
     return answer if answer is None else attrs.evolve(answer, past=empty)
+
+
+bug(
+    "past-of-the-block-before",
+    AREA,
+    "the next block is told what the one that ends was told, and nothing of what it has added",
+    "Kafka: a producer snapshot that is older than the segment",
+    test="tests/testing/test_producers_across_blocks.py::"
+    "test_replicas_that_are_all_new_know_them[raft]",
+)
+
+
+@plant("past-of-the-block-before", blocks, "roll")
+def roll_with_old_past(roll: Any, draft: Any, sealed: Any, *arguments: Any, **named: Any) -> Any:
+    before = draft.image.partition(sealed.topic, sealed.partition).open_block.past
+    return roll(draft, attrs.evolve(sealed, past=before), *arguments, **named)
+
+
+bug(
+    "past-left-to-holders",
+    AREA,
+    "the table is left out of a roll if all replicas of the next block hold the one before",
+    "a copy that counts may not be synced yet, and an empty block goes",
+    "crash-3 rolls-3 network-3",
+)
+
+
+@plant("past-left-to-holders", blocks, "roll")
+def roll_without_past(
+    roll: Any, draft: Any, sealed: Any, holders: Any, *arguments: Any, **named: Any
+) -> Any:
+    replicas = draft.image.partition(sealed.topic, sealed.partition).open_block.replicas
+    if set(replicas) <= set(holders):
+        sealed = attrs.evolve(sealed, past=b"")
+    return roll(draft, sealed, holders, *arguments, **named)
 
 
 bug(
