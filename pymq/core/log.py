@@ -124,8 +124,10 @@ class BlockLog:
         out = self._host.out
         self._create = CreateBlock(self.name, self.start, topic, partition)
         out.write.append(self._create)
-        # Without it, recovery reads the blocks before it.
-        out.write.append(Checkpoint(self.name, self._snapshot()))
+        if self.name.number > 0:
+            # Without it, recovery reads the blocks before it. The first block has none before, and
+            # a new partition no file: thousands of them are begun without a wait for the disk.
+            out.write.append(Checkpoint(self.name, self._snapshot()))
 
     def write_first(self, create: CreateBlock) -> None:
         """Begin a copy of a block that was made elsewhere."""
@@ -437,7 +439,9 @@ class BlockLog:
         if self._create is not None and self.stable_size == 0:
             # The store may not have begun the block either. Where it has, this changes nothing.
             mark("log.begins_again")
-            self._beginning = [self._create, Checkpoint(self.name, self._snapshot())]
+            self._beginning = [self._create]
+            if self.name.number > 0:
+                self._beginning.append(Checkpoint(self.name, self._snapshot()))
 
     def checkpoint(self) -> None:
         """Keep what a recovery would have to find out, unless it is kept already."""

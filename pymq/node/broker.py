@@ -399,6 +399,8 @@ class Broker:
             self.slots.tick(now)
         if now >= self._copies.deadline:
             self._copies.tick(now)
+        if now >= self._hosting.removals.deadline:
+            self._hosting.removals.tick(now)
         if now >= self._registration.deadline:
             self._registration.beat(self.out, now)
         if now >= self._departure.deadline:
@@ -471,6 +473,8 @@ class Broker:
             due = self.lending.deadline
         if self._copies.deadline < due:
             due = self._copies.deadline
+        if self._hosting.removals.deadline < due:
+            due = self._hosting.removals.deadline
         if self.fetches.deadline < due:
             due = self.fetches.deadline
         for coordinator in self._coordinators.values():

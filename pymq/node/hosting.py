@@ -36,6 +36,7 @@ from pymq.node.coordinators import Coordinators
 from pymq.node.orders import Orders
 from pymq.node.parts import Parts
 from pymq.node.registration import Registration
+from pymq.node.removals import Removals
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
 from pymq.node.troubles import Troubles
@@ -87,6 +88,7 @@ class Hosting:
         self._schedule = schedule
         self._coordinators = coordinators
         self._troubles = troubles
+        self.removals = Removals(host, self._give_up)
         self._orders = Orders()
         self._parts = Parts()
 
@@ -204,14 +206,23 @@ class Hosting:
                 # When it is said again, there may be another topic of that name.
                 self._coordinators.forget_topic(m.topic, m.topic_id, now)
             self._troubles.forget_topic(m.topic_id)
-            stopped = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
+            going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
+            left = self._leftovers.take_out(m.topic_id, None)
+            self.removals.begin(source, m, going, left, now)
+            return
         for partition in stopped:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)
             self._drop(partition, error, m.delete, now)
         if m.delete:
-            left = self._leftovers.take_out(m.topic_id, m.index if m.partition else None)
+            left = self._leftovers.take_out(m.topic_id, m.index)
             self._host.out.write += [RemoveBlock(block) for block in left]
         self._host.out.after.append((source, Stopped(m.id, self._host.me)))
+
+    def _give_up(self, partition: Partition, now: int) -> None:
+        """Let a partition of a deleted topic go, unless it went for one of the same name."""
+        if self.by_index.get((partition.state.topic_id, partition.state.index)) is partition:
+            error = NotLeader(f"{partition.name} is no longer here", leader=None)
+            self._drop(partition, error, False, now)
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
         partition.remove(error, delete, now)  # Which also lets go of the groups it was kept for.

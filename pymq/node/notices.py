@@ -3,12 +3,17 @@
 The tree says what each broker is to host; a broker acts on what it has been told. So whatever has
 changed is owed to each live broker that it concerns, is sent at once, and is sent again, as it is
 then, until the broker has answered without an error. A broker that registers is owed everything.
+
+A broker has one thread, and its heartbeats and elections wait while it takes in what it is told. So
+a message has few states; and where much has changed at once, the next message leaves when the one
+before was answered. Small changes do not wait for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from itertools import islice
 
 from pymq.core.marks import mark
 from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Stopped, StopReplica
@@ -22,10 +27,11 @@ from pymq.node.parts import split
 
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
-STATE_MS = 1  # that a broker may take for each state before it is told that again
+STATES_MAX = 64  # in a message, which take a broker some 15 ms
 STATES_BYTES_MAX = (
     4 << 20
 )  # of states in a message, about; a packet's header may have four times as much
+NOT_SENT = -1  # as id
 LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
 
 Stop = str | TopicPartition  # a whole topic, by its id, or a partition
@@ -36,19 +42,21 @@ class Mailbox:
     """What one live broker is owed."""
 
     incarnation: int
-    full: int = 0  # id of the message with everything, while it is not answered
+    full: int = 0  # id of the last message with everything, while it is not answered
     new: dict[TopicPartition, None] = Factory(dict)  # to be sent with the next flush
+    later: dict[TopicPartition, None] = Factory(dict)  # and when what was sent is answered
+    out: dict[int, None] = Factory(dict)  # messages of those that are not
     owed: dict[TopicPartition, int] = Factory(dict)  # sent, and by which message last
     stops: dict[Stop, int] = Factory(dict)  # likewise
     stop_ids: dict[int, Stop] = Factory(dict)
     retry_at: int = NEVER
     wait_ms: int = RETRY_MS
-    busy_until: int = 0  # it cannot have taken in before all that it was sent
+    has_got_on: bool = False  # it has answered one of those, and is at the next
 
     @property
     def is_empty(self) -> bool:
         """Whether it has confirmed everything."""
-        return not (self.full or self.owed or self.stops)
+        return not (self.full or self.owed or self.stops or self.later)
 
     def forget_stop(self, what: Stop) -> None:
         """It is not to be removed, or it has been."""
@@ -86,7 +94,9 @@ class Notices:
         """A broker has registered: it is told all that it is to host, and to remove."""
         box = self._boxes[broker] = Mailbox(incarnation)
         image = self._commits.image
-        self._send_full(broker, box, now)
+        box.full = NOT_SENT
+        box.later = dict.fromkeys(image.hosting.hosted(broker))
+        self._send_later(broker, box)
         for topic_id, node in image.deleted.items():
             if broker in node.brokers:
                 self._stop(broker, box, topic_id)
@@ -134,13 +144,21 @@ class Notices:
             box.new[name] = self._new[broker] = None
 
     def flush(self, now: int) -> None:
-        """Send what is new: one message a broker, however much has changed."""
+        """Send what is new: one message a broker, or the first of them if it is much."""
         brokers, self._new = self._new, {}
         for broker in brokers:
             box = self._boxes.get(broker)
-            if box is not None and box.new:
-                names, box.new = list(box.new), {}
-                self._send_states(broker, box, names, now)
+            if box is None:
+                continue
+            names, box.new = box.new, {}
+            if len(names) > STATES_MAX:
+                mark("notices.many")
+                box.later |= names
+            elif names:
+                for name in names if box.later else ():
+                    box.later.pop(name, None)
+                self._send_states(broker, box, list(names))
+            if self._send_later(broker, box) or names:
                 self._arm(broker, box, now)
 
     def stop(self, broker: str, what: Stop, now: int) -> None:
@@ -150,25 +168,36 @@ class Notices:
             self._stop(broker, box, what)
             self._arm(broker, box, now)
 
-    def _send_full(self, broker: str, box: Mailbox, now: int) -> None:
-        names = self._commits.image.hosting.hosted(broker)
-        box.full = self._send_states(broker, box, list(names), now, full=True)
+    def _send_later(self, broker: str, box: Mailbox) -> bool:
+        """Send the next of much, when what was sent of it is answered; returns whether it was."""
+        is_sent = False
+        while not box.out and (box.later or box.full == NOT_SENT):
+            names = list(islice(box.later, STATES_MAX))
+            for name in names:
+                del box.later[name]
+            is_last = box.full == NOT_SENT and not box.later
+            keys = self._send_states(broker, box, names, full=is_last)
+            if is_last:
+                box.full = keys[-1]
+            box.out = dict.fromkeys(keys)  # None, if nothing of it is there any more.
+            is_sent = is_sent or bool(keys)
+        return is_sent
 
     def _send_states(
         self,
         broker: str,
         box: Mailbox,
         names: list[TopicPartition],
-        now: int,
         *,
         full: bool = False,
-    ) -> int:
+    ) -> list[int]:
         """Send the states of *names* as they are now; what is gone by now is owed no more.
 
-        What is too much for one message is sent in several, the last of which counts as *full*.
+        What is too large for one message is sent in several, the last of which counts as *full*.
+        Returns the ids of those messages.
         """
+        sent: list[int] = []
         image, key, size = self._commits.image, self.next_id(), 0
-        box.busy_until = max(box.busy_until, now) + len(names) * STATE_MS
         states: list[PartitionState] = []
         for name in names:
             found = image.find(name)
@@ -180,13 +209,15 @@ class Notices:
                 taken = size_of(state)
                 if states and size + taken > self.bytes_max:
                     self._send_part(broker, box, key, states, full=False)
+                    sent.append(key)
                     key, states, size = self.next_id(), [], 0
                 box.owed[name] = key  # of several parts, the last one
                 states.append(state)
                 size += taken
         if states or full:
             self._send_part(broker, box, key, states, full=full)
-        return key
+            sent.append(key)
+        return sent
 
     def _send_part(
         self, broker: str, box: Mailbox, key: int, states: list[PartitionState], *, full: bool
@@ -234,6 +265,10 @@ class Notices:
             return
         if box.full == m.id:
             box.full = 0
+        if m.id in box.out:
+            del box.out[m.id]
+            box.has_got_on = True
+            self._new[m.broker] = None  # The next of much leaves with the next flush.
         for topic, partition, error in m.errors:
             name = TopicPartition(topic, partition)
             if box.owed.get(name) == m.id and _is_final(error):
@@ -272,9 +307,9 @@ class Notices:
             if box.is_empty:
                 box.retry_at = NEVER
                 continue
-            if box.busy_until > now:
-                mark("notices.is_busy")  # Told again, it would only have the more to do.
-                box.retry_at = box.busy_until
+            if box.has_got_on and box.later:
+                mark("notices.gets_on")  # Told again, it would only have the more to do.
+                box.has_got_on, box.retry_at = False, now + RETRY_MS
                 heappush(self._due, (box.retry_at, broker))
                 continue
             self._again(broker, box, now)
@@ -283,13 +318,13 @@ class Notices:
             heappush(self._due, (box.retry_at, broker))
 
     def _again(self, broker: str, box: Mailbox, now: int) -> None:
-        if box.full:
-            mark("notices.again.full")
-            box.new.clear()
-            self._send_full(broker, box, now)
-        elif box.owed:
-            mark("notices.again")
-            self._send_states(broker, box, list(box.owed), now)
+        if box.full or box.owed or box.later:
+            mark("notices.again.full" if box.full else "notices.again")
+            if box.full:
+                box.full = NOT_SENT
+            box.later = {**dict.fromkeys(box.owed), **box.later}
+            box.out.clear()
+            self._send_later(broker, box)
         for what in list(box.stops):
             self._stop(broker, box, what)
 

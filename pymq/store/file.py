@@ -37,7 +37,7 @@ from pymq.store.appending import Appending
 from pymq.store.blockfile import FileHead
 from pymq.store.cleaned import Cleaned
 from pymq.store.files import Files, OsFiles, is_lasting, store_error
-from pymq.store.folder import BLOCK, CKPT, CLEAN, CUT, INDEX, TMP, Draft, Folder, is_sync
+from pymq.store.folder import BLOCK, CKPT, INDEX, Draft, Folder, is_sync
 from pymq.store.handles import Handles
 from pymq.store.openblock import OpenBlock
 from pymq.store.states import Changes, States
@@ -119,10 +119,18 @@ class FileStore:
         states = {write.block: write for write in writes if type(write) in kinds}  # the last ones
         if states:
             self._save({w.block: w.state for w in states.values() if type(w) is SaveState}, failed)
+        gone: list[BlockId] = []
         for write in writes:
             block = write.block
             if block in failed:
                 continue
+            if type(write) is RemoveBlock:
+                pending.pop(block, None)
+                gone.append(block)
+                continue
+            if gone:
+                self._remove(gone, failed)
+                gone = []
             if type(write) is Append:
                 if (batches := pending.get(block)) is None:
                     pending[block] = list(write.batches)
@@ -137,12 +145,13 @@ class FileStore:
                     self._attempt(block, failed, partial(self._appending.append, batches, False))
                 if block not in failed:
                     self._attempt(block, failed, partial(self._other, write))
+        self._remove(gone, failed)
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._appending.append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
         # A state goes last: a block that has lost it, but not its records, must never be there.
-        gone = [id for id, write in states.items() if type(write) is RemoveBlock]
-        self._save({id: None for id in gone if self._states.get(id) is not None}, failed)
+        gone = [block for block, write in states.items() if type(write) is RemoveBlock]
+        self._save({block: None for block in gone if self._states.get(block) is not None}, failed)
 
     def _save(self, states: Changes, failed: dict[BlockId, WriteFailed]) -> None:
         """Keep what replicas must not forget."""
@@ -181,9 +190,6 @@ class FileStore:
         failed[id] = WriteFailed(id, cause, block is not None and block.failed is not None)
 
     def _other(self, write: Write, id: BlockId, block: OpenBlock | None) -> None:
-        if isinstance(write, RemoveBlock):
-            self._remove(id)
-            return
         if block is not None and block.failed is not None:
             raise block.failed
         if isinstance(write, CreateBlock):
@@ -199,7 +205,7 @@ class FileStore:
                 self._handles.sync(block)
                 block.ckpt_end = block.end
                 self._folder.replace(id, CKPT, block.known(write.snapshot).to_bytes())
-            case Append() | Sync() | SaveState():
+            case Append() | Sync() | SaveState() | RemoveBlock():
                 raise AssertionError("gathered before")
             case _:
                 assert_never(write)
@@ -260,15 +266,20 @@ class FileStore:
                 raise
             # The index only saves time, and a full disk must not keep a block from being sealed.
 
-    def _remove(self, id: BlockId) -> None:
-        self._blocks.pop(id, None)
-        self._handles.let_go(id)
-        suffixes = self._folder.suffixes(id)
-        # The block last: without it, after a crash, the rest would look like a lost file.
-        others = (s for s in suffixes if s.endswith(TMP) or s == CLEAN or s.startswith(CUT))
-        self._folder.remove(id, INDEX, CKPT, BLOCK, *others)
-        if suffixes:
-            self._folder.prune(id)
+    def _remove(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
+        """Remove blocks; those of one partition share what that costs."""
+        folders: dict[tuple[str, int], dict[BlockId, None]] = {}
+        for id in ids:
+            folders.setdefault((id.topic_id, id.partition), {})[id] = None
+        for blocks in folders.values():
+            try:
+                for id in blocks:
+                    self._blocks.pop(id, None)
+                    self._handles.let_go(id)
+                self._folder.remove_blocks(list(blocks))
+            except (OSError, PymqError) as error:
+                for id in blocks:
+                    self._note(id, error, failed)
 
     def _sync(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
         known = [block for id in ids if (block := self._blocks.get(id)) is not None]

@@ -220,6 +220,38 @@ class Folder:
                 with syncing(self.of(block)):
                     self.files.sync_dir(self.of(block))
 
+    def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """Remove all files of blocks of one partition durably, and its folder if that is empty.
+
+        The folder is listed and synced once, however many blocks there are.
+        """
+        folder = self.of(blocks[0])
+        with explained("list", folder):
+            try:
+                names = self.files.list(folder)
+            except FileNotFoundError:
+                return
+        suffixes: dict[str, list[str]] = {f"{block.number:08d}": [] for block in blocks}
+        for name in names:
+            stem, dot, suffix = name.partition(".")
+            if stem in suffixes:
+                suffixes[stem].append(dot + suffix)
+        found = False
+        for block, there in zip(blocks, suffixes.values(), strict=True):
+            # The block last: without it, after a crash, the rest would look like a lost file.
+            others = [s for s in there if s.endswith(TMP) or s == CLEAN or s.startswith(CUT)]
+            for suffix in (*(s for s in (INDEX, CKPT, BLOCK) if s in there), *others):
+                found = True
+                with (
+                    explained("remove", self.file(block)),
+                    contextlib.suppress(FileNotFoundError),
+                ):
+                    self.files.unlink(self.file(block, suffix))
+        if found:
+            with explained("remove", folder), syncing(folder):
+                self.files.sync_dir(folder)
+            self.prune(blocks[0])
+
     def prune(self, block: BlockId) -> None:
         """Remove the folders of the block's partition and topic if they are empty."""
         with contextlib.suppress(OSError):  # mostly because they are not

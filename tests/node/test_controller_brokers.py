@@ -33,6 +33,7 @@ from pymq.errors import (
     PartitionUnset,
     StoreError,
 )
+from pymq.node.notices import STATES_MAX
 from tests.node.cluster import SESSION_MS, T0, Cluster
 
 
@@ -642,30 +643,53 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
     assert cluster.active.machine.deadline > cluster.now
 
 
-def test_who_is_told_much_is_given_the_time_for_it() -> None:
-    """Told again after half a second he had it all to do twice, and three times, and fell behind.
-
-    Simulated is nothing of this: there, to take a message in takes no time.
-    """
+def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before() -> None:
+    """Else its heartbeats and elections would wait while it takes in all of it."""
     count = 1_000
     cluster = Cluster(brokers=1)
     broker = cluster.brokers["b0"]
     broker.is_mute = True
-    before = len(broker.heard)
     names = tuple(str(index) for index in range(count))
+    before = len(broker.heard)
     cluster.send(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
+    untold = set(names)
+    while True:
+        new = [m for m in broker.heard[before:] if isinstance(m, LeaderAndIsr)]
+        before = len(broker.heard)
+        if not new:
+            break
+        assert len(new) == 1
+        assert len(new[0].partitions) <= STATES_MAX
+        untold -= {state.partition for state in new[0].partitions}
+        # Others are told about at once what is little.
+        if len(untold) < count // 2 and "little" not in cluster.image.topics:
+            cluster.send(lambda i: CreateTopic(i, "little", ("0",), 1, AckMode.LEADER, {}))
+            (little,) = broker.heard[before:]
+            assert isinstance(little, LeaderAndIsr)
+            assert [state.topic for state in little.partitions] == ["little"]
+            before = len(broker.heard)
+        errors = tuple((state.topic, state.partition, None) for state in new[0].partitions)
+        cluster.to_active("b0", LeaderAndIsrAnswer(new[0].id, "b0", errors))
+        cluster.now += 400  # Who gets on is not told again.
+        cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
+        cluster.active.machine.tick(cluster.now)
+    assert not untold
 
-    def told() -> list[int]:
-        return [len(m.partitions) for m in broker.heard[before:] if isinstance(m, LeaderAndIsr)]
 
-    for _ in range(8):
+def test_what_a_broker_does_not_answer_it_is_told_again_ever_more_seldom() -> None:
+    """Of a thousand states just the first ones, and again 0.5, 1.5, 3.5 s later."""
+    cluster = Cluster(brokers=1)
+    broker = cluster.brokers["b0"]
+    broker.is_mute = True
+    before = len(broker.heard)
+    names = tuple(str(index) for index in range(1_000))
+    cluster.send(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
+    for _ in range(30):
         cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
         cluster.pass_ms(100)
-    assert told() == [count]
-    for _ in range(8):
-        cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
-        cluster.pass_ms(100)
-    assert told() == [count, count]
+    told = [m for m in broker.heard[before:] if isinstance(m, LeaderAndIsr)]
+    assert [len(m.partitions) for m in told] == [STATES_MAX] * 3
+    assert len({m.partitions for m in told}) == 1
 
 
 def test_who_registers_while_he_is_being_told_is_not_told_twice() -> None:

@@ -170,7 +170,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "producers.left_out": partial(
         test_producer_table.test_no_table_is_larger_than_a_roll_can_take, 5_000
     ),
-    "notices.is_busy": test_controller_brokers.test_who_is_told_much_is_given_the_time_for_it,
+    "notices.gets_on": (
+        test_controller_brokers.test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before
+    ),
     "registry.old_incarnation": test_controller_brokers.test_an_ended_incarnation_is_refused,
     "rolls.leader_in_trouble": test_controller_rolls.test_a_leader_whose_disk_broke_is_taken_over,
     "rolls.orphaned_seal": (
