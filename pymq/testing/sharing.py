@@ -278,7 +278,7 @@ class Leases(Checker):
         if acquire is None or host.broker is None:
             return
         if not m.leases:
-            if host.clock() - since >= acquire.max_wait_ms:  # else it asks again, or has
+            if host.clock() - since >= acquire.max_wait_ms and not self._asks_again(peer, acquire):
                 self._idle(host, acquire, m)
             return
         join = self._joined.get((acquire.group, acquire.member))
@@ -328,6 +328,13 @@ class Leases(Checker):
             grants[:] = [g for g in grants if g.end <= lease.start or lease.end <= g.start]
             until = now + join.ack_wait_ms
             grants.append(Grant(lease.start, lease.end, acquire.member, until))
+
+    def _asks_again(self, peer: str, acquire: Acquire) -> bool:
+        """Whether a later request of the same member has come, which ends the wait of this one."""
+        return any(
+            source == peer and request > acquire.id and later.member == acquire.member
+            for (source, request), (later, _) in self._acquires.items()
+        )
 
     def _idle(self, host: BrokerHost, acquire: Acquire, m: Acquired) -> None:
         """A member gets nothing: then there is nothing that any member may have."""
