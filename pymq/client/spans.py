@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from pymq.core.message import Range
+from pymq.core.ranges import joined
 from pymq.core.record import Record
 from pymq.core.view import BatchView
 
@@ -47,14 +48,7 @@ def ranges(items: Sequence[int | Range]) -> list[Range]:
     # The usual case, records acknowledged in their order, is told at the speed of a comparison.
     if isinstance(first, int) and isinstance(last, int) and items == list(range(first, last + 1)):
         return [(first, last + 1)]
-    sorted_spans = sorted((item, item + 1) if isinstance(item, int) else item for item in items)
-    joined = [sorted_spans[0]]
-    for start, end in sorted_spans[1:]:
-        if start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
+    return joined((item, item + 1) if isinstance(item, int) else item for item in items)
 
 
 def drain(queue: deque[T]) -> list[T]:

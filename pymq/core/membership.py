@@ -19,7 +19,7 @@ from pymq.core.message import (
     Range,
     Settle,
 )
-from pymq.core.ranges import EVERYTHING, NOTHING, Ranges
+from pymq.core.ranges import EVERYTHING, NOTHING, Ranges, joined
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
@@ -330,20 +330,24 @@ class Group:
 
     def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
         """The application of *member* has not seen these records."""
-        for partition, span in unread:
+        for partition, ranges in _by_partition(unread).items():
             if (leases := self.leases.get((member.topic, partition))) is not None:
-                leases.give_back(member.id, [span], now)
+                leases.give_back(member.id, ranges, now)
 
     def put_off(self, member: Member, m: Settle, now: int) -> int:
         """Records are to come again, or are still worked on; returns when the first are due."""
         due = NEVER
-        for partition, span, delay in m.nacks:
-            if (leases := self.leases.get((member.topic, partition))) is not None:
-                leases.reject(member.id, [span], now + delay)
+        before: dict[str, int] = {}  # it says no more of what lies before this
+        for partition, (first, end), delay in sorted(m.nacks):
+            start = max(first, before.get(partition, 0))
+            leases = self.leases.get((member.topic, partition))
+            if leases is not None and start < end:
+                before[partition] = end
+                leases.reject(member.id, [(start, end)], now + delay)
                 due = min(due, now + delay) if delay else due
-        for partition, span in m.renewals:
+        for partition, ranges in _by_partition(m.renewals).items():
             if (leases := self.leases.get((member.topic, partition))) is not None:
-                leases.renew(member.id, [span], now + member.ack_wait_ms)
+                leases.renew(member.id, ranges, now + member.ack_wait_ms)
                 due = min(due, now + member.ack_wait_ms)
         return due
 
@@ -355,12 +359,9 @@ class Group:
         Returns how many were not leased to *member*, how many of those are delivered again, and
         partitions whose offsets have changed.
         """
-        by_partition: dict[str, list[Range]] = {}
-        for partition, span in acks:
-            by_partition.setdefault(partition, []).append(span)
         refused = lapsed = 0
         changed = list[tuple[str, str]]()
-        for partition, ranges in by_partition.items():
+        for partition, ranges in _by_partition(acks).items():
             name = member.topic, partition
             leases = self.leases.get(name)
             if leases is None:
@@ -412,6 +413,14 @@ class Group:
             return GroupLeases(m.id, known_end=end)
         spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
         return GroupLeases(m.id, leases.committed, leases.next, end, spans)
+
+
+def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
+    """Ranges by partition, joined: what a member names many times is looked at once."""
+    found: dict[str, list[Range]] = {}
+    for partition, span in spans:
+        found.setdefault(partition, []).append(span)
+    return {partition: joined(ranges) for partition, ranges in found.items()}
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:

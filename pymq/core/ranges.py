@@ -33,6 +33,17 @@ def insert(found: list[Range], start: int, end: int) -> None:
     found[first:last] = [(start, end)]
 
 
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """As few ranges as have the same offsets, in their order."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
 class Ranges:
     """Ranges of offsets in their order; of more than *most* the lowest are forgotten."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pymq.core import membership
 from pymq.core.bounds import GroupLimits
 from pymq.core.group import GroupCoordinator
+from pymq.core.leases import AVAILABLE, Leases
 from pymq.core.message import (
     BEGIN,
     Acquire,
@@ -32,6 +34,7 @@ from pymq.errors import (
 )
 from pymq.hash.assign import assignor
 from tests.core.test_group import ACK_WAIT, SESSION, Host
+from tests.core.test_leases import Watched
 
 
 def bounded(limits: GroupLimits) -> Host:
@@ -255,3 +258,32 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
     assert isinstance(answer, Settled)
     assert isinstance(answer.error, UnknownGroup)
     assert not Host(host.log).coordinator.groups
+
+
+@pytest.mark.parametrize("verb", ["acks", "nacks", "renewals", "unread"])
+def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
+    """One message of a megabyte has a hundred thousand ranges, each of which may be everything."""
+    host = bounded(GroupLimits())
+    host.join("m1")
+    leases = Leases(0)
+    for at in range(0, 1_000, 2):
+        leases.acquire("m2", at + 2, 2, 1_000, 0, 0)
+        leases.acknowledge("m2", [(at + 1, at + 2)])
+    host.coordinator.groups["g"].leases["t", "0"] = leases
+    leases._spans = watched = Watched(leases._spans)
+    wide = tuple(("0", (n % 7, 1 << 60)) for n in range(2_000))
+    told: dict[str, Any] = {verb: wide}
+    if verb == "nacks":
+        told[verb] = tuple((*each, n) for n, each in enumerate(wide))
+    host.send("m1", Settle(host.id(), "g", "m1", **told))
+    assert watched.looks < 20 * 1_000
+
+
+def test_of_a_record_that_is_refused_twice_the_rest_is_refused() -> None:
+    host = bounded(GroupLimits())
+    host.join("m1")
+    leases = host.coordinator.groups["g"].leases["t", "0"] = Leases(0)
+    leases.acquire("m1", 10, 10, 1_000, 0, 0)
+    nacks = (("0", (2, 5), 50), ("0", (4, 8), 20), ("0", (3, 4), 10))
+    host.send("m1", Settle(host.id(), "g", "m1", nacks=nacks))
+    assert [(x.start, x.end) for x in leases._spans if x.state == AVAILABLE] == [(2, 5), (5, 8)]
