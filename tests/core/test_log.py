@@ -9,13 +9,13 @@ import pytest
 from pymq.core.header import ControlKind
 from pymq.core.log import CHECKPOINT_BYTES, BlockLog
 from pymq.core.producers import ProducerTable
-from pymq.core.ready import Append, Checkpoint, Ready, Recover, Recovered, Truncate
+from pymq.core.ready import Append, Checkpoint, CreateBlock, Ready, Recover, Recovered, Truncate
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch
 
-NAME = BlockId("id", 0, 0)
+NAME = BlockId("id", 0, 1)  # not the first of its partition, which begins without a checkpoint
 MOST = 1 << 20
 
 
@@ -254,6 +254,21 @@ def test_which_records_have_no_key_is_kept_and_never_told_of_what_is_not_there(
         assert list(again.unkeyed) == [(0, end)]
     log.truncate(2)
     assert list(log.unkeyed) == [(0, 2)]
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 0), (1, 1)])
+def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
+    """A later block has a checkpoint, so that recovery need not read the ones before it."""
+    log = BlockLog(Host(), BlockId("id", 0, number), 0, is_shared=True)
+    log.create("t", "0", ProducerTable())
+    assert len(asked(log, Checkpoint)) == count
+    log.append(batch(0), 1)
+    write(log, is_done=False)
+    log.fail()
+    log.append(batch(0), 1)
+    log.flush(ready := Ready(), sync=True)
+    again = [CreateBlock, *[Checkpoint] * count, Append]
+    assert [type(each) for each in ready.write] == again
 
 
 def test_a_block_that_was_begun_after_all_is_not_begun_again(log: BlockLog) -> None:
