@@ -253,7 +253,7 @@ class Admin(Handle):
         """End a group's consumption of some topics, or of all that it consumes.
 
         Its consumers of them get nothing more: ``poll``, ``commit`` and iterating raise
-        ``NotSubscribed``. What they had not acknowledged is for whoever consumes next. Offsets
+        ``NotSubscribed``. The next consumer gets what they had not acknowledged. Offsets
         stay: a consumer that is opened later subscribes the group again and goes on from there.
         :meth:`delete_group` forgets them.
 

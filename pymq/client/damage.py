@@ -1,4 +1,4 @@
-"""A batch that came damaged: whether it is the way, a disk, or the batch that is at fault.
+"""Finds the fault behind a damaged batch: the network, a disk, or its producer.
 
 What was damaged on its way is sound when it is asked for again. A broker that is asked to verify
 reads what lies on its disk, and says which CRC that has. Disks that damage a batch do so each in
@@ -29,7 +29,7 @@ class Damage:
             self.found[broker] = crc
 
     def judged(self, error: PymqError) -> PymqError:
-        """What to tell the application, now that nobody has it sound."""
+        """The error for the application, now that no replica has it sound."""
         if not self.found:
             return error
         crc, copies = Counter(self.found.values()).most_common(1)[0]

@@ -38,7 +38,7 @@ def until_empty(
         if until is not None and questions.monotonic() >= until:
             whys = "; ".join(found.kept_by)
             raise RequestTimeout(f"{broker} is not empty after {timeout:g} s: {whys}")
-        # Nobody tells a client that a block has moved.
+        # No message tells a client that a block has moved.
         left = pause if until is None else min(pause, until - questions.monotonic())
         questions.pause(max(0.001, left))
         pause = min(2 * pause, LOOK_MAX_S)

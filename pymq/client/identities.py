@@ -1,8 +1,8 @@
 """The ids that a client's producers write under, and the grants that say that they may.
 
-Where a cluster has keys, ids are given out: the client asks a zkserver for a block of them when the
-first producer is made, and draws each further one from it. Elsewhere nobody has a name that an id
-could belong to, so a producer without a name draws its id by lot and nobody is asked.
+In a cluster with keys the zkserver gives out ids: the client asks for a block of them when it makes
+its first producer, and takes each further id from that block. Without keys no principal could own
+an id, so a producer without a name draws one by lot.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Identities:
             return block.first + block.count - 1 - self._left
 
     def named(self, name: str, run: str = "") -> tuple[int, int]:
-        """The id of a name, and the next upper half of its epoch; fences who had the name before.
+        """The id of a name, and the next upper half of its epoch; fences its earlier producer.
 
-        Who asks for the same *run* again gets the same epoch.
+        Another call with the same *run* gets the same epoch.
 
         Raises:
             AuthorizationFailed: the policy protects the name.

@@ -254,7 +254,7 @@ class Leased:
         return True, problem
 
     def _pause_damaged(self, fetching: Fetching, error: PymqError, *, has_come: bool) -> int | None:
-        """In how many ms to ask again for a batch that came damaged; None if nobody has it sound.
+        """In how many ms to ask again for a damaged batch; None if no replica has it sound.
 
         *has_come*: something came before it.
         """

@@ -300,7 +300,7 @@ class Reader(Intake):
         self._arrived()
 
     def _give_up(self, cursor: Cursor, error: PymqError) -> None:
-        """Nobody has what is at the position."""
+        """No replica has what is at the position: go past it, or tell the application."""
         end = error.details.get("end")
         is_damage = isinstance(error, CorruptBlock | CorruptBatch)
         if is_damage and type(end) is int and end > cursor.position:

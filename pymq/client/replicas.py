@@ -1,6 +1,6 @@
 """Which replica a reader asks, when more than one may have what it wants.
 
-| what is read | who is asked |
+| what is read | which broker the reader asks |
 |---|---|
 | anything, without a leader that can be reached | the live replicas, the most complete first |
 | far behind the end | one of the live replicas, another one for each reader: the load is spread |

@@ -1,7 +1,7 @@
 """Whom to ask for the records of a partition, and whom next when that one cannot serve them.
 
 Records that are new are the leader's to give. A block that was sealed may lie on other brokers; the
-leader then says which ones. Nobody says that a broker has died: it does not answer. While there is
+leader then says which ones. A broker that has died says nothing: it does not answer. While there is
 no leader, or it does not answer, or fails, the other replicas are asked for what they know to be
 committed; and so they are where they serve a reader better (:mod:`pymq.client.replicas`).
 """
@@ -64,7 +64,7 @@ class Route:
     def find(self, router: Router, *, of_leader: bool = False) -> str | None:
         """Whom to ask now; None while that is being found out.
 
-        *of_leader*: nobody but the leader knows the answer.
+        *of_leader*: only the leader knows the answer.
         """
         if of_leader:
             self.forget()
@@ -74,7 +74,7 @@ class Route:
             if of_leader or (leader is not None and not router.is_lost(leader)):
                 self._choose(router, leader)
             else:
-                # Whoever was asked just now is asked last.
+                # Ask the replica last that has just been asked.
                 names = live(router, self.topic, self.partition, leader or "")
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             if not self.others:
@@ -84,7 +84,7 @@ class Route:
         return self.asked
 
     def _choose(self, router: Router, leader: str | None) -> None:
-        """Turn to a follower if it serves this reader better than the leader, who can be asked."""
+        """Turn to a follower if it serves this reader better than a leader that can be reached."""
         is_choosing = self.preference.name and not self.is_leaders_turn
         if leader is None or not is_choosing:
             return
@@ -113,7 +113,7 @@ class Route:
         self.is_leaders_turn = True
 
     def forget(self) -> None:
-        """Nothing is known any more of who holds what is wanted."""
+        """Forget which brokers hold what is wanted."""
         self._turn_to([])
 
     def has_moved(self, router: Router) -> bool:

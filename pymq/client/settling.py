@@ -193,7 +193,7 @@ class Settler:
                 self._lapsed_in.append((partition, start, end))
 
     def _commit_failed(self) -> CommitFailed | None:
-        """What to tell who commits, once."""
+        """The error for the next commit if leases had run out; each loss is reported once."""
         count, ranges = self._lapsed, tuple(self._lapsed_in)
         if not count:
             return None
@@ -319,7 +319,7 @@ class Settler:
         self._forfeited += count
 
     def end(self, error: PymqError) -> None:
-        """There is no group to settle in any more: whoever settles is told so."""
+        """There is no group to settle in any more: each settlement fails with *error*."""
         self._ended = error
         self._give_up(error)
 
