@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from pymq.core.answers import Answers
-from pymq.core.header import HEADER_SIZE
 from pymq.core.marks import mark
 from pymq.core.message import GetSequence, Message, Produce, Produced, Sequence
 from pymq.core.metadata import PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode, TopicPartition
-from pymq.core.validation import check, check_produced
+from pymq.core.validation import check, check_produced, is_too_large
 from pymq.errors import (
     CorruptBatch,
     DuplicateSequence,
@@ -28,7 +27,6 @@ from pymq.errors import (
 )
 
 PARKED_BYTES = 16 << 20  # what may wait while a block is sealed, or before its end is known
-BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 
 
 class Writable(Protocol):
@@ -170,10 +168,7 @@ class Intake:
         if header.count == 0 or header.span != header.count or header.is_control:
             return InvalidRequest("a producer's batch holds records and nothing else")
         limit = state.config.max_record_bytes
-        # Unpacked it counts as well: a few bytes can be made to unpack to very many.
-        if max(header.length, header.raw_length) > limit + BATCH_SLACK or (
-            header.count == 1 and header.raw_length > limit + HEADER_SIZE
-        ):
+        if is_too_large(header, limit):
             return RecordTooLarge(
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"

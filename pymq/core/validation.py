@@ -18,10 +18,11 @@ strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/
 from __future__ import annotations
 
 from pymq.core import columns
-from pymq.core.header import COMPRESSION_MASK
+from pymq.core.header import COMPRESSION_MASK, HEADER_SIZE, Header
 from pymq.core.record import RecordBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
+BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 _BACK = 1 << 31  # milliseconds that a delta of 32 bits may go back at most
 
 
@@ -71,6 +72,14 @@ def check_form(batch: RecordBatch) -> None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
         _ = batch.offsets  # only compaction writes them, and only followers and readers get them
+
+
+def is_too_large(header: Header, limit: int) -> bool:
+    """Whether a batch is larger than a topic with that ``max_record_bytes`` takes."""
+    # Unpacked it counts as well: a few bytes can be made to unpack to very many.
+    return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
+        header.count == 1 and header.raw_length > limit + HEADER_SIZE
+    )
 
 
 def check_produced(batch: RecordBatch, latest_ms: int | None) -> None:

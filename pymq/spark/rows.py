@@ -18,6 +18,7 @@ from pymq.core import columns
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
+from pymq.core.validation import is_too_large
 from pymq.errors import InvalidRequest, InvalidTimestamp, RecordTooLarge, UnknownPartition
 from pymq.spark import cells
 from pymq.spark.planning import Place
@@ -108,10 +109,7 @@ class Rows:
 
     def _check_sizes(self, topic: str, rows: pa.Table) -> None:
         limit = self._known(topic).config.max_record_bytes
-        sizes = pc.binary_length(rows["value"])
-        if "key" in rows.column_names:
-            sizes = pc.add(sizes, pc.coalesce(pc.binary_length(rows["key"]), 0))
-        largest = pc.max(sizes).as_py() or 0
+        largest = int(_sizes(rows).max(initial=0))
         if largest > limit:
             raise RecordTooLarge(
                 f"a record of {largest} bytes is larger than max_record_bytes={limit} of topic "
@@ -198,13 +196,21 @@ class Rows:
         held = self._held.pop(place)
         self._size -= held.size
         rows = pa.concat_tables(held.parts).combine_chunks()
-        sizes = np.asarray(pc.add(pc.binary_length(rows["value"]), 16), np.int64).cumsum()
+        sizes = (_sizes(rows) + 16).cumsum()
+        limit = self._known(place[0]).config.max_record_bytes
         start = 0
         while start < len(rows):
             before = sizes[start - 1] if start else 0
             end = int(np.searchsorted(sizes, before + 2 * BATCH_BYTES))
             end = max(start + 1, min(end, start + BATCH_ROWS, len(rows)))
-            yield place, encode(rows.slice(start, end - start), self._now_ms())
+            batch = encode(rows.slice(start, end - start), self._now_ms())
+            if is_too_large(batch.header, limit):
+                raise RecordTooLarge(
+                    f"a record takes {batch.header.raw_length} bytes in a batch, too many for "
+                    f"max_record_bytes={limit} of topic {place[0]!r}; give it fewer headers or "
+                    "alter the topic"
+                )
+            yield place, batch
             start = end
 
 
@@ -222,6 +228,24 @@ def encode(rows: pa.Table, now_ms: int) -> RecordBatch:
     if "headers" in names and any(headers := _headers(rows["headers"])):
         encoded[columns.HEADERS] = columns.encode_headers(headers)
     return RecordBatch.of_columns(len(rows), encoded, first, last)
+
+
+def _sizes(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The bytes of each row's key, value and headers, which ``max_record_bytes`` limits."""
+    sizes = _lengths(rows["value"])
+    if "key" in rows.column_names:
+        sizes = sizes + _lengths(rows["key"])
+    if "headers" in rows.column_names and rows["headers"].null_count < len(rows):
+        headers = rows["headers"].combine_chunks()
+        pairs = pc.list_flatten(headers)
+        of_pairs = sum(_lengths(pc.struct_field(pairs, name)) for name in ("key", "value"))
+        of_rows = np.bincount(np.asarray(pc.list_parent_indices(headers)), of_pairs, len(rows))
+        sizes = sizes + of_rows.astype(np.int64)
+    return sizes
+
+
+def _lengths(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.asarray(pc.fill_null(pc.binary_length(column), 0), np.int64)
 
 
 def _times(column: pa.ChunkedArray, now_ms: int) -> list[int]:

@@ -373,6 +373,34 @@ def test_a_header_without_a_key_is_refused() -> None:
         list(rows.finish())
 
 
+def test_headers_count_for_the_largest_record() -> None:
+    """The stage took such a record, it was decided, and no broker ever took the copy."""
+    rows = Rows({"t": topic("t", "0", limit=100)}.__getitem__, lambda: 7, "t")
+    headers = pa.array([None, [{"key": "h", "value": bytes(100)}]], columns.TYPES["headers"])
+    with pytest.raises(RecordTooLarge, match="102 bytes"):
+        list(rows.add(pa.record_batch({"value": ["a", "b"], "headers": headers})))
+
+
+def test_what_a_record_takes_beside_its_bytes_counts_as_at_a_broker() -> None:
+    """Each of very many headers costs a byte or two to tell where it ends."""
+    rows = Rows({"t": topic("t", "0", limit=1000)}.__getitem__, lambda: 7, "t")
+    headers = pa.array([[{"key": "h", "value": b""}] * 900], columns.TYPES["headers"])
+    list(rows.add(pa.record_batch({"value": ["a"], "headers": headers})))
+    with pytest.raises(RecordTooLarge, match="max_record_bytes=1000"):
+        list(rows.finish())
+
+
+def test_keys_and_headers_count_for_a_batch() -> None:
+    rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
+    pairs = [[{"key": "h", "value": bytes(250_000)}]] * 20
+    headers = pa.array(pairs, columns.TYPES["headers"])
+    keys = [b"%d" % n + bytes(250_000) for n in range(20)]
+    table = pa.record_batch({"value": ["a"] * 20, "key": keys, "headers": headers})
+    found = [*rows.add(table), *rows.finish()]
+    assert max(batch.size for _, batch in found) < 2 << 20
+    assert [key for _, batch in found for key in batch.keys] == keys
+
+
 def test_headers_of_rows() -> None:
     rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
     headers = pa.array(
