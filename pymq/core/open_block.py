@@ -16,7 +16,7 @@ from pymq.core.message import Replication, Seal, Sealed
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.producers import ProducerTable
 from pymq.core.ready import Ready, Recovered
-from pymq.core.recovery import Recovery
+from pymq.core.recovery import Recovery, passes
 from pymq.core.replicator import Replica, Replicator, ReplicatorFactory
 from pymq.core.sealing import Sealing
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
@@ -129,13 +129,15 @@ class OpenBlock:
 
         A disk that fails here says nothing about the other replicas: the client asks for the leader
         again and sends the same again, whose outcome is unknown until then. A replica that is alone
-        tells its problem as it is, unless it reads the block again soon.
+        tells its problem as it is, unless it reads the block again soon or has no descriptor left.
         """
         me, leader = self._host.me, self.state.leader
         if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):
             if leader not in (None, me):
                 return NotLeader(f"{problem}; {leader} leads", leader=leader)
             return ReplicaNotAvailable(f"{problem}; another replica has to lead")
+        if passes(problem):
+            return ReplicaNotAvailable(f"{problem}; {me} tries again", **problem.details)
         if not self.is_unread or self._pause_ms >= READ_AGAIN_MAX_MS:
             return problem
         return ReplicaNotAvailable(f"{problem}; {me} tries again", **problem.details)

@@ -427,7 +427,7 @@ class Partition:
             self._start_over(error, now)
             return
         log.fail()
-        self._intake.refuse(error, now)
+        self._intake.refuse(opened.refusal(error), now)
         if (seal := opened.sealing.give_up()) is not None:
             mark("partition.seal_failed")
             self._tidings.refuse_seal(seal, error)  # The block stays open.

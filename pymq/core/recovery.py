@@ -26,6 +26,11 @@ def as_told(error: Exception) -> PymqError:
     return error if isinstance(error, PymqError) else StoreError(str(error))
 
 
+def passes(error: Exception) -> bool:
+    """Whether a store has failed for want of what it gets again without anybody's help."""
+    return isinstance(error, StoreError) and error.details.get("passes") is True
+
+
 def may_pass(failed: RecoverFailed) -> bool:
     """Whether what could not be read may be readable the next time."""
     if failed.fatal or isinstance(failed.error, CorruptBlock | CorruptMetadata):

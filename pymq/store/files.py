@@ -352,5 +352,7 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
     elif error.errno == errno.EIO:
         advice = "; the disk may be failing, look into the system's log"
     told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        told.details["passes"] = True  # as soon as others let go of some
     told.errno = error.errno  # for who tells what may pass from what lasts
     return told
