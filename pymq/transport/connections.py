@@ -61,6 +61,7 @@ class Connections:
         self._addresses: dict[int, str] = {}  # by descriptor
         self._counts: Counter[str] = Counter()
         self._new: dict[int, tuple[Origin, float]] = {}  # since when, oldest first
+        self._going: set[int] = set()  # cut to make room, and still open
         self._known: dict[int, str] = {}  # the principals of those by which a packet came
         self._principals: Counter[str] = Counter()
         # Not pyzmq's own: a full queue of events would have libzmq's thread wait for us.
@@ -102,6 +103,7 @@ class Connections:
         if address is not None:
             _less(self._counts, address)
         self._new.pop(descriptor, None)
+        self._going.discard(descriptor)
         if (principal := self._known.pop(descriptor, None)) is not None:
             _less(self._principals, principal)
         if event == zmq.EVENT_ACCEPTED:
@@ -136,10 +138,14 @@ class Connections:
             if since < settled:
                 del self._new[descriptor]
                 continue
-            if len(self._new) <= min(NEW_MAX, most // 2) and len(self._addresses) <= most:
+            # libzmq closes a connection some time after it was cut: until then it still counts as
+            # open, and must not cost the next one its place too.
+            count = len(self._addresses) - len(self._going)
+            if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
             del self._new[descriptor]
-            self._turn_away(origin)
+            if self._turn_away(origin):
+                self._going.add(descriptor)
 
     def _turn_away(self, origin: Origin) -> bool:
         is_cut = cut(origin)

@@ -148,6 +148,28 @@ def test_who_has_shaken_hands_and_says_nothing_stays_where_there_is_room(stack: 
     assert node.connections.turned_away == 0
 
 
+def test_one_connection_too_many_costs_only_the_oldest_new_one(stack: ExitStack) -> None:
+    """Else those that connect at a full node would all be cut, again and again."""
+    node = Node(limit=FILES + LEAST)
+    stack.callback(node.close)
+    for number in range(LEAST - 10):
+        peer = stack.enter_context(socket.socket())
+        shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+        peer.sendall(frame(b"hello"))
+        node.hear()
+    port = int(node.bound.rpartition(":")[2])
+    silent = [stack.enter_context(socket.create_connection((HERE, port))) for _ in range(10)]
+    node.until(LEAST)
+    assert node.connections.turned_away == 0
+    silent.append(stack.enter_context(socket.create_connection((HERE, port))))
+    deadline = time.monotonic() + WAIT_S
+    while node.connections.turned_away < 1:
+        assert time.monotonic() < deadline
+        node.connections.note()
+    node.until(LEAST)
+    assert node.connections.turned_away == 1
+
+
 def test_a_principal_has_so_many_connections_and_no_more(node: Node, stack: ExitStack) -> None:
     """Others at its address have room all the same."""
     for number in range(5):
