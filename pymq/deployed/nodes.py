@@ -50,6 +50,7 @@ COPY_BYTES_S = 50 << 20  # of sealed blocks that move to a broker
 COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endpoint
 DRAIN_S = 2.0  # what a node has left to say when it is stopped
+DRAIN_RUNS = 10  # of its loop, in which it says and writes that
 
 
 def _new_id() -> str:
@@ -185,7 +186,10 @@ class Node(Handle):
 
     def _drain(self) -> None:
         """Say and write what is left to be said and written."""
-        self.loop.run()
+        for _ in range(DRAIN_RUNS):
+            self.loop.run()
+            if not self.loop.has_work:
+                break
         self.transport.flush()
 
     def _let_go(self) -> None:

@@ -35,6 +35,7 @@ from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
+RUN_MS = 20  # after so long, it leaves what there is to the next call
 HELD_MAX = 4  # turns that a write waits for those of other brokers, as long as there are messages
 
 
@@ -223,11 +224,17 @@ class Loop:
         """Turn until nothing is left to do, or until *is_enough*; not for ever.
 
         Other threads may bring work as fast as it is done, so after some turns it is left to the
-        next one.
+        next one. A zkserver whose coordinator answers at once finds work in each turn until a large
+        change is made, and heartbeats from elsewhere are taken in between two calls only.
         """
+        began = -1
         for _ in range(TURNS_MAX):
             self.turn()
             if not self.has_work or (is_enough is not None and is_enough()):
+                return
+            if began < 0:
+                began = self._ticked
+            elif self._ticked - began >= RUN_MS:
                 return
 
     def turn(self) -> bool:

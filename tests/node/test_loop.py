@@ -11,7 +11,7 @@ from pymq.core.message import ListTopics, Message
 from pymq.core.ready import Append, Compact, Compacted, CreateBlock, WriteFailed
 from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, StoreFull
-from pymq.node.loop import Loop
+from pymq.node.loop import RUN_MS, Loop
 from tests.node.machines import CountingStore, Scripted, append, block
 
 
@@ -160,6 +160,29 @@ def test_enough(loop: Loop) -> None:
     loop.run(lambda: len(a.heard) >= 5)
     assert len(a.heard) == 5
     assert loop.has_work
+
+
+def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
+    """A zkserver made 20,000 partitions on SQLite, heard no heartbeat, and its broker was dead."""
+    a, b = Scripted(), Scripted()
+    loop.add("a", a)
+    loop.add("b", b)
+
+    def echo(machine: Scripted, peer: str) -> None:
+        def answer(source: str, message: Message) -> None:
+            clock.now += 7  # as long as a slice of a large change takes
+            machine.out.send.append((peer, message))
+
+        machine.on_step = answer
+
+    echo(a, "b")
+    echo(b, "a")
+    a.out.send = [("b", ListTopics(1))]
+    for _ in range(3):
+        began = clock.now
+        loop.run()
+        assert loop.has_work
+        assert RUN_MS <= clock.now - began <= RUN_MS + 2 * 7
 
 
 def test_long_work_is_left_to_others(loop: Loop) -> None:
