@@ -107,3 +107,16 @@ class Offline:
                 elif not trouble.is_given_up:
                     self.deadline = min(self.deadline, trouble.until)
         return found
+
+    def to_replace(self) -> list[TopicPartition]:
+        """The partitions with a replica that another broker is to replace.
+
+        Those with a damaged one are not among them: their next block may have the same replicas,
+        so until the broker has said that it holds that one, each look would roll them once more.
+        """
+        return [
+            name
+            for told in self._told.values()
+            for name, trouble in told.replicas.items()
+            if trouble.is_given_up and not trouble.replica.is_damaged
+        ]

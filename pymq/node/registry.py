@@ -267,6 +267,8 @@ class Registry:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._rolls.consider_all(broker, now)
+        for name in self._members.offline.to_replace():
+            self._rolls.consider(name, now)  # There may be a broker for it by now.
 
     @property
     def deadline(self) -> int:
