@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pymq.client.base import Handle
-from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_range, check_topic
+from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_flag, check_range, check_topic
 from pymq.client.questions import Questions, raise_it
 from pymq.client.router import Router
 from pymq.core import message as msg
@@ -77,6 +77,7 @@ class Admin(Handle):
         TopicConfig.of(config)
         mode = AckMode.of(acks)
         check_range("replicas", replicas, 1, REPLICAS_MAX)
+        check_flag("exist_ok", exist_ok)
         made = self.questions.call(
             lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok)
         )
@@ -129,6 +130,8 @@ class Admin(Handle):
             UnknownTopic, ConfigError: as they say.
         """
         check_topic(topic)
+        if not config:
+            raise ConfigError("nothing is to be changed: name an option, as retention_bytes=...")
         TopicConfig.of(config)
         self.questions.ask(lambda r: msg.AlterTopic(r, topic, config))
 
@@ -184,6 +187,8 @@ class Admin(Handle):
         """
         from pymq.client import groups  # only now: a module for those who ask
 
+        if not isinstance(group, str):
+            raise InvalidName(f"a group's name must be str, not {type(group).__name__}")
         return groups.describe(self.questions, group)
 
     def describe_leases(
@@ -291,6 +296,8 @@ class Admin(Handle):
 
         Returns whether anything changed, once the new block is open.
         """
+        if isinstance(replicas, str) or not isinstance(replicas, Iterable):
+            raise ConfigError(f"replicas={replicas!r} must be a list of brokers' names")
         brokers = tuple(check_name(broker, "broker name") for broker in replicas)
         if len(set(brokers)) < len(brokers):
             raise InvalidRequest(f"replicas={brokers!r} names a broker twice")

@@ -12,6 +12,8 @@ from pymq.client.base import Driver
 from pymq.client.identities import Identities
 from pymq.client.options import (
     REQUEST_S,
+    check_callback,
+    check_flag,
     parse_offset,
     sender_config,
 )
@@ -231,6 +233,9 @@ class Client(Admin):
 
         check_consumer(group, mode, partition, delivery, on_record, credit, offset, unknown)
         check_rack(rack)
+        check_flag("auto_ack", auto_ack)
+        check_callback("on_assigned", on_assigned)
+        check_callback("on_revoked", on_revoked)
         if mode == "psb":
             check_reader(
                 {

@@ -189,6 +189,8 @@ class Consumer(Handle):
             InvalidRequest: *error* does not say where what cannot be read ends.
         """
         self._check()
+        if not isinstance(error, PymqError):
+            raise InvalidRequest(f"{error!r} is no error that a poll has raised")
         partition, end = error.details.get("partition"), error.details.get("end")
         if not isinstance(partition, str) or type(end) is not int:
             raise InvalidRequest(f"{error.code} does not say what is to be gone past") from error

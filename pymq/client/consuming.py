@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pymq.client.membership import WorkerConfig
-from pymq.client.options import check_choice, check_range, check_seconds
+from pymq.client.options import check_callback, check_choice, check_range, check_seconds
 from pymq.core.config import check_options
 from pymq.core.message import BEGIN, END
 from pymq.core.types import INTERNAL_PREFIX, check_name, is_internal
@@ -91,6 +91,7 @@ def check_consumer(
     check_choice("mode", mode, ("ptp", "psb"))
     check_choice("delivery", delivery, ("pull", "push"))
     check_range("credit", credit, 1, CREDIT_MAX)
+    check_callback("on_record", on_record)
     if (delivery == "push") != (on_record is not None):
         raise ConfigError("on_record goes with delivery='push', and the other way round")
     if mode == "psb" and group is not None:

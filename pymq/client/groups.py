@@ -12,7 +12,14 @@ from pymq.core import message as msg
 from pymq.core.message import BEGIN, END
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.core.values import Factory, value
-from pymq.errors import AuthorizationFailed, NotSubscribed, UnknownGroup, UnknownTopic
+from pymq.errors import (
+    AuthorizationFailed,
+    ConfigError,
+    InvalidName,
+    NotSubscribed,
+    UnknownGroup,
+    UnknownTopic,
+)
 
 
 @value
@@ -203,6 +210,8 @@ def unsubscribe(questions: Questions, group: str, topics: str | Iterable[str] | 
     Raises:
         UnknownGroup, UnknownTopic, NotSubscribed: see :meth:`pymq.client.admin.Admin.unsubscribe`.
     """
+    if topics is not None and not isinstance(topics, Iterable):
+        raise InvalidName(f"topics={topics!r} must be the name of a topic, or several")
     if topics is None:
         if not _has_groups(questions):
             raise UnknownGroup(f"there is no group {group!r}")
@@ -236,6 +245,8 @@ def reset(
         InvalidRequest: the group has members.
     """
     if isinstance(offset, Mapping):
+        if not offset:
+            raise ConfigError("offset={} names no partition")
         wanted = {
             questions.partition_name(topic, name): parse_offset(at) for name, at in offset.items()
         }

@@ -53,10 +53,11 @@ def sender_config(
         ("linger_ms", linger_ms, 0, 600_000),
         ("batch_bytes", batch_bytes, 1, 8 << 20),
         ("buffer_bytes", buffer_bytes, 1, 1 << 40),
-        ("max_in_flight", max_in_flight, 1, REMEMBERED if idempotent else 1000),
+        ("max_in_flight", max_in_flight, 1, REMEMBERED if idempotent is True else 1000),
     ):
         check_range(name, found, low, high)
     check_seconds("delivery_timeout_s", delivery_timeout_s)
+    check_flag("idempotent", idempotent)
     if producer_id is not None and not idempotent:
         raise ConfigError("producer_id needs idempotent=True")
     mode = None if acks is None else AckMode.of(acks)
@@ -108,6 +109,26 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
     """
     if type(found) is not int or not low <= found <= high:
         raise ConfigError(f"{name}={found!r} must be an integer from {low} to {high}")
+
+
+def check_flag(name: str, found: object) -> None:
+    """Whether an option is True or False: "no" would count as yes.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if type(found) is not bool:
+        raise ConfigError(f"{name}={found!r} must be True or False")
+
+
+def check_callback(name: str, found: object) -> None:
+    """Whether an option can be called, or is left out.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if found is not None and not callable(found):
+        raise ConfigError(f"{name}={found!r} must be a function")
 
 
 def check_seconds(name: str, found: object) -> None:

@@ -13,7 +13,13 @@ from pymq.client.options import REQUEST_S, parse_offset
 from pymq.client.questions import Questions
 from pymq.client.reader import Reader
 from pymq.core.message import BEGIN, FindOffset, GroupState, OffsetFound
-from pymq.errors import InvalidRequest, RequestTimeout, UnknownGroup, UnknownPartition
+from pymq.errors import (
+    ConfigError,
+    InvalidRequest,
+    RequestTimeout,
+    UnknownGroup,
+    UnknownPartition,
+)
 
 
 class Positions:
@@ -105,6 +111,8 @@ class Positions:
     def seek_to_time(self, partition: str, timestamp_ms: int) -> str:
         """Have it go on at the first record not older than a time; returns the partition's name."""
         reader, name = self._reading(), self.name(partition)
+        if type(timestamp_ms) is not int:
+            raise ConfigError(f"timestamp_ms={timestamp_ms!r} must be milliseconds since 1970")
         with self._driver as loop:
             done = reader.find(name, timestamp_ms)
             loop.touch(reader.name)

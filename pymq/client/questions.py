@@ -108,7 +108,7 @@ class Questions:
         names = [p.partition for p in self.topic_metadata(topic).partitions]
         if partition in names:
             return str(partition)
-        if isinstance(partition, int) and 0 <= partition < len(names):
+        if type(partition) is int and 0 <= partition < len(names):
             return names[partition]
         raise UnknownPartition(
             f"topic {topic!r} has no partition {partition!r}; it has {', '.join(names[:8])}"

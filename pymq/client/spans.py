@@ -27,6 +27,8 @@ def spans(records: Records) -> list[Span]:
         return [(records.partition, (records.offset, records.offset + 1))]
     if isinstance(records, BatchView):
         return [(records.partition, (records.base_offset, records.end_offset))]
+    if not isinstance(records, Iterable):
+        raise TypeError(f"only records can be settled, not {type(records).__name__}")
     rows: list[Record | BatchView] = list(records)
     if {Record}.issuperset(map(type, rows)):
         return [

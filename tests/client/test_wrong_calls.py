@@ -1,0 +1,70 @@
+"""What a new user gets wrong is refused where it is said, with a code, and harms nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import pymq
+from pymq.errors import PymqError
+
+
+@pytest.fixture
+def mq() -> Iterator[Any]:
+    with pymq.open("memory:") as client:
+        client.create_topic("t", partitions=2)
+        yield client
+
+
+CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "exist_ok": (lambda mq: mq.create_topic("t", exist_ok="no"), "CONFIG_ERROR"),
+    "nothing to alter": (lambda mq: mq.alter_topic("t"), "CONFIG_ERROR"),
+    "a group of another kind": (lambda mq: mq.describe_group(5), "INVALID_NAME"),
+    "no partitions to reset": (lambda mq: mq.reset_group("g", "t", {}), "CONFIG_ERROR"),
+    "topics of another kind": (lambda mq: mq.unsubscribe("g", 5), "INVALID_NAME"),
+    "no topics": (lambda mq: mq.unsubscribe("g", []), "NOT_SUBSCRIBED"),
+    "a partition that is a flag": (
+        lambda mq: mq.set_partition_state("t", True, "leader"),
+        "UNKNOWN_PARTITION",
+    ),
+    "one replica by its name": (lambda mq: mq.reassign("t", 0, "broker-0"), "CONFIG_ERROR"),
+    "a number of replicas": (lambda mq: mq.reassign("t", 0, 3), "CONFIG_ERROR"),
+    "idempotent": (lambda mq: mq.producer(idempotent="no"), "CONFIG_ERROR"),
+    "auto_ack": (lambda mq: mq.consumer("t", auto_ack="no"), "CONFIG_ERROR"),
+    "on_assigned": (lambda mq: mq.consumer("t", on_assigned=5), "CONFIG_ERROR"),
+    "on_revoked": (lambda mq: mq.consumer("t", on_revoked="f"), "CONFIG_ERROR"),
+    "on_record": (lambda mq: mq.consumer("t", delivery="push", on_record=5), "CONFIG_ERROR"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_refused_with_a_code(mq: Any, name: str) -> None:
+    call, code = CALLS[name]
+    with pytest.raises(PymqError) as caught:
+        call(mq)
+    assert caught.value.code == code
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("time", [None, 1.5, "now"])
+def test_a_time_of_another_kind_does_not_stop_the_queue(mq: Any, time: object) -> None:
+    """The loop compared it with the times of records, and broke for all who use the queue."""
+    with mq.producer() as producer:
+        producer.send("t", b"x", partition=0).result(10)
+    with mq.consumer("t", mode="psb") as reader:
+        with pytest.raises(PymqError) as caught:
+            reader.seek_to_time("0", time)
+        assert caught.value.code == "CONFIG_ERROR"
+    assert mq.topics() == ["t"]
+
+
+def test_what_a_consumer_is_given_must_be_of_its_kind(mq: Any) -> None:
+    with mq.consumer("t", group="g") as consumer:
+        for found in (None, 5):
+            with pytest.raises(TypeError, match="only records can be settled"):
+                consumer.ack(found)
+        with pytest.raises(PymqError) as caught:
+            consumer.skip("x")
+        assert caught.value.code == "INVALID_REQUEST"
