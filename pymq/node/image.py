@@ -127,7 +127,9 @@ class Hosting:
 
     def _add(self, name: TopicPartition, block: BlockNode) -> None:
         for broker in block.replicas:
-            self._blocks.setdefault(broker, Counter())[name] += 1
+            if (blocks := self._blocks.get(broker)) is None:
+                blocks = self._blocks[broker] = Counter()
+            blocks[name] = blocks.get(name, 0) + 1
             self.blocks[broker] += 1
         if block.end is None:
             for broker in block.replicas:
@@ -308,19 +310,22 @@ class Image:
 
     def _show(self, name: TopicPartition, image: PartitionImage, *, is_hidden: bool) -> None:
         """A partition that was hidden is there from now on, or the other way round."""
-        leaving, node = image.node.leaving, image.node
-        if is_hidden:
-            self.hosting.replace_leaving(name, leaving, ())
-        else:
-            self.hosting.replace_leaving(name, (), leaving)
+        node = image.node  # All partitions of the topic are at it in one turn: no step for nothing.
+        if node.leaving and is_hidden:
+            self.hosting.replace_leaving(name, node.leaving, ())
+        elif node.leaving:
+            self.hosting.replace_leaving(name, (), node.leaving)
         for number, block in image.blocks.items():
             if is_hidden:
                 self.hosting.replace_block(name, block, None)
             else:
                 self.hosting.replace_block(name, None, block)
-            self._index_block(name, number, None if is_hidden else block)
-        _keep(self.wanted, name, is_in=not is_hidden and node.wanted is not None)
-        _keep(self.sealed_to, name, is_in=not is_hidden and bool(node.sealed_to))
+            if block.end is not None:
+                self._index_block(name, number, None if is_hidden else block)
+        if node.wanted is not None:
+            _keep(self.wanted, name, is_in=not is_hidden)
+        if node.sealed_to:
+            _keep(self.sealed_to, name, is_in=not is_hidden)
         if is_hidden:
             self.short.pop(name, None)
         else:

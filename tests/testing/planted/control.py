@@ -9,20 +9,23 @@ import attrs
 from pymq.core.coordination import Conflicted, SessionExpired
 from pymq.core.holdings import Holdings
 from pymq.core.intake import Intake
-from pymq.core.message import Produced
+from pymq.core.message import Produced, Stopped, StopReplica
 from pymq.core.open_block import OpenBlock
 from pymq.core.partition import Partition
 from pymq.core.sealing import Sealing
 from pymq.core.types import TopicPartition
 from pymq.errors import InvalidRequest
-from pymq.node import blocks, placement, reported, takeover
+from pymq.node import blocks, placement, plans, reported, takeover
 from pymq.node.broker import Broker
 from pymq.node.commits import Commits
 from pymq.node.election import Election
 from pymq.node.hosting import Hosting
+from pymq.node.image import Draft, TopicImage
 from pymq.node.orders import Orders
 from pymq.node.registry import Registry
+from pymq.node.removals import Removals
 from pymq.node.rolls import Rolls
+from pymq.node.topics import Topics
 from tests.testing.planted.bug import bug, plant
 
 CONTROLLER, ROLLS, IDENTITY = "controller", "rolls", "identity"
@@ -450,3 +453,51 @@ bug(
 @plant("wall-clock-of-the-start", Broker, "set_wall_offset")
 def keep_the_first(set_wall_offset: Any, self: Broker, offset_ms: int) -> None:
     return None
+
+
+# --- topics of many commits -----------------------------------------------------------------------
+
+LARGE = "tests/node/test_large_topics.py::"
+
+bug(
+    "half-a-topic-stays",
+    CONTROLLER,
+    "a zkserver that takes over leaves what it finds of a topic that was being made or removed",
+    "own: any change of several writes that nobody ends",
+    test=f"{LARGE}test_a_topic_is_whole_or_not_there_after_a_crash_between_any_two_slices",
+)
+
+
+@plant("half-a-topic-stays", Topics, "_remove_all")
+def leave_all(_: Any, self: Topics) -> None:
+    pass
+
+
+bug(
+    "delete-forgets-a-slice",
+    CONTROLLER,
+    "a topic counts as removed when the first slice of it is",
+    "own, a loop that ends where a draft is full",
+    test=f"{LARGE}test_a_large_topic_is_deleted_in_slices",
+)
+
+
+@plant("delete-forgets-a-slice", plans, "remove_topic")
+def remove_some(remove: Any, draft: Draft, topic: TopicImage) -> bool:
+    remove(draft, topic)
+    return True
+
+
+bug(
+    "gone-before-it-is",
+    CONTROLLER,
+    "a broker says that a deleted topic is gone when it begins to remove it",
+    "own: an answer before the work",
+    test="tests/node/test_removals.py::test_what_is_asked_again_meanwhile_is_answered_once",
+)
+
+
+@plant("gone-before-it-is", Removals, "begin")
+def gone_at_once(begin: Any, self: Any, source: str, m: StopReplica, *rest: Any) -> None:
+    begin(self, source, m, *rest)
+    self._host.out.after.append((source, Stopped(m.id, self._host.me)))
