@@ -16,7 +16,7 @@ from pymq.client.delivery import (
     Row,
     header_bytes,
 )
-from pymq.client.queue import Queue
+from pymq.client.queue import SPREAD_BYTES, Queue
 from pymq.client.sender import Sender, SenderConfig
 from pymq.core.columns import Headers
 from pymq.core.metadata import TopicMetadata
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from pymq.client.client import Client
 
 HeaderPairs = Iterable[tuple[str, bytes]]
+SPREAD_MAX = 8  # partitions in which a burst of records without a key begins batches
 TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 
 
 class Topic:
     """What a producer keeps of a topic it has sent to."""
 
-    __slots__ = ("by_name", "limit", "metadata", "queues", "sticky", "turn")
+    __slots__ = ("by_name", "is_bulk", "limit", "metadata", "queues", "sticky", "turn")
 
     def __init__(self, metadata: TopicMetadata, sender: Sender, turn: int) -> None:
         self.metadata = metadata
@@ -52,22 +53,53 @@ class Topic:
         self.by_name = {queue.partition: queue for queue in self.queues}
         self.limit = metadata.config.max_record_bytes
         self.turn = turn % len(self.queues)
-        self.sticky = self.queues[self.turn]  # where records without a key go, for one batch
+        self.is_bulk = False  # the last batch was full before its time
+        self.choose()
+
+    def choose(self) -> None:
+        """Let the partition whose turn it is take the records without a key."""
+        self.sticky = self.queues[self.turn]  # for one batch
+        if len(self.queues) > 1:
+            for queue in self.queues:
+                if queue.topic_queues is None:
+                    queue.limit = min(SPREAD_BYTES, queue.limit)
+                queue.topic_queues = self
 
     def rotate(self) -> None:
         """Let the next partition take the records without a key."""
         self.turn = (self.turn + 1) % len(self.queues)
         self.sticky = self.queues[self.turn]
 
+    def spread(self) -> None:
+        """Begin a batch in another partition, unless several are begun.
+
+        So a burst that is less than a batch lies in several partitions. What comes without end
+        fills one batch after the other.
+        """
+        if self.is_bulk:
+            return
+        first = self.turn - self.turn % SPREAD_MAX
+        size = min(SPREAD_MAX, len(self.queues) - first)
+        turn = first + (self.turn + 1 - first) % size
+        if not self.queues[turn].is_armed:
+            self.turn, self.sticky = turn, self.queues[turn]
+
+    def left(self, queue: Queue) -> None:
+        """A batch was sealed: the next one is another partition's (KIP-480); by the loop."""
+        if queue is self.sticky:
+            self.is_bulk = False
+            self.rotate()
+
 
 class Producer(Handle):
     """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
 
-    A record with a key goes to the partition that the key hashes to; one without goes where the
-    last one went, until a batch is full. Within a partition records keep the order in which one
-    thread sent them. Partitions that are added to the topic are sent to as well, at once if this
-    client has added them and else within 30 s of sending: keys are hashed over all of them then, so
-    of a key that moves, what comes next may be read before what came last.
+    A record with a key goes to the partition that the key hashes to. Records without a key fill
+    one batch after the other, each for another partition, and a burst that is less than a batch
+    begins batches in up to eight partitions. Within a partition records keep the order in which
+    one thread sent them. Partitions that are added to the topic are sent to as well, at once if
+    this client has added them and else within 30 s of sending. Keys are hashed over all of them
+    then, so of a key that moves, what comes next may be read before what came last.
     """
 
     def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
@@ -154,7 +186,7 @@ class Producer(Handle):
         size += RECORD_BYTES
         queue.bytes += size
         backlog.buffered += size
-        if queue.bytes >= self._batch_bytes:
+        if queue.bytes >= queue.limit:
             self._fill(found, queue)
         elif not queue.is_armed:
             self._arm(queue)
@@ -194,8 +226,16 @@ class Producer(Handle):
         self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: Topic, queue: Queue) -> None:
-        """The batch is full: send it."""
+        """The batch is full: send it. Or it has begun: then another may begin, too."""
+        if queue.bytes < self._batch_bytes:
+            queue.limit = self._batch_bytes
+            if queue is topic.sticky:
+                topic.spread()
+            if not queue.is_armed:
+                self._arm(queue)
+            return
         if queue is topic.sticky:
+            topic.is_bulk = True
             topic.rotate()
         queue.bytes = 0  # Whoever seals it may be busy; the next to be told is a batch later.
         self._backlog.full.append(queue)
@@ -240,7 +280,7 @@ class Producer(Handle):
                 grown = Topic(fresh, self._sender, topic.turn)
                 grown.queues = [topic.by_name.get(q.partition, q) for q in grown.queues]
                 grown.by_name = {queue.partition: queue for queue in grown.queues}
-                grown.sticky = grown.queues[grown.turn]
+                grown.choose()
                 self._topics[name] = topic = grown
         return topic
 

@@ -36,9 +36,12 @@ from pymq.core.types import AckMode
 from pymq.errors import PymqError
 
 if TYPE_CHECKING:
+    from pymq.client.producer import Topic
     from pymq.client.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
+# With so many bytes in a batch, records without a key begin one in the next partition.
+SPREAD_BYTES = 1 << 10
 RETRY_MS = 20  # before what was refused is sent again; each time twice as long, up to ...
 RETRY_MAX_MS = 250
 PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
@@ -67,6 +70,7 @@ class Queue:
         "is_sure",
         "known",
         "late",
+        "limit",
         "must_ask",
         "must_resend",
         "next_sequence",
@@ -77,6 +81,7 @@ class Queue:
         "target",
         "topic",
         "topic_id",
+        "topic_queues",
         "tries",
         "trouble",
         "waiters",
@@ -91,6 +96,8 @@ class Queue:
         self.gathering = Gathering(self)  # what is sent now, by any thread
         self.late: deque[Gathering] = deque()  # earlier ones that something was added to since
         self.bytes = 0  # about what has gathered
+        self.limit = self.config.batch_bytes  # with so many bytes ``send`` looks what is to be done
+        self.topic_queues: Topic | None = None  # where others of its topic may take its turn
         self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
         self.is_armed = False
         self.is_due = False  # somebody waits, and has seen to it that it is sealed
@@ -151,6 +158,9 @@ class Queue:
         self.held_at = -1
         taken, sources = self._take()
         self.bytes = 0
+        if self.topic_queues is not None:
+            self.limit = min(SPREAD_BYTES, self.config.batch_bytes)
+            self.topic_queues.left(self)
         made: list[Batch] = []
         until = now + self.config.delivery_timeout_ms
         if self.has_parts and not _SINGLE.issuperset(map(type, taken)):

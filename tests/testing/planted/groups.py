@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pymq.client.acquiring import Acquiring
+from pymq.client.pace import Pace
+from pymq.client.producer import Topic
 from pymq.core import leases
 from pymq.core.group import GroupCoordinator
 from pymq.core.leases import Leases
@@ -325,3 +327,32 @@ bug(
 @plant("deliveries-counted-anew", Leases, "counts")
 def counts_of_nothing(counts: Any, self: Leases) -> Any:
     return ()
+
+
+bug(
+    "prefetch-of-all",
+    AREA,
+    "a worker leases as many records as it asks for, however slow it is",
+    "prefetch in Celery: worker_prefetch_multiplier of tasks that take long",
+    test="tests/client/test_cluster_idle_workers.py",
+)
+
+
+@plant("prefetch-of-all", Pace, "limit")
+def lease_all(limit: Any, self: Pace, wanted: int) -> int:
+    return wanted
+
+
+bug(
+    "unkeyed-stay",
+    AREA,
+    "records without a key go to one partition as long as no batch is full",
+    "Kafka KIP-480: the sticky partition changes with each batch",
+    test="tests/client/test_cluster_idle_workers.py",
+)
+
+
+@plant("unkeyed-stay", Topic, "spread")
+@plant("unkeyed-stay", Topic, "left")
+def stay(step: Any, self: Topic, *queues: object) -> None:
+    return None

@@ -1,0 +1,103 @@
+"""Workers of one group share a burst of slow tasks: in virtual time, so the bound is exact."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+import pymq
+from pymq.testing import Cluster
+
+WORKERS = 4
+TASKS = 200
+TASK_MS = 20
+BOUND_MS = 1_150  # a perfect division takes 1,000
+
+
+class Hand:
+    """A worker that begins a task when it is free, and asks for more when it has none."""
+
+    def __init__(self, consumer: pymq.Consumer) -> None:
+        self.consumer = consumer
+        self.waiting: deque[pymq.Record] = deque()
+        self.current: pymq.Record | None = None
+        self.free_at = 0
+        self.done: list[tuple[str, int]] = []
+
+    def step(self, now_ms: int) -> None:
+        if now_ms < self.free_at:
+            return
+        if self.current is not None:
+            self.consumer.ack(self.current)
+            self.done.append((self.current.partition, self.current.offset))
+            self.current = None
+        if not self.waiting:
+            self.waiting.extend(self.consumer.poll(timeout=0))
+        if self.waiting:
+            self.current, self.free_at = self.waiting.popleft(), now_ms + TASK_MS
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether it holds more than the task that it is at and the next one."""
+        return len(self.waiting) > 1
+
+
+def share(cluster: Cluster, topic: str, *, send_first: bool) -> tuple[int, int]:
+    """Have a burst worked on; returns how long it took, and for how long anybody starved."""
+    mq = cluster.client()
+
+    def send() -> None:
+        with mq.producer() as producer:
+            for number in range(TASKS):
+                producer.send(topic, b"%d" % number)
+
+    if send_first:
+        send()
+    hands = [Hand(cluster.client().consumer(topic, group="g")) for _ in range(WORKERS)]
+    if not send_first:
+        for _ in range(1_000):  # All have joined, and wait.
+            cluster.run(seconds=0.001)
+            for hand in hands:
+                hand.step(0)
+        send()
+    took = starved = 0
+    while sum(len(hand.done) for hand in hands) < TASKS:
+        assert took < 10_000, [len(hand.done) for hand in hands]
+        for hand in hands:
+            hand.step(took)
+        is_rich = any(hand.has_spare for hand in hands)
+        starved += is_rich and any(hand.current is None for hand in hands)
+        cluster.run(seconds=0.001)
+        took += 1
+    done = [task for hand in hands for task in hand.done]
+    assert len(set(done)) == len(done) == TASKS, "each task once"
+    for hand in hands:
+        hand.consumer.close()
+    return took, starved
+
+
+@pytest.mark.parametrize("send_first", [False, True])
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_burst_takes_little_longer_than_a_perfect_division(
+    partitions: int, send_first: bool
+) -> None:
+    with Cluster(brokers=3, seed=partitions) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=partitions, replicas=3)
+        took, starved = share(cluster, "t", send_first=send_first)
+        assert took <= BOUND_MS, f"{took} ms"
+        assert starved <= 3 * TASK_MS, f"a worker was without a task for {starved} ms"
+        ends = [part.end_offset for part in mq.describe_topic("t").partitions]
+        assert max(ends) <= TASKS // partitions * 2, "a burst is spread over the partitions"
+
+
+def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> None:
+    """Each is a batch of its own, and the next batch is another partition's (KIP-480)."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=4)
+        with mq.producer() as producer:
+            places = [producer.send("t", b"v").result().partition for _ in range(8)]
+        assert sorted(places) == sorted("01230123")
+        assert places[:4] == places[4:]
