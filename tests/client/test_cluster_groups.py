@@ -661,6 +661,7 @@ def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> N
                         consumer.ack(records)
                         consumer.commit(timeout=20.0)
                     except (UnknownTopic, FencedMember):
+                        cluster.run(seconds=0.1)  # It raises at once until it has looked again.
                         continue
                     if number in values(records):
                         break
