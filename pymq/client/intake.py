@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 
 from pymq.client.base import Driver, Outbox, Waitable
@@ -104,15 +104,15 @@ class Intake(Outbox, ABC):
         with self.chunks_lock:
             stuck = self.stuck()
             while max_records > 0 and max_bytes > 0:
-                view = next((v for v in self.chunks if v.partition not in stuck), None)
-                if view is None:
+                at = self._first(stuck)
+                if at < 0:
                     break
+                view = self.chunks[at]
                 if (fault := view.fault()) is not None:
                     if views:
                         break
                     self._told.append(view)
                     raise fault
-                at = self.chunks.index(view) if stuck else 0
                 del self.chunks[at]
                 if len(view) > max_records:
                     view, rest = view.cut(max_records)
@@ -124,6 +124,16 @@ class Intake(Outbox, ABC):
         if not views and stuck and (problem := self.take_problem()) is not None:
             raise problem
         return views
+
+    def _first(self, stuck: Collection[str]) -> int:
+        """Where the first view is that is of no *stuck* partition, or -1.
+
+        The loop appends meanwhile, which an iteration over the views themselves would not survive.
+        """
+        if not stuck:
+            return 0 if self.chunks else -1
+        views = enumerate(self.chunks.copy())
+        return next((at for at, view in views if view.partition not in stuck), -1)
 
     def unreadable(self, partition: str, end: int) -> list[BatchView]:
         """What of *partition* is at hand, comes before *end* and cannot be read."""

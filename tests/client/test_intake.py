@@ -89,3 +89,26 @@ def test_a_reader_stands_where_it_was_sent_while_records_were_taken() -> None:
     take_one(reader, lambda: reader.seek("0", 5))
     assert not reader.chunks
     assert reader.cursors["0"].handed == 5
+
+
+def test_more_may_come_while_the_next_view_is_looked_for() -> None:
+    """The loop appends what it has fetched, whatever the application's thread is at."""
+    intake = worker()
+
+    class Watched(str):
+        """The partition of a view that comes in; to compare it takes so long that another comes."""
+
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            intake.chunks.append(view("1"))
+            return super().__hash__()
+
+    def view(partition: str) -> BatchView:
+        batch = RecordBatch.encode([b"x"], timestamp_ms=0)
+        return BatchView(batch.stamp(0, 1, 0).at("t", partition))
+
+    damaged = view(Watched("0"))
+    intake._told.append(damaged)
+    intake.chunks.extend([damaged, view("1")])
+    assert [taken.partition for taken in intake.take(1, 1 << 20)] == ["1"]
