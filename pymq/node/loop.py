@@ -27,7 +27,7 @@ from pymq.core.ready import (
     TimeFound,
     Write,
 )
-from pymq.core.types import BlockId
+from pymq.core.types import NEVER, BlockId
 from pymq.errors import PymqError, StoreError
 from pymq.node.disks import Disks
 from pymq.node.timers import Timers
@@ -35,7 +35,6 @@ from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
-RUN_MS = 20  # after so long, it leaves what there is to the next call
 HELD_MAX = 4  # turns that a write waits for those of other brokers, as long as there are messages
 
 
@@ -220,12 +219,11 @@ class Loop:
         """When something is due."""
         return self._timers.first
 
-    def run(self, is_enough: Callable[[], bool] | None = None) -> None:
+    def run(self, is_enough: Callable[[], bool] | None = None, *, within_ms: int = NEVER) -> None:
         """Turn until nothing is left to do, or until *is_enough*; not for ever.
 
         Other threads may bring work as fast as it is done, so after some turns it is left to the
-        next one. A zkserver whose coordinator answers at once finds work in each turn until a large
-        change is made, and heartbeats from elsewhere are taken in between two calls only.
+        next one, and after *within_ms* milliseconds, too.
         """
         began = -1
         for _ in range(TURNS_MAX):
@@ -234,7 +232,7 @@ class Loop:
                 return
             if began < 0:
                 began = self._ticked
-            elif self._ticked - began >= RUN_MS:
+            elif self._ticked - began >= within_ms:
                 return
 
     def turn(self) -> bool:

@@ -18,6 +18,8 @@ from pymq.transport.bell import Bell
 
 T = TypeVar("T")
 
+RUN_MS = 20  # of one run of the loop, after which what came from outside is taken in
+
 
 class Runner:
     """Turns the loop of a broker or zkserver.
@@ -57,7 +59,9 @@ class Runner:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    loop.run()
+                    # A zkserver whose coordinator answers at once finds work in each turn until a
+                    # large change is made. Heartbeats are taken in between two runs only.
+                    loop.run(within_ms=RUN_MS)
                     if loop.jobs:
                         self._begin_jobs()
                     continue  # The poll after the last flush is the one that may be waited for.
