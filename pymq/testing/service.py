@@ -21,6 +21,7 @@ from pymq.errors import (
     CorruptBlock,
     DuplicateSequence,
     InvalidRequest,
+    InvalidTimestamp,
     PymqError,
     StoreError,
 )
@@ -39,12 +40,18 @@ class Service:
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
         """An application was told *error* about a topic, or one of its partitions."""
-        if self.is_hostile and isinstance(error, BLAME) and not self._has_lost(topic, partition):
+        is_blamed = isinstance(error, BLAME) and not self._has_lost(topic, partition)
+        if self.is_hostile and is_blamed and not self._is_behind(error):
             self._fail("harmless", f"{topic}/{partition or '*'}: {error} to a client that behaves")
         if not isinstance(error, StoreError) or isinstance(error, CorruptBlock):
             return
         if self._has_replicas(topic, partition):
             self._fail("service", f"{topic}/{partition or '*'} was refused for a disk: {error}")
+
+    def _is_behind(self, error: PymqError | None) -> bool:
+        """Whether a time is refused, and the wall clock of a broker goes wrong."""
+        hosts = self._cluster.brokers.values()
+        return isinstance(error, InvalidTimestamp) and any(host.wall_skew_ms for host in hosts)
 
     def _has_lost(self, topic: str, partition: str | None) -> bool:
         """Whether something visible is lost, as weak settings allow, and its numbers are free."""
