@@ -14,6 +14,9 @@ A change of many nodes is made in *slices*: its plan stops when the draft is ful
 behind all that waits meanwhile. Each slice must leave the tree such that a zkserver that takes over
 in between can go on, and a plan finds in the tree what is left to do.
 
+A commit whose answer was lost is submitted once more, just as it was. Its first operation holds
+unless the commit was done, because nobody else writes; so it is done once, and nothing is read.
+
 Every commit carries the zkserver's *fence*, so that one that has been replaced can change nothing,
 however late it notices (K1).
 """
@@ -48,6 +51,7 @@ from pymq.node.changes import events
 from pymq.node.image import SLICE_BYTES, SLICE_OPS, Draft, Image
 
 TRIES_MAX = 5  # a plan that loses so many races is given up
+REPEATS_MAX = 3  # of a commit whose answer is lost each time; then the tree is read
 PASSED_MAX = 1_000  # tasks that a commit passes over for others behind them, while it is filled
 
 Send = Callable[[str, Message], None]
@@ -100,7 +104,8 @@ class Flight:
     ops: list[Op] = Factory(list)  # of all of them
     size: int = 0  # about how many bytes they are
     scopes: set[TopicPartition | None] = Factory(set)
-    is_uncertain: bool = False
+    repeats: int = 0  # how often it was submitted again, because nobody knew what became of it
+    is_uncertain: bool = False  # and the tree is being read to find out
 
 
 class Commits:
@@ -231,9 +236,8 @@ class Commits:
             self._fill(flight, self._tasks, now)
         if flight.items:
             self._was_urgent = flight.items[0][0].is_urgent
-            flight.tag = self._backend.next_tag()
             self._flight = flight
-            self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
+            self._submit(flight)
 
     def _fill(self, flight: Flight, tasks: deque[Task], now: int) -> None:
         """Have *flight* take the first of *tasks*, in the order of each scope, as far as it may."""
@@ -277,24 +281,50 @@ class Commits:
             return
         if isinstance(event, Uncertain):
             mark("commits.uncertain")
-            # It was done or it was not; the tree will tell.
-            flight.is_uncertain = True
-            self._is_open = False
-            self._reload()
+            if flight.repeats < REPEATS_MAX:
+                flight.repeats += 1
+                self._submit(flight)
+            else:
+                self._look_up(flight)
             return
-        self._flight = None
         if isinstance(event, Conflicted):
-            mark("commits.conflicted")
-            self.lost += 1
-            self._again(flight, now)
-            self._is_open = False
-            self._reload()
+            if not flight.repeats:
+                mark("commits.conflicted")
+                self._flight = None
+                self.lost += 1
+                self._again(flight, now)
+                self._is_open = False
+                self._reload()
+            elif event.index == len(self._fence) and event.reason == _done_already(flight.ops[0]):
+                mark("commits.was_done")
+                self._adopt(flight, tuple(map(_version, flight.ops)), now)
+            else:
+                # Not the active zkserver any more, or somebody writes who should not.
+                self._look_up(flight)
             return
-        at = len(self._fence)
+        if flight.repeats:
+            mark("commits.was_not_done")
+        self._adopt(flight, event.versions[len(self._fence) :], now)
+
+    def _submit(self, flight: Flight) -> None:
+        """Have *flight* done by the coordinator: for the first time, or once more."""
+        flight.tag = self._backend.next_tag()
+        self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
+
+    def _look_up(self, flight: Flight) -> None:
+        """It was done or it was not; the tree will tell."""
+        mark("commits.looked_up")
+        flight.is_uncertain = True
+        self._is_open = False
+        self._reload()
+
+    def _adopt(self, flight: Flight, versions: tuple[int, ...], now: int) -> None:
+        self._flight = None
+        at = 0
         for _, draft, _ in flight.items:
             for what, fields in events(draft):
                 self.journal.note(what, **fields)
-            draft.adopt(event.versions[at : at + len(draft.ops)])
+            draft.adopt(versions[at : at + len(draft.ops)])
             at += len(draft.ops)
         for task, _, result in flight.items:
             self._finish(task, result, now)
@@ -308,17 +338,18 @@ class Commits:
             return
         # Nobody else may write and a commit is whole or nothing: one operation tells for all.
         if _was_done(flight.items[0][1].ops[0], image):
-            mark("commits.was_done")
             for task, _, result in flight.items:
                 self._finish(task, result, now)
         else:
-            mark("commits.was_not_done")
             self._again(flight, now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
         """The backend could not carry the commit out, and nothing is changed."""
         flight = self._flight
         if flight is None or flight.tag != tag:
+            return
+        if flight.repeats:
+            self._look_up(flight)  # Not by this attempt; but by an earlier one, perhaps.
             return
         self._flight = None
         limit = error.details.get("limit") if isinstance(error, InvalidRequest) else None
@@ -379,3 +410,25 @@ def _was_done(op: Op, image: Image) -> bool:
             return image.versions.get(path) == version + isinstance(op, Put)
         case Delete(path=path):
             return path not in image.versions
+
+
+def _done_already(op: Op) -> str:
+    """Why an operation is refused if it was carried out before, and nobody else has written."""
+    match op:
+        case Create():
+            return "exists"
+        case Put() | Check():
+            return "version"
+        case Delete():
+            return "missing"
+
+
+def _version(op: Op) -> int:
+    """The version of an operation's node, once it was carried out."""
+    match op:
+        case Create():
+            return 0
+        case Put(version=version) | Check(version=version):
+            return version + isinstance(op, Put)
+        case Delete():
+            return -1

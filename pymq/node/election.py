@@ -95,6 +95,7 @@ class Election:
         self._draft: Draft | None = None
         self._tag = 0
         self._is_rereading = False
+        self._is_checking = False  # first whether it is still the active one
         self._look()
 
     @property
@@ -108,9 +109,12 @@ class Election:
         return self.role in (Role.LOOKING, Role.READING, Role.CLAIMING) and not self.is_suspended
 
     def reread(self) -> None:
-        """The active one's: the tree is not what it was taken to be."""
-        self._is_rereading = True
-        self._load("/")
+        """The active one's: the tree is not what it was taken to be.
+
+        Perhaps because another zkserver is active, and then there is no need to read all of it.
+        """
+        self._is_rereading = self._is_checking = True
+        self._load(paths.controller())
 
     def decided(self, event: CoordEvent, now: int) -> None:
         """Take in what the coordinator has to say."""
@@ -143,7 +147,7 @@ class Election:
         if self.deadline <= now:
             self.deadline = NEVER
             if self._is_rereading:
-                self._load("/")
+                self.reread()
             else:
                 self.check()
 
@@ -175,6 +179,13 @@ class Election:
             self._load(paths.controller())
 
     def _loaded(self, entries: Sequence[Entry], now: int) -> None:
+        if self._is_checking:
+            self._is_checking = False
+            if entries and self._is_mine(decode_node(ControllerNode, entries[0].data)):
+                self._load("/")
+            else:
+                self._lose()
+            return
         if self.role is Role.READING or self._is_rereading:
             self._read(Image.load(entries), now)
             return
@@ -248,7 +259,8 @@ class Election:
     def _lose(self, claim: str = "") -> None:
         """Begin anew; a *claim* under way may still hold, if it is made in the next session."""
         was_active = self.role is Role.ACTIVE
-        self._claim, self.active, self._is_rereading = claim, None, False
+        self._claim, self.active = claim, None
+        self._is_rereading = self._is_checking = False
         self._look()
         if was_active:
             mark("election.resigned")

@@ -19,6 +19,7 @@ from pymq.core.coordination import (
     Suspended,
     Uncertain,
 )
+from pymq.core.marks import counting
 from pymq.core.message import (
     CreateTopic,
     DeleteTopic,
@@ -35,9 +36,11 @@ from pymq.errors import (
     AuthorizationFailed,
     NotController,
     RequestTimeout,
+    StoreError,
     StoreFull,
     UnknownTopic,
 )
+from pymq.node.commits import REPEATS_MAX
 from pymq.node.image import Draft
 from tests.node.cluster import SESSION_MS, T0, Cluster, Zk, crashes
 
@@ -286,8 +289,118 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
     zk.coordinator.resume()
     cluster.run()
     assert cluster.answers[request].result is True
-    assert len([c for c in zk.commits if len(c.ops) > 4]) == 2 - was_done + 1
+    assert len([c for c in zk.commits if len(c.ops) > 4]) == 3  # It was submitted twice.
     assert cluster.brokers["b0"].states.keys() == {T0}
+
+
+def loses_answers(zk: Zk, count: int, *, is_done: bool = True) -> list[Load]:
+    """The next *count* commits of *zk* are done, or not, and not answered; what it reads then."""
+    read: list[Load] = []
+    left = count
+
+    def submit(request: CoordRequest) -> bool:
+        nonlocal left
+        if isinstance(request, Load):
+            read.append(request)
+        elif left:
+            left -= 1
+            if is_done:
+                zk.coordinator.submit(request)
+                zk.coordinator.suspend()
+                zk.coordinator.resume()
+            else:
+                zk.machine.decided(Uncertain(request.tag), 0)
+            return False
+        return True
+
+    zk.on_submit = submit
+    return read
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_commit_whose_answer_is_lost_costs_no_reading_of_the_tree(is_done: bool) -> None:
+    """All of it was read again, 3,000 nodes a second, and nothing was committed meanwhile."""
+    cluster = Cluster()
+    names = tuple(str(index) for index in range(1_000))
+    assert cluster.ask(lambda i: CreateTopic(i, "large", names, 3, AckMode.LEADER, {})) is True
+    read = loses_answers(cluster.active, 1, is_done=is_done)
+    with counting() as marks:
+        assert cluster.ask(lambda i: CreateTopic(i, "t", ("0",), 3, AckMode.LEADER, {})) is True
+        cluster.run()
+    assert marks["commits.was_done"] == is_done
+    assert marks["commits.was_not_done"] == (not is_done)
+    assert {load.root for load in read} <= {paths.controller()}
+    assert cluster.active.machine.image.versions == cluster.image.versions
+    assert cluster.brokers["b0"].states[T0].leader is not None
+    assert cluster.active.machine.journal.counts["topic_created"] == 2
+
+
+def test_the_tree_tells_what_became_of_a_commit_that_is_never_answered() -> None:
+    """A coordinator that takes it each time and says nothing is not asked for ever."""
+    cluster = Cluster()
+    read = loses_answers(cluster.active, 1 + REPEATS_MAX)
+    with counting() as marks:
+        assert cluster.ask(lambda i: CreateTopic(i, "t", ("0",), 3, AckMode.LEADER, {})) is True
+    assert marks["commits.looked_up"] == 1
+    assert [load.root for load in read if load.root == "/"] == ["/"]
+    assert cluster.active.machine.image.versions == cluster.image.versions
+
+
+def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before() -> None:
+    """The backend says that it did nothing now, which says nothing of the time before."""
+    cluster = Cluster()
+    zk = cluster.active
+    read = loses_answers(zk, 1)
+    lose = zk.on_submit
+    commits = 0
+
+    def submit(request: CoordRequest) -> bool:
+        nonlocal commits
+        commits += isinstance(request, Commit)
+        if isinstance(request, Commit) and commits == 2:
+            zk.machine.decided(Failed(request.tag, StoreError("no")), 0)
+            return False
+        return lose(request)
+
+    zk.on_submit = submit
+    assert cluster.ask(lambda i: CreateTopic(i, "t", ("0",), 3, AckMode.LEADER, {})) is True
+    assert "/" in [load.root for load in read]
+    assert zk.machine.image.versions == cluster.image.versions
+
+
+def test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced() -> None:
+    """It learns that from the refusal, and does not read the tree for it."""
+    cluster = Cluster(zks=2)
+    old = next(zk for zk in cluster.zks.values() if zk.machine.is_active)
+    other = next(zk for zk in cluster.zks.values() if zk is not old)
+    read: list[str] = []
+    repeated: list[Commit] = []
+
+    def submit(request: CoordRequest) -> bool:
+        if isinstance(request, Load):
+            read.append(request.root)
+            return True
+        assert isinstance(request, Commit)
+        repeated.append(request)
+        if len(repeated) > 1:
+            return True
+        old.coordinator.suspend()
+        old.machine.decided(Uncertain(request.tag), 0)
+        return False
+
+    old.on_submit = submit
+    request = cluster.send(lambda i: CreateTopic(i, "t", ("0",), 3, AckMode.LEADER, {}))
+    cluster.tree.expire(old.coordinator.session)
+    cluster.pass_ms(4 * SESSION_MS)
+    assert other.machine.is_active
+    read.clear()
+    old.coordinator.resume()
+    cluster.run()
+    assert len(repeated) == 3
+    assert not old.machine.is_active
+    assert not cluster.image.topics
+    assert isinstance(cluster.answers[request].error, NotController)
+    assert "/" not in read
 
 
 def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:

@@ -19,6 +19,7 @@ from pymq.testing.marks import all_marks
 from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
+from tests.client import test_cluster_groups
 from tests.core import (
     test_fetches,
     test_group,
@@ -42,6 +43,7 @@ from tests.node import (
     test_departures,
     test_large_topics,
     test_made_anew,
+    test_removals,
     test_slices,
     test_subscribers,
     test_takeover,
@@ -193,6 +195,24 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
+    ),
+    "notices.many": (
+        test_controller_brokers.test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before
+    ),
+    "removals.more": test_removals.test_what_is_asked_again_meanwhile_is_answered_once,
+    "removals.asked_again": test_removals.test_what_is_asked_again_meanwhile_is_answered_once,
+    "commits.looked_up": (
+        test_controller_election.test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before
+    ),
+    "commits.was_not_done": partial(
+        test_controller_election.test_a_commit_of_which_nobody_knows_is_looked_up, False
+    ),
+    "group.member_unsubscribed": lambda: (
+        test_group.test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(test_group.Host())
+    ),
+    "worker.unsubscribed": partial(
+        test_cluster_groups.test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member,
+        60,
     ),
     "commits.conflicted": (
         test_controller_election.test_a_lost_race_is_planned_again_on_what_the_tree_is

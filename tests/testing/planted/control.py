@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from pymq.core.coordination import Conflicted, SessionExpired
+from pymq.core.coordination import Conflicted, SessionExpired, Uncertain
 from pymq.core.holdings import Holdings
 from pymq.core.intake import Intake
 from pymq.core.message import Produced, Stopped, StopReplica
@@ -100,12 +100,51 @@ bug(
 )
 
 
-@plant("uncertain-is-done", Commits, "loaded")
-def loaded_and_done(loaded: Any, self: Commits, image: Any, now: int) -> None:
-    flight, self._flight = self._flight, None
-    for task, _, result in flight.items if flight is not None else ():
-        self._finish(task, result, now)
-    loaded(self, image, now)
+@plant("uncertain-is-done", Commits, "settle")
+def settled_and_done(settle: Any, self: Commits, event: Any, now: int) -> None:
+    flight = self._flight
+    if isinstance(event, Uncertain) and flight is not None and flight.tag == event.tag:
+        self._flight = None
+        for task, _, result in flight.items:
+            self._finish(task, result, now)
+    else:
+        settle(self, event, now)
+
+
+bug(
+    "done-is-refused",
+    CONTROLLER,
+    "a commit that is refused when it is repeated is taken for one that was not done before",
+    "a retry that is not idempotent: commit_unknown_result of FoundationDB",
+    test="tests/node/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
+)
+
+
+@plant("done-is-refused", Commits, "settle")
+def forget_that_it_is_repeated(settle: Any, self: Commits, event: Any, now: int) -> None:
+    if isinstance(event, Conflicted) and self._flight is not None:
+        self._flight.repeats = 0
+    settle(self, event, now)
+
+
+bug(
+    "repeated-without-fence",
+    CONTROLLER,
+    "a commit whose answer was lost is repeated without proof that its zkserver is still active",
+    "K1; a delayed write of an old controller (KAFKA-1305)",
+    test="tests/node/test_controller_election.py"
+    "::test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced",
+)
+
+
+@plant("repeated-without-fence", Commits, "_submit")
+def submit_unfenced(submit: Any, self: Commits, flight: Any) -> None:
+    fence = self._fence
+    try:
+        self._fence = () if flight.repeats else fence
+        submit(self, flight)
+    finally:
+        self._fence = fence
 
 
 bug(
