@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.client.router import Call, Router
-from pymq.core.message import Locate, Subscribe
+from pymq.core.message import GetMetadata, Locate, Subscribe
+from pymq.core.metadata import TopicMetadata
 from pymq.errors import NotSubscribed
 
 ASK_MS = 30_000  # how long the zkservers have; without an answer the subscription is taken for good
@@ -30,6 +31,8 @@ class Subscribed:
         self._on_refused = on_refused
         self._call: Call | None = None
         self._has_joined = False
+        self._refused: NotSubscribed | None = None
+        self._until = 0
 
     def joins(self, topic_id: str, now: int) -> None:
         """The consumer joins its group, for the topic with that id.
@@ -39,6 +42,7 @@ class Subscribed:
         if self._call is not None and not self._call.is_done:
             return
         group, topic, until = self._group, self._topic, now + ASK_MS
+        self._until = until
         if topic_id != self._topic_id:
             self._topic_id = topic_id
             self._router.tell(lambda r: Subscribe(r, group, topic, "ptp", group), until)
@@ -48,5 +52,17 @@ class Subscribed:
         self._has_joined = True
 
     def _answered(self) -> None:
+        """Of a topic that was made again meanwhile there is no subscription either: look."""
         if self._call is not None and isinstance(self._call.error, NotSubscribed):
-            self._on_refused(self._call.error)
+            topic, until = self._topic, self._until
+            self._refused = self._call.error
+            self._call = call = self._router.tell(lambda r: GetMetadata(r, topic), until)
+            call.then(self._looked)
+
+    def _looked(self) -> None:
+        if self._call is None or self._refused is None:
+            return
+        refused, self._refused, found = self._refused, None, self._call.result
+        # A consumer joins again for a topic that was made again, and its group is subscribed then.
+        if isinstance(found, TopicMetadata) and found.topic_id == self._topic_id:
+            self._on_refused(refused)
