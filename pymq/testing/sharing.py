@@ -203,6 +203,8 @@ class Leases(Checker):
         if start:
             grants = self._held(host, group, member, partition)
             grants[:] = [grant for grant in grants if grant.end > start]
+            for grant in grants:
+                grant.start = max(grant.start, start)
 
     def _held(self, host: BrokerHost, group: str, member: str, partition: str) -> list[Grant]:
         """What a broker has given out of a partition; to nobody, if *member* never joined."""
