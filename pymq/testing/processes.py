@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,7 @@ class ProcessCluster(Transient):
         zookeepers: how many servers its ZooKeeper has; 0 for a file, which one zkserver can use.
         namespaces: with them each node has a network of its own, which can be cut.
         disk_bytes: brokers that get a :class:`Disk` of that size, by name.
+        arguments: more of the command line of each node.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class ProcessCluster(Transient):
         zookeepers: int = 1,
         namespaces: Namespaces | None = None,
         disk_bytes: dict[str, int] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._folder = folder
+        self._arguments = arguments
         self._scripts = scripts
         self._namespaces = namespaces
         self._stack = ExitStack()
@@ -191,6 +194,7 @@ class ProcessCluster(Transient):
     def _add(self, node: str, script: str, **options: str) -> None:
         command = [sys.executable, str(self._scripts / script)]
         command += [part for name, found in options.items() for part in (f"--{name}", found)]
+        command += self._arguments
         if self._namespaces is not None:
             # The bridge reaches no other machine.
             command = self._namespaces.command(node, [*command, "--insecure"])

@@ -9,6 +9,13 @@ from pymq.testing.processes import ProcessCluster
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def processes(folder: Path, brokers: int = 3) -> ProcessCluster:
-    """A cluster of one zkserver on SQLite and some brokers."""
-    return ProcessCluster(folder, ROOT / "examples", brokers=brokers, zkservers=1, zookeepers=0)
+def processes(folder: Path, brokers: int = 3, keys: Path | None = None) -> ProcessCluster:
+    """A cluster of one zkserver on SQLite and some brokers; *keys* is a folder of keys."""
+    return ProcessCluster(
+        folder,
+        ROOT / "examples",
+        brokers=brokers,
+        zkservers=1,
+        zookeepers=0,
+        arguments=() if keys is None else ("--curve-dir", str(keys)),
+    )
