@@ -33,6 +33,10 @@ class Home(ReplicaHost, Protocol):
         """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
         ...
 
+    def connection(self, source: str) -> str:
+        """The connection by which the machine *source* asks."""
+        ...
+
     def has_failed(self, peer: str, block: BlockId) -> bool:
         """Whether another broker says that it cannot act on an open block."""
         ...

@@ -79,6 +79,10 @@ class ServingHost(Protocol):
         """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
         ...
 
+    def connection(self, source: str) -> str:
+        """The connection by which the machine *source* asks."""
+        ...
+
 
 class Serving:
     """The reading side of one partition on one broker."""
@@ -117,14 +121,14 @@ class Serving:
             return
         if not partition.is_settled and partition.state.leader is not None:
             mark("serving.unsettled")
-            self._waits.add(source, m, now)
+            self._wait(source, m, now)
             return
         start, high = self.log_start, partition.opened.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if not self._is_answered(source, m, offset, now):
             # "The end" is the one at the time of asking, however long the fetch waits.
             mark("serving.waits")
-            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+            self._wait(source, attrs.evolve(m, offset=offset), now)
 
     def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
         """Answer a reader that takes any replica with what is known here to be committed.
@@ -145,7 +149,7 @@ class Serving:
             self._host.reply(source, self._answer(m, offset, self._out_of_range(m)), now)
         elif offset == high and m.max_wait_ms > 0 and opened.is_in_touch:
             mark("serving.follower.waits")
-            self._waits.add(source, attrs.evolve(m, offset=offset), now)
+            self._wait(source, attrs.evolve(m, offset=offset), now)
         elif offset >= high:
             mark("serving.follower.not_yet")
             self._host.reply(source, self._answer(m, offset), now)
@@ -260,9 +264,19 @@ class Serving:
         """When a fetch has waited long enough."""
         return self._waits.deadline
 
+    def _wait(self, source: str, m: Fetch, now: int) -> None:
+        """Let a fetch wait; the oldest of a connection with too many is answered with nothing."""
+        oldest = self._waits.add(source, self._host.connection(source), m, now)
+        if oldest is not None:
+            mark("serving.too_many_wait")
+            self._answer_empty(*oldest, now)
+
     def wake(self, now: int) -> None:
-        """Serve the fetches for which there is something now, or will never be."""
-        if not self._waits:
+        """Serve the fetches for which there is something now, or will never be.
+
+        Each append comes by here, so what waits is gone through only if one may be answered.
+        """
+        if not self._waits or self._all_go_on_waiting:
             return
 
         def is_served(source: str, m: Fetch) -> bool:
@@ -280,6 +294,21 @@ class Serving:
 
         self._waits.serve(is_served)
 
+    @property
+    def _all_go_on_waiting(self) -> bool:
+        """Whether it is certain, without a look at each, that nothing has come for any."""
+        partition, opened, waits = self._partition, self._partition.opened, self._waits
+        if not partition.leads:
+            read_to = opened.readable_end
+            return not waits.is_any_plain and opened.is_in_touch and waits.lowest >= read_to
+        high = opened.high_watermark
+        return (
+            partition.is_settled
+            and partition.problem is None
+            and waits.lowest >= max(high, self.open_start)
+            and waits.highest <= max(high, opened.end)
+        )
+
     def _is_news(self, m: Fetch) -> bool:
         """Whether a follower can say more to a reader that waits than before."""
         opened = self._partition.opened
@@ -288,8 +317,11 @@ class Serving:
     def tick(self, now: int) -> None:
         """Answer those that have waited long enough."""
         for source, m in self._waits.over(now):
-            offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
-            self._host.reply(source, self._answer(m, offset), now)
+            self._answer_empty(source, m, now)
+
+    def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
+        offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
+        self._host.reply(source, self._answer(m, offset), now)
 
     # --- times ----------------------------------------------------------------------------------
 

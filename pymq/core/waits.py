@@ -2,51 +2,108 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 
 WAIT_MAX_MS = 60_000  # whatever is asked for: nobody says that a client has died
+WAITS_MAX = 1_024  # of one connection; a reader has one fetch at a time in a partition
+
+Key = tuple[str, int]  # who has asked, and the id of the fetch
 
 
 class Waits:
-    """The waiting fetches of one partition, in the order in which they came."""
+    """The waiting fetches of one partition, in the order in which they came.
 
-    __slots__ = ("_waiting", "deadline")
+    A connection has at most :data:`WAITS_MAX` of them.
+    """
+
+    __slots__ = ("_due", "_lines", "_waiting", "highest", "is_any_plain", "lowest")
 
     def __init__(self) -> None:
-        # By whom, and the id of the fetch: until when, and what.
-        self._waiting: dict[tuple[str, int], tuple[int, Fetch]] = {}
-        self.deadline = NEVER  # of the first that has waited long enough; perhaps too early
+        # Until when, of which connection, and what.
+        self._waiting: dict[Key, tuple[int, str, Fetch]] = {}
+        self._lines: dict[str, OrderedDict[Key, None]] = {}  # by connection, oldest first
+        self._due: list[tuple[int, Key]] = []  # a heap, with some that do not wait any more
+        # Bounds of the offsets that are waited for, perhaps too wide after some were answered.
+        self.lowest, self.highest = NEVER, -1
+        self.is_any_plain = False  # whether one may be there that only the leader answers
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, source: str, m: Fetch, now: int) -> None:
-        """Let a fetch wait; one that was sent again waits once."""
-        self._waiting.pop((source, m.id), None)
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def deadline(self) -> int:
+        """When the first has waited long enough."""
+        while self._due:
+            until, key = self._due[0]
+            if (found := self._waiting.get(key)) is not None and found[0] == until:
+                return until
+            heappop(self._due)
+        return NEVER
+
+    def add(self, source: str, connection: str, m: Fetch, now: int) -> tuple[str, Fetch] | None:
+        """Let a fetch wait; one that was sent again waits once.
+
+        Returns:
+            The connection's oldest fetch, which waits no more, if the connection has too many.
+        """
+        key = source, m.id
+        self._remove(key)
+        line = self._lines.setdefault(connection, OrderedDict())
+        oldest = None
+        if len(line) >= WAITS_MAX:
+            first = next(iter(line))
+            oldest = first[0], self._remove(first)
+            line = self._lines.setdefault(connection, line)
         until = now + min(m.max_wait_ms, WAIT_MAX_MS)
-        self._waiting[source, m.id] = until, m
-        self.deadline = min(self.deadline, until)
+        self._put(key, until, connection, m)
+        if len(self._due) > 2 * len(self._waiting) + 64:
+            self._due = [(until, key) for key, (until, _, _) in self._waiting.items()]
+            heapify(self._due)
+        else:
+            heappush(self._due, (until, key))
+        return None if oldest is None or oldest[1] is None else (oldest[0], oldest[1])
 
     def serve(self, is_served: Callable[[str, Fetch], bool]) -> None:
         """Let each be tried again; those that are not served go on waiting."""
-        waiting, self._waiting = self._waiting, {}
-        for (source, request), (until, m) in waiting.items():
-            if not is_served(source, m):
-                self._waiting[source, request] = until, m
-        self._rearm()
+        waiting, self._waiting, self._lines = self._waiting, {}, {}
+        self.lowest, self.highest, self.is_any_plain = NEVER, -1, False
+        for key, (until, connection, m) in waiting.items():
+            if not is_served(key[0], m):
+                self._put(key, until, connection, m)
 
     def over(self, now: int) -> list[tuple[str, Fetch]]:
         """Take out those that have waited long enough."""
-        if self.deadline > now:
-            return []
-        over = [(key, m) for key, (until, m) in self._waiting.items() if until <= now]
-        for key, _ in over:
-            del self._waiting[key]
-        self._rearm()
-        return [(source, m) for (source, _), m in over]
+        over = []
+        while self.deadline <= now:
+            _, key = heappop(self._due)
+            m = self._remove(key)
+            assert m is not None  # The deadline is that of one that waits.
+            over.append((key[0], m))
+        return over
 
-    def _rearm(self) -> None:
-        self.deadline = min((until for until, _ in self._waiting.values()), default=NEVER)
+    def _put(self, key: Key, until: int, connection: str, m: Fetch) -> None:
+        self._waiting[key] = until, connection, m
+        self._lines.setdefault(connection, OrderedDict())[key] = None
+        self.lowest, self.highest = min(self.lowest, m.offset), max(self.highest, m.offset)
+        self.is_any_plain |= not m.any_replica
+
+    def _remove(self, key: Key) -> Fetch | None:
+        found = self._waiting.pop(key, None)
+        if found is None:
+            return None
+        _, connection, m = found
+        line = self._lines[connection]
+        del line[key]
+        if not line:
+            del self._lines[connection]
+        if not self._waiting:
+            self.lowest, self.highest, self.is_any_plain = NEVER, -1, False
+        return m

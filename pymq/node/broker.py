@@ -204,6 +204,12 @@ class Broker:
             return 0
         return most
 
+    def connection(self, source: str) -> str:
+        """The connection by which the machine *source* asks; within this broker, itself."""
+        if source == COPIES or source.startswith("#"):
+            return source
+        return self.outbox.owner(source)[1]
+
     def tell_controller(self, message: Message) -> None:
         """Send something to the active zkserver."""
         self.out.send.append((self._registration.controller, message))

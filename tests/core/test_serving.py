@@ -10,7 +10,8 @@ from pymq.core.message import Fetch, Fetched, Message
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.serving import Serving
-from pymq.core.types import AckMode, TopicPartition
+from pymq.core.types import NEVER, AckMode, TopicPartition
+from pymq.core.waits import WAITS_MAX, Waits
 from pymq.errors import CorruptBlock, PymqError, ReplicaNotAvailable
 from pymq.replication.factory import replicator
 from tests.core import test_upkeep
@@ -71,3 +72,51 @@ def test_readers_of_a_damaged_block_go_to_who_holds_it_or_are_told(others: tuple
         assert answer.error is DAMAGE
     (read,) = host.out.read
     assert (read.block.number, read.offset, read.end) == (1, 11, 12)
+
+
+def test_of_a_connection_so_many_fetches_wait_and_the_oldest_is_answered() -> None:
+    host = Host()
+    serving = Serving(Damaged(host), host)
+    serving.adopt(serving._partition.state)
+    for number in range(WAITS_MAX + 3):
+        serving.fetch(f"greedy/{number % 2}", Fetch(number, "t", "0", 12, 1, 60_000), 0)
+    serving.fetch("other/0", Fetch(5, "t", "0", 12, 1, 60_000), 0)
+    assert [answer.id for answer in host.answers if isinstance(answer, Fetched)] == [0, 1, 2]
+    assert len(serving._waits) == WAITS_MAX + 1
+    serving.tick(60_000)
+    assert len(host.answers) == WAITS_MAX + 4
+    assert not serving._waits
+    assert not serving._waits._lines
+    assert serving.deadline == NEVER
+
+
+def test_a_wake_that_brings_nothing_looks_at_no_waiting_fetch() -> None:
+    host = Host()
+    serving = Serving(Damaged(host), host)
+    serving.adopt(serving._partition.state)
+    for number in range(100):
+        serving.fetch("x/0", Fetch(number, "t", "0", 12, 1, 60_000), 0)
+    looks = 0
+    tried = serving._is_answered
+
+    def is_answered(source: str, m: Fetch, offset: int, now: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return tried(source, m, offset, now)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Serving, "_is_answered", lambda self, *args: is_answered(*args))
+        serving.wake(1)
+        assert (looks, host.answers) == (0, [])
+        serving._partition.problem = DAMAGE
+        serving.wake(1)
+    assert looks == len(host.answers) == 100
+
+
+def test_fetches_that_come_and_are_answered_leave_nothing_behind() -> None:
+    waits = Waits()
+    for number in range(10_000):
+        waits.add("x", "x", Fetch(number, "t", "0", 12, 1, 60_000), 0)
+        waits.serve(lambda source, m: True)
+    assert not waits
+    assert len(waits._due) < 100

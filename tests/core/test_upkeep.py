@@ -50,6 +50,9 @@ class Host:
     def admit(self, source: str, m: Fetch, now: int) -> int:
         return m.max_bytes
 
+    def connection(self, source: str) -> str:
+        return source.partition("/")[0]
+
     def tell_controller(self, message: Message) -> None:
         raise AssertionError("compaction is each broker's own affair")
 
