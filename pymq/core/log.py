@@ -461,4 +461,6 @@ class BlockLog:
 
     def at(self, wall_ms: int) -> None:
         """Tell the log what time it is, for its producers and the batches it makes itself."""
-        self._time = wall_ms
+        if wall_ms != self._time:
+            self._time = wall_ms
+            self.producers.tell(wall_ms)

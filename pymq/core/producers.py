@@ -13,6 +13,8 @@ It ends with a block, and the next one begins with what is handed on: producers 
 too long are left out, unless they have a name (Kafka's ``producer.id.expiration.ms``), and so are
 those that were silent longest, of what would be too large to go with a roll. Whoever seals the
 block decides that, by its own clock, and all replicas of the next one begin with the same table.
+A wall clock may be set, and brokers' clocks differ. So silence is what passes between looks at the
+clock, no step of which counts for more than a minute.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from pymq.errors import (
 NAMED = 1 << 62  # this bit of an id says that it belongs to a name, and not to one producer
 REMEMBERED = 5  # batches a producer, as many as it may have in flight
 UNKNOWN_TIME = -1
+STEP_MS = 60 * 1000  # of silence at most, between two looks at a clock that may have been set
 UNDER_WAY_MS = 10 * 60 * 1000  # silence after which a producer waits for no answer any more
 PAST_BYTES = 512 << 10  # of a table, in a node of the tree: a commit of ZooKeeper may have 1 MiB
 PLAIN_BYTES = 4 << 10  # a smaller table is not compressed
@@ -92,12 +95,13 @@ def _plainly(snapshot: bytes) -> bytes:
 class ProducerTable:
     """All producers of a partition, by id, the one that wrote last at the end."""
 
-    __slots__ = ("_producers", "_proposed", "_seen", "_time", "_writing")
+    __slots__ = ("_producers", "_proposed", "_seen", "_time", "_told", "_writing")
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}  # as the log has it, durably
         self._seen: dict[int, int] = {}  # wall clock, when each wrote last, as far as is known here
         self._time = UNKNOWN_TIME  # of the write under way
+        self._told = UNKNOWN_TIME  # what the wall clock said last
         self._writing: dict[int, Producer] = {}  # as it will be after the write under way ...
         self._proposed: dict[int, Producer] = {}  # ... and after the one that follows it
 
@@ -174,6 +178,8 @@ class ProducerTable:
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
         """What was proposed is being written; *now_ms* is the wall clock."""
+        if now_ms != UNKNOWN_TIME:
+            self.tell(now_ms)
         self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
 
@@ -215,11 +221,28 @@ class ProducerTable:
         _, _, count, offset, _ = producer.batches[-1]
         return offset + count
 
+    def tell(self, now_ms: int) -> None:
+        """The wall clock says *now_ms*.
+
+        If it was set, or is that of another broker, all times move with it: nobody was silent for
+        as long as the clock has jumped. A pause without a look at it counts as a minute.
+        """
+        before, self._told = self._told, now_ms
+        step = now_ms - before
+        if before == UNKNOWN_TIME or 0 <= step <= STEP_MS:
+            return
+        mark("producers.clock_set")
+        shift = step - min(max(step, 0), STEP_MS)
+        for producer_id, seen_ms in self._seen.items():
+            if seen_ms != UNKNOWN_TIME:
+                self._seen[producer_id] = max(seen_ms + shift, 0)
+
     def expire(self, now_ms: int, silent_ms: int) -> None:
         """Forget those without a name that have written nothing for longer than *silent_ms*.
 
         Of one that was seen at an unknown time, or at a later one, the time begins now.
         """
+        self.tell(now_ms)
         producers, seen = self._producers, self._seen
         for producer_id, seen_ms in list(seen.items()):
             if not 0 <= seen_ms <= now_ms:
@@ -286,6 +309,7 @@ class ProducerTable:
                     int(epoch), int(next_sequence), last[-REMEMBERED:]
                 )
                 table._seen[int(producer_id)] = int(seen_ms)
+            table._told = max(table._seen.values(), default=UNKNOWN_TIME)
         except (PymqError, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of producers: {error}") from None
         return table

@@ -134,7 +134,7 @@ def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
 
 def test_who_was_silent_too_long_is_forgotten_but_a_name_is_not() -> None:
     table = ProducerTable()
-    for producer, epoch in ((1, 0), (2, 0), (3, 1 << 32), (NAMED | 4, 0)):
+    for producer, epoch in ((1, 0), (3, 1 << 32), (NAMED | 4, 0), (2, 0)):
         table.propose(header(0, producer)._replace(producer_id=producer, epoch_high=epoch >> 32))
         table.write(50 if producer == 2 else 0)
         table.settle()
@@ -168,3 +168,39 @@ def test_a_snapshot_that_unpacks_to_too_much_is_refused() -> None:
     for bad in (packed[:-1], packed[:50], b"\x78", zlib.compress(bytes(17 << 20))):
         with pytest.raises(CorruptMetadata):
             ProducerTable.restore(bad)
+
+
+def _wrote(*times_ms: int) -> ProducerTable:
+    """A table of producers 0, 1 and so on, each of which wrote once, at its time."""
+    table = ProducerTable()
+    for producer, at in enumerate(times_ms):
+        table.propose(header(0, producer)._replace(producer_id=producer))
+        table.write(at)
+        table.settle()
+    return table
+
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("set_by", [3 * DAY_MS, -3 * DAY_MS])
+def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> None:
+    """Else a producer that is at work is forgotten, and what it sends again is written twice.
+
+    Nor does the clock of the broker that leads next, if it is days away from that of the last.
+    """
+    began = 10 * DAY_MS
+    table = _wrote(began, began + 10)
+    if moved:
+        table = ProducerTable.restore(table.hand_on(began + 20))
+    now = began + 30 + set_by
+    table.expire(now, DAY_MS)
+    assert known(table) == {0, 1}
+    for minute in range(1, 24 * 60 + 2):  # and silence counts on from there
+        table.tell(now + minute * 60_000)
+        if minute == 24 * 60 - 2:
+            table.expire(now + minute * 60_000, DAY_MS)
+            assert known(table) == {0, 1}
+    table.expire(now + (24 * 60 + 1) * 60_000, DAY_MS)
+    assert known(table) == set()

@@ -163,6 +163,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "producers.other_batch": (
         test_producers.test_another_batch_under_the_same_numbers_is_not_acknowledged
     ),
+    "producers.clock_set": partial(
+        test_producer_table.test_a_clock_that_is_set_makes_nobody_silent, 1 << 30, moved=False
+    ),
     "producers.expired": (
         test_producer_table.test_who_was_silent_too_long_is_forgotten_but_a_name_is_not
     ),

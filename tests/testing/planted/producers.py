@@ -244,6 +244,20 @@ def expire_unknown(expire: Any, self: ProducerTable, now_ms: int, silent_ms: int
 
 
 bug(
+    "clock-set-is-silence",
+    AREA,
+    "a producer is taken for silent by as much as a wall clock was set ahead",
+    "own, before decision 148; Kafka's producer.id.expiration.ms goes by the broker's clock",
+    test="tests/testing/test_clock_set.py",
+)
+
+
+@plant("clock-set-is-silence", ProducerTable, "tell")
+def tell_nothing(tell: Any, self: ProducerTable, now_ms: int) -> None:
+    return None
+
+
+bug(
     "past-without-bound",
     AREA,
     "the table of producers goes into the tree whole, and a roll never succeeds again",
