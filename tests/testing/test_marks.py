@@ -30,6 +30,7 @@ from tests.core import (
     test_reading_again,
     test_recovery,
     test_repair,
+    test_serving,
     test_slots,
     test_upkeep,
 )
@@ -146,6 +147,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "repair.unanswered": (test_slots.test_whoever_else_holds_it_is_asked_when_one_does_not_answer),
     "lending.later": test_lending.test_what_is_beyond_the_bound_has_the_next_turns,
     "repair.unreadable": test_repair.test_a_copy_that_cannot_be_read_now_is_read_again,
+    "serving.too_many_wait": (
+        test_serving.test_of_a_connection_so_many_fetches_wait_and_the_oldest_is_answered
+    ),
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
     ),
