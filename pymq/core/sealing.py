@@ -102,5 +102,6 @@ class Sealing:
             epochs=tuple(log.epochs) if self._is_shared else (),
             past=past,
             topic_id=log.name.topic_id,
+            controller_epoch=self.request.controller_epoch,
         )
         return self.answer

@@ -99,5 +99,6 @@ class Tidings:
                 error=error,
                 incarnation=host.incarnation,
                 topic_id=self._partition.state.topic_id,
+                controller_epoch=m.controller_epoch,
             )
         )

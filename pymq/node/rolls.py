@@ -264,6 +264,9 @@ class Rolls:
             return
         if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.is_committing:
             return
+        if m.controller_epoch not in (0, self._commits.image.controller_epoch):
+            mark("rolls.told_another")
+            return  # Since it was asked by another zkserver, the block may have gone on.
         if roll.is_takeover:
             roll.answers[m.broker] = m
             self._decide(roll, now)

@@ -56,6 +56,7 @@ from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import FETCH_SCRIPTS, SCRIPTS
 from tests.testing import (
     test_damaged_copies,
+    test_late_seals,
     test_no_descriptors,
     test_promotion,
     test_repeats,
@@ -199,6 +200,10 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "reports.made_anew": partial(
         test_made_anew.test_a_report_on_the_old_topic_changes_nothing, test_made_anew.join
+    ),
+    "rolls.told_another": partial(
+        test_late_seals.test_what_was_told_to_the_zkserver_before_does_not_end_the_block,
+        is_takeover=True,
     ),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered

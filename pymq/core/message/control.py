@@ -134,6 +134,7 @@ class Sealed:
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins) of the block's batches
     past: bytes = b""  # the producers as of *end*, for the next block
     topic_id: str = ""  # of the topic that is meant; "": not told
+    controller_epoch: int = 0  # of the zkserver that has asked; 0: not told
 
 
 @value

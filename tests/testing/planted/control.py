@@ -282,7 +282,7 @@ bug(
     ROLLS,
     "a take-over of voters goes by the length of their copies, whatever their epochs",
     "KIP-101, KIP-279; Raft 5.4.1",
-    test="tests/node/test_takeover.py::test_of_four_two_see_all_and_the_later_epoch_counts",
+    test="tests/testing/test_equal_lengths.py",
 )
 
 
@@ -296,8 +296,7 @@ bug(
     ROLLS,
     "a take-over of voters names as holders all whose copies are as long as the best one",
     "KIP-101; Raft 5.4.1",
-    test="tests/node/test_takeover.py::"
-    "test_of_two_copies_that_are_as_long_only_the_later_epochs_one_is_whole",
+    test="tests/testing/test_equal_lengths.py",
 )
 
 
@@ -314,15 +313,31 @@ bug(
     ROLLS,
     "an answer to an earlier roll of the same block ends this one",
     "a mutation that no test killed",
-    test="tests/node/test_controller_rolls.py::"
-    "test_an_answer_to_an_earlier_roll_does_not_end_this_one",
+    test="tests/testing/test_late_seals.py::"
+    "test_what_was_told_to_the_zkserver_before_does_not_end_the_block[False]",
 )
 
 
 @plant("late-seal-counts", Rolls, "sealed")
 def sealed_at_any_epoch(sealed: Any, self: Rolls, m: Any, now: int) -> None:
     roll = self.get(TopicPartition(m.topic, m.partition))
-    sealed(self, m if roll is None else attrs.evolve(m, epoch=roll.epoch), now)
+    epoch = m.epoch if roll is None else roll.epoch
+    sealed(self, attrs.evolve(m, epoch=epoch, controller_epoch=0), now)
+
+
+bug(
+    "seal-for-another-counts",
+    ROLLS,
+    "an answer to the zkserver before ends the block, which has gone on since",
+    "own, before decision 149",
+    test="tests/testing/test_late_seals.py::"
+    "test_what_was_told_to_the_zkserver_before_does_not_end_the_block[True]",
+)
+
+
+@plant("seal-for-another-counts", Rolls, "sealed")
+def sealed_for_anybody(sealed: Any, self: Rolls, m: Any, now: int) -> None:
+    sealed(self, attrs.evolve(m, controller_epoch=0), now)
 
 
 bug(
