@@ -148,6 +148,22 @@ def submit_unfenced(submit: Any, self: Commits, flight: Any) -> None:
 
 
 bug(
+    "fence-without-node",
+    CONTROLLER,
+    "a commit proves the controller epoch, and not that its zkserver still has its session",
+    "K1; nobody else may have taken over yet, and whoever does has read the tree before",
+    test="tests/testing/test_directed.py"
+    "::test_what_is_asked_while_a_session_ends_is_not_done_in_the_next_one",
+)
+
+
+@plant("fence-without-node", Commits, "begin")
+def begin_with_the_epoch(begin: Any, self: Commits, image: Any) -> None:
+    begin(self, image)
+    self._fence = self._fence[:1]
+
+
+bug(
     "stale-controller",
     CONTROLLER,
     "a broker goes by what it is told last, whoever says so, and however old it is",

@@ -149,6 +149,23 @@ def flush_nothing(flush: Any, self: Offsets, now: int) -> None:
 
 
 bug(
+    "commit-syncs-nothing",
+    AREA,
+    "commit() is answered when what was acknowledged is written, and not synced",
+    "Kafka: offsets.commit.required.acks, and log.flush.interval of the offsets' topic",
+    test="tests/testing/test_directed.py"
+    "::test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers",
+)
+
+
+@plant("commit-syncs-nothing", Offsets, "answer")
+def answer_unsynced(
+    answer: Any, self: Offsets, source: str, settled: Any, *, durable: bool
+) -> None:
+    answer(self, source, settled, durable=False)
+
+
+bug(
     "settled-early",
     AREA,
     "an acknowledgement is confirmed while its write is under way, and the write may fail",

@@ -11,16 +11,20 @@ from pymq.coord import paths
 from pymq.core.answers import Answers
 from pymq.core.intake import Intake
 from pymq.core.log import BlockLog
+from pymq.core.message import RaftVote
 from pymq.core.open_block import OpenBlock
 from pymq.core.partition import Partition
+from pymq.core.ready import Ready, SaveState
 from pymq.core.repair import Repair
 from pymq.core.repairs import Repairs
 from pymq.core.serving import Serving
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import OffsetOutOfRange
 from pymq.node import blocks, reported, restarts
+from pymq.replication.copy import Copy
 from pymq.replication.fetch import Fetch, Follower
 from pymq.replication.leadership import Leadership
+from pymq.replication.raft import Raft
 from tests.testing.planted.bug import bug, plant
 
 RAFT, FETCH = "raft", "fetch"
@@ -116,6 +120,43 @@ def believe(refused: Any, self: Route, router: Any, error: Any) -> int | None:
         return None
     pause: int | None = refused(self, router, error)
     return pause
+
+
+bug(
+    "transfer-unsaved",
+    RAFT,
+    "a member that is asked to take the leadership over stands for election without saving that",
+    "a mutation that no test killed; Raft 5.2",
+    test="tests/testing/test_directed.py"
+    "::test_who_takes_the_leadership_over_knows_its_term_after_a_crash",
+)
+
+
+@plant("transfer-unsaved", Raft, "flush")
+def flush_unsaved(flush: Any, self: Raft, ready: Ready, now: int) -> None:
+    is_asked = any(isinstance(m, RaftVote) and m.transfer for _, m in self._after)
+    before = len(ready.write)
+    flush(self, ready, now)
+    if is_asked:
+        mine = [write for write in ready.write[before:] if not isinstance(write, SaveState)]
+        ready.write[before:] = mine
+
+
+bug(
+    "verified-for-ever",
+    RAFT,
+    "what was compared with the log of one leader is not compared with that of the next",
+    "a mutation that no test killed; Raft 5.3",
+    test="tests/testing/test_directed.py"
+    "::test_what_was_compared_with_one_leader_is_compared_with_the_next",
+)
+
+
+@plant("verified-for-ever", Copy, "new_term")
+def keep_verified(new_term: Any, self: Copy) -> None:
+    verified = self._verified
+    new_term(self)
+    self._verified = max(verified, self._verified)
 
 
 bug(
