@@ -1,10 +1,9 @@
-"""Mistakes that take two things at once, done on purpose in a whole cluster and seen by its rules."""
+"""Mistakes that take two things at once, made on purpose in a cluster and seen by its rules."""
 
 from __future__ import annotations
 
 import pytest
 
-from pymq import Client
 from pymq import Client
 from pymq.core.message import CreateTopic, RaftTimeout
 from pymq.testing import Cluster, probe
