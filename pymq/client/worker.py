@@ -16,7 +16,7 @@ from pymq.client.base import Driver
 from pymq.client.intake import Intake
 from pymq.client.leased import Leased
 from pymq.client.membership import BEAT_MS, Key, Membership, WorkerConfig
-from pymq.client.pace import Pace
+from pymq.client.pace import AHEAD_MS, Pace
 from pymq.client.poll_timer import PollTimer
 from pymq.client.replicas import Preference
 from pymq.client.route import RETRY_MAX_MS
@@ -90,11 +90,14 @@ class Worker(Intake):
         self.standing = Standing(self.membership, driver)
         self._is_closed = False
         self._renew_at = NEVER
+        self._is_at_work = False  # the application has got records and has not asked for more
+        self._return_at = NEVER  # what has come beyond those
 
     # --- the handle -----------------------------------------------------------------------------
 
     def want(self, records: int, now: int) -> None:
         """Lease up to *records* and fetch them."""
+        self._is_at_work = False
         self._acquiring.wanted, self._acquiring.halted = self.pace.limit(records), self.stuck()
         if self.poll_timer.asked():
             self._has_news = True
@@ -132,7 +135,7 @@ class Worker(Intake):
     def handed_out(self, chunk: BatchView) -> None:
         """The application has got these records; their lease began when they were leased."""
         self.settler.handed.out(chunk)
-        self.poll_timer.is_used = True
+        self.poll_timer.is_used = self._is_at_work = True
 
     def close(self, unread: list[Span]) -> None:
         """Settle and leave; the caller holds the driver."""
@@ -150,7 +153,7 @@ class Worker(Intake):
         self.settler.close()
         self._timers.clear()
         self.poll_timer.stop()
-        self._renew_at = self._tell_at = NEVER
+        self._renew_at = self._tell_at = self._return_at = NEVER
 
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
         """Lease nothing more of some partitions and give back what was not handed out."""
@@ -215,6 +218,8 @@ class Worker(Intake):
                 self._lapse()
         if now >= self._renew_at:
             self._renew(now)
+        if now >= self._return_at:
+            self._return_surplus()
         if now >= self._tell_at:
             self._tell_at = NEVER if self._acquiring.tell(now) else now + TELL_MS
         for kind, what in self._timers.over(now):
@@ -248,6 +253,7 @@ class Worker(Intake):
             self.membership.beat_at,
             self._renew_at,
             self._tell_at,
+            self._return_at,
             self.poll_timer.look_at,
             self.settler.due,
             self.membership.retry_at or NEVER,
@@ -369,7 +375,7 @@ class Worker(Intake):
         self.membership.left()
         self._drop_leases(error)
         self.settler.end(error)
-        self._renew_at = self._tell_at = NEVER
+        self._renew_at = self._tell_at = self._return_at = NEVER
         self.fail(error)
 
     def take_problem(self) -> PymqError | None:
@@ -412,7 +418,22 @@ class Worker(Intake):
         self.watches.change(self.membership.assigned, ())
         self.membership.lapsed()
         self._drop_leases(self.poll_timer.lapse())
-        self._renew_at = self._tell_at = NEVER
+        self._renew_at = self._tell_at = self._return_at = NEVER
+
+    def _return_surplus(self) -> None:
+        """Give back what has come beyond what the application is at work on: others are free.
+
+        A request may bring records after others have been handed out, if it had met their answer
+        on its way. Nobody asked for them twice, so they would wait here for as long as that takes.
+        """
+        self._return_at = NEVER
+        with self.chunks_lock:
+            if not self._is_at_work or self.stuck():
+                return
+            chunks, self.chunks = self.chunks, deque()
+        if chunks:
+            mark("worker.surplus")
+            self.settler.give_back([(c.partition, (c.base_offset, c.end_offset)) for c in chunks])
 
     def _buffered(self) -> list[Span]:
         return self.unread()
@@ -496,6 +517,8 @@ class Worker(Intake):
                 self.dead.append(view)
             elif len(view) and not view.is_control:
                 self.chunks.append(view)
+        if self._is_at_work and self.chunks:
+            self._return_at = min(self._return_at, now + AHEAD_MS)
         self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
             # All of it was compacted away or not for consumers.

@@ -8,6 +8,7 @@ import pytest
 
 import pymq
 from pymq.testing import Cluster
+from pymq.testing.network import LinkFaults
 
 WORKERS = 4
 TASKS = 200
@@ -101,3 +102,33 @@ def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> N
             places = [producer.send("t", b"v").result().partition for _ in range(8)]
         assert sorted(places) == sorted("01230123")
         assert places[:4] == places[4:]
+
+
+@pytest.mark.parametrize("delay_ms", [2, 5])
+@pytest.mark.parametrize("gap_ms", [0, 5, 10, 15, 20])
+def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
+    gap_ms: int, delay_ms: int
+) -> None:
+    """Its request may be on its way as a record comes for the one before."""
+    with Cluster(brokers=3) as cluster:
+        cluster.network.set_faults(LinkFaults(delay_us=1_000 * delay_ms))
+        mq = cluster.client()
+        mq.create_topic("t", partitions=1)
+        one = cluster.client().consumer("t", group="g", prefetch=1)
+        two = cluster.client().consumer("t", group="g", prefetch=1)
+        for _ in range(5_000):  # Both have joined, know their partitions, and wait.
+            assert one.poll(timeout=0) + two.poll(timeout=0) == []
+            cluster.run(seconds=0.001)
+        with mq.producer() as producer:
+            producer.send("t", b"long")
+            free = [one, two]  # of them the one that gets it has it to do until the end
+            found: list[bytes] = []
+            for ms in range(400):
+                if ms == gap_ms:
+                    producer.send("t", b"next")
+                for consumer in list(free):
+                    if records := consumer.poll(timeout=0):
+                        found += [r.value for r in records]
+                        free.remove(consumer)
+                cluster.run(seconds=0.001)
+            assert sorted(found) == [b"long", b"next"]

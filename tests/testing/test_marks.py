@@ -19,7 +19,7 @@ from pymq.testing.marks import all_marks
 from pymq.testing.plan import Plan, generate
 from pymq.testing.script import check_script
 from pymq.testing.swarm import run_plan
-from tests.client import test_cluster_groups
+from tests.client import test_cluster_groups, test_cluster_idle_workers
 from tests.core import (
     test_fetches,
     test_group,
@@ -221,6 +221,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "group.member_unsubscribed": lambda: (
         test_group.test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(test_group.Host())
+    ),
+    "worker.surplus": partial(
+        test_cluster_idle_workers.test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s,
+        10,
+        5,
     ),
     "worker.unsubscribed": partial(
         test_cluster_groups.test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member,

@@ -7,6 +7,7 @@ from typing import Any
 from pymq.client.acquiring import Acquiring
 from pymq.client.pace import Pace
 from pymq.client.producer import Topic
+from pymq.client.worker import Worker
 from pymq.core import leases
 from pymq.core.group import GroupCoordinator
 from pymq.core.leases import Leases
@@ -14,6 +15,7 @@ from pymq.core.membership import Group
 from pymq.core.offsets import Offsets
 from pymq.core.ranges import EVERYTHING
 from pymq.core.runs import split
+from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
 
 AREA = "groups"
@@ -373,3 +375,17 @@ bug(
 @plant("unkeyed-stay", Topic, "left")
 def stay(step: Any, self: Topic, *queues: object) -> None:
     return None
+
+
+bug(
+    "surplus-stays",
+    AREA,
+    "a member that is at work keeps what comes beyond what it has asked for",
+    "RabbitMQ: what is prefetched for a slow consumer waits for it",
+    test="tests/client/test_cluster_idle_workers.py",
+)
+
+
+@plant("surplus-stays", Worker, "_return_surplus")
+def keep_surplus(step: Any, self: Worker) -> None:
+    self._return_at = NEVER
