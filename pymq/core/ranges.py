@@ -106,9 +106,14 @@ class Ranges:
 
 
 def has_keys(header: Header) -> bool:
-    """Whether a record of the batch may have a key."""
+    """Whether a record of the batch may have a key, or one had that compaction has removed since.
+
+    A consumer may be at work on such a record: another one is not to get a later one of its key.
+    """
     if header.is_control:
         return False  # Consumers never see it.
+    if header.count < header.span:
+        return True
     return header.body_format != COLUMNS_FORMAT or bool(header.columns & KEYS)
 
 

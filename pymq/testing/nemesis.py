@@ -71,9 +71,10 @@ class Nemesis:
             return False
         if not (len(self.cluster.brokers) > 2 and self._is_spare(name)):
             return False
-        # A partition of one replica may be rolled onto that disk, and then nobody else has it.
+        # A partition may be rolled onto that disk. With one replica nobody else has it then, and
+        # of two Raft needs both.
         return all(
-            decode_node(PartitionNode, entry.data).replicas > 1
+            _needs_not_all(decode_node(PartitionNode, entry.data))
             for entry in self.cluster.ensemble.entries()
             if isinstance(paths.parse(entry.path), paths.PartitionPath) and entry.data
         )
@@ -339,3 +340,11 @@ class Nemesis:
 
     def _expire(self, name: str) -> None:
         self.cluster.expire_session(name)
+
+
+def _needs_not_all(node: PartitionNode) -> bool:
+    """Whether a partition takes records while one of its replicas cannot write."""
+    wanted = node.wanted
+    counts = [node.replicas, *([wanted.count] if wanted is not None and wanted.count else [])]
+    modes = {node.acks, *([wanted.acks] if wanted is not None and wanted.acks is not None else [])}
+    return min(counts) > (2 if AckMode.RAFT in modes else 1)

@@ -356,8 +356,10 @@ class Leases(Checker):
         """Whether any of these records has a key, as its batch says.
 
         None where visible records were lost, as weak settings allow: a coordinator then knows
-        offsets of what was lost, and others have them now.
+        offsets of what was lost, and others have them now. None, too, where compaction has removed
+        some, which may have had keys.
         """
+        found: bool | None = False
         history = self.watch.history_of(*name)
         if history is not None and history.losses:
             return None
@@ -367,8 +369,14 @@ class Leases(Checker):
                 header = log.headers[index]
                 if header.end_offset > start and header.columns & KEYS and not header.is_control:
                     return True
+                if (
+                    header.end_offset > start
+                    and header.count < header.span
+                    and not header.is_control
+                ):
+                    found = None
                 index += 1
-        return False
+        return found
 
     def _confirmed(self, host: BrokerHost, peer: str, m: Settled) -> None:
         settle, committed = self._settles.pop((peer, m.id), (None, {}))
