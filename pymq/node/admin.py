@@ -101,8 +101,8 @@ class Admin:
             self._notices.tell(m.name, now)
             topic = self._commits.image.topics[m.name]
             if topic.node.config.unclean_election:
-                for name in topic.partitions:
-                    self._rolls.consider(TopicPartition(m.name, name), now)
+                names = [TopicPartition(m.name, name) for name in topic.partitions]
+                self._rolls.consider_many(names, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 
@@ -248,8 +248,7 @@ class Admin:
             return len(names)
 
         def done(now: int) -> None:
-            for name in names:
-                self._rolls.consider(name, now)
+            self._rolls.consider_many(names, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 

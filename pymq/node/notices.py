@@ -31,6 +31,7 @@ STATES_MAX = 64  # in a message, which take a broker some 15 ms
 STATES_BYTES_MAX = (
     4 << 20
 )  # of states in a message, about; a packet's header may have four times as much
+TOLD_MAX = 256  # partitions of a topic in a turn; to find their brokers takes some 2 ms
 NOT_SENT = -1  # as id
 LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
 
@@ -76,6 +77,8 @@ class Notices:
         self._new: dict[str, None] = {}  # brokers with something new in their boxes
         self._ids = 0
         self._due: list[tuple[int, str]] = []  # retries, perhaps out of date
+        self._topics: dict[str, list[str]] = {}  # partitions that are to be told next, last first
+        self._topics_at = NEVER
 
     def next_id(self) -> int:
         """An id that no other request has, of this or any other active zkserver."""
@@ -87,6 +90,8 @@ class Notices:
         self._boxes.clear()
         self._new.clear()
         self._due.clear()
+        self._topics.clear()
+        self._topics_at = NEVER
 
     # --- telling --------------------------------------------------------------------------------
 
@@ -116,12 +121,18 @@ class Notices:
     def tell(self, topic: str, now: int, *partitions: str) -> None:
         """Tell the brokers of a topic, or of *partitions* of it, what they are to host now.
 
-        The message leaves with the next :meth:`flush`.
+        The message leaves with the next :meth:`flush`. Of a large topic the first partitions are
+        told then, and the others in the turns that follow.
         """
         image = self._commits.image.topics.get(topic)
         if image is None:
             return
-        for name in partitions or image.partitions:
+        if not partitions:
+            self._topics[topic] = list(reversed(image.partitions))
+            if self._topics_at == NEVER:
+                self._tell_topics(now)
+            return
+        for name in partitions:
             found = image.partitions.get(name)
             if found is None:
                 continue
@@ -130,6 +141,20 @@ class Notices:
                 self.tell_one(broker, key)
             for broker in found.node.leaving:
                 self.stop(broker, key, now)
+
+    def _tell_topics(self, now: int) -> None:
+        left = TOLD_MAX
+        while self._topics and left > 0:
+            topic, names = next(iter(self._topics.items()))
+            some, names[-left:] = names[-left:], []
+            left -= len(some)
+            if not names:
+                del self._topics[topic]
+            if some:
+                self.tell(topic, now, *reversed(some))
+        if self._topics:
+            mark("notices.large_topic")
+        self._topics_at = now + 1 if self._topics else NEVER
 
     def tell_all(self, names: Iterable[TopicPartition], now: int) -> None:
         """Tell the brokers of several partitions."""
@@ -298,7 +323,9 @@ class Notices:
             heappush(self._due, (box.retry_at, broker))
 
     def tick(self, now: int) -> None:
-        """Send again what was not answered."""
+        """Tell more of large topics, and send again what was not answered."""
+        if self._topics_at <= now:
+            self._tell_topics(now)
         while self._due and self._due[0][0] <= now:
             due, broker = heappop(self._due)
             box = self._boxes.get(broker)
@@ -335,9 +362,9 @@ class Notices:
             due, broker = self._due[0]
             box = self._boxes.get(broker)
             if box is not None and box.retry_at == due:
-                return due
+                return min(due, self._topics_at)
             heappop(self._due)
-        return NEVER
+        return self._topics_at
 
 
 def _is_final(error: PymqError | None) -> bool:

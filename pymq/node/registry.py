@@ -182,7 +182,7 @@ class Registry:
             self._commits.journal.note(
                 "replica_offline", broker=m.broker, **name._asdict(), why=why
             )
-            self._rolls.consider(name, now)
+        self._rolls.consider_many(new, now)
         if is_healed:
             mark("registry.online_again")
             self._rolls.consider_short(now)
@@ -236,9 +236,9 @@ class Registry:
         for broker in self._members.given_up(now):
             mark("registry.replaced")
             self._rolls.consider_all(broker, now)
-        for name in self._members.offline.given_up(now):
+        if given_up := list(self._members.offline.given_up(now)):
             mark("registry.offline.replaced")
-            self._rolls.consider(name, now)
+            self._rolls.consider_many(given_up, now)
         if self._check_at <= now:
             self._check(now)
 
@@ -267,8 +267,8 @@ class Registry:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._rolls.consider_all(broker, now)
-        for name in self._members.offline.to_replace():
-            self._rolls.consider(name, now)  # There may be a broker for it by now.
+        # There may be a broker for them by now.
+        self._rolls.consider_many(self._members.offline.to_replace(), now)
 
     @property
     def deadline(self) -> int:

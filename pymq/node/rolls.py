@@ -15,7 +15,8 @@ takes over finishes what was begun, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Seal, Sealed
@@ -32,6 +33,7 @@ from pymq.errors import (
     UnknownTopic,
 )
 from pymq.node import blocks, reported, takeover
+from pymq.node.candidates import TURN_MAX, Candidates
 from pymq.node.commits import Commits, Send
 from pymq.node.image import Draft
 from pymq.node.membership import Members
@@ -62,6 +64,7 @@ class Rolls:
         self._wall_ms = wall_ms
         self._rolls: dict[TopicPartition, Roll] = {}
         self._agenda = Agenda(self._rolls)
+        self._candidates = Candidates(self._look)
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -80,6 +83,7 @@ class Rolls:
         """This zkserver rolls nothing any more."""
         rolls = list(self._rolls.values())
         self._rolls.clear()
+        self._candidates.clear()
         for roll in rolls:
             roll.callers += roll.behind
             self._tell(roll.answer(None, error))
@@ -133,10 +137,8 @@ class Rolls:
 
     def resume(self, now: int) -> None:
         """Go on with what administrators were promised, by this zkserver or one before it."""
-        for name in list(self._commits.image.wanted):
-            if name not in self._rolls and is_manned(self._commits.image, self._members, name):
-                mark("rolls.resumed")
-                self.start(name, now)
+        wanted = self._commits.image.wanted
+        self.consider_many([name for name in wanted if name not in self._rolls], now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
         """Have *caller* begin anew after a roll that is not to be changed any more, if one is."""
@@ -173,13 +175,23 @@ class Rolls:
 
     def consider_all(self, broker: str, now: int) -> None:
         """Consider all partitions of which a broker has the open block."""
-        for name in self._commits.image.hosting.opened(broker):
-            self.consider(name, now)
+        self.consider_many(self._commits.image.hosting.opened(broker), now)
 
     def consider_short(self, now: int) -> None:
         """Consider all partitions that have fewer replicas than they should."""
-        for name in list(self._commits.image.short):
-            self.consider(name, now)
+        self.consider_many(self._commits.image.short, now)
+
+    def consider_many(self, names: Iterable[TopicPartition], now: int) -> None:
+        """Consider partitions, some in this turn and the others in the next ones."""
+        self._candidates.add(names, now)
+
+    def _look(self, name: TopicPartition, now: int) -> None:
+        self.consider(name, now)
+        image = self._commits.image
+        is_waiting = name in image.wanted and name not in self._rolls
+        if is_waiting and is_manned(image, self._members, name):
+            mark("rolls.resumed")
+            self.start(name, now)
 
     def _is_leaderless(
         self, name: TopicPartition, block: BlockNode, *, is_forced: bool = False
@@ -453,7 +465,9 @@ class Rolls:
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        for roll in self._agenda.due(now):
+        if self._candidates.deadline <= now:
+            self._candidates.tick(now)
+        for roll in islice(self._agenda.due(now), TURN_MAX):
             if roll.decide_at <= now and self._members.listened(now) < roll.patience:
                 mark("rolls.decides_later_still")
                 roll.decide_at = self._members.earliest(roll.patience)
@@ -469,4 +483,4 @@ class Rolls:
     @property
     def deadline(self) -> int:
         """When :meth:`tick` has something to do, at the earliest."""
-        return self._agenda.deadline
+        return min(self._agenda.deadline, self._candidates.deadline)

@@ -195,6 +195,7 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
     cluster = Cluster(brokers=1)
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
+    cluster.pass_ms(10_000)  # Of those who are told, some are in each turn.
     commits = [c for c in cluster.active.commits if len(c.ops) > 10]
     assert all(len(c.ops) <= SLICE_OPS + 10 for c in commits)
     told = [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)]

@@ -44,6 +44,7 @@ from tests.node import (
     test_departures,
     test_large_topics,
     test_made_anew,
+    test_many_partitions,
     test_removals,
     test_slices,
     test_subscribers,
@@ -207,6 +208,12 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "rolls.forced": (
         test_takeover.test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered
+    ),
+    "candidates.more": (
+        test_many_partitions.test_a_decommission_of_many_partitions_goes_on_with_the_next_zkserver
+    ),
+    "notices.large_topic": (
+        test_large_topics.test_a_large_topic_is_made_in_slices_and_told_when_it_is_whole
     ),
     "notices.many": (
         test_controller_brokers.test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before
