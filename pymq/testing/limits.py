@@ -37,6 +37,11 @@ SPREAD: dict[str, tuple[str, tuple[int, ...]]] = {
     "BEHIND_RECORDS": ("pymq.client.", (1, 20)),
     "NEAR_WAIT_MS": ("pymq.client.", (1, 100)),
 }
+# How much of what concerns very many partitions is done in a turn, which is drawn apart as well.
+TURNS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "TURN_MAX": ("pymq.node.", (1, 2)),
+    "TOLD_MAX": ("pymq.node.", (1, 2)),
+}
 # What most runs have in place of the usual number, when they draw none of the above; the others,
 # one run in so many, have the usual one.
 MOSTLY = {"SESSION_MS": 4_000}
@@ -57,8 +62,17 @@ def draw_limits(rng: Random) -> dict[str, int]:
 
 def draw_spread(rng: Random) -> dict[str, int]:
     """Some of those that say where readers go, each with a probability of one half."""
+    return _draw_half(SPREAD, rng)
+
+
+def draw_turns(rng: Random) -> dict[str, int]:
+    """Some of those that bound a turn, each with a probability of one half."""
+    return _draw_half(TURNS, rng)
+
+
+def _draw_half(table: dict[str, tuple[str, tuple[int, ...]]], rng: Random) -> dict[str, int]:
     return {
-        name: rng.choice(choices) for name, (_, choices) in SPREAD.items() if rng.random() < 1 / 2
+        name: rng.choice(choices) for name, (_, choices) in table.items() if rng.random() < 1 / 2
     }
 
 
@@ -72,7 +86,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
     before: list[tuple[ModuleType, str, int]] = []
     try:
         for name, number in limits.items():
-            package, _ = (LIMITS | SPREAD)[name]
+            package, _ = (LIMITS | SPREAD | TURNS)[name]
             places = [
                 module
                 for path, module in list(sys.modules.items())

@@ -27,7 +27,7 @@ from pymq.testing.faults import (
     log_uniform,
 )
 from pymq.testing.hostile import draw_hostile
-from pymq.testing.limits import draw_limits, draw_spread
+from pymq.testing.limits import draw_limits, draw_spread, draw_turns
 from pymq.testing.world import SECOND, mix
 
 OPS = """set_state create_partition alter reassign decommission scratch describe seek find
@@ -254,7 +254,7 @@ class Planner:
         own = Random(mix(plan.seed, "copies"))
         plan.knobs["replica_lost_ms"] = own.choice([2_000, 600_000])
         plan.knobs["leader_balance_ms"] = own.choice([1_000, 300_000])
-        plan.limits = draw_limits(rng)
+        plan.limits = draw_limits(rng) | draw_turns(Random(mix(plan.seed, "turns")))
 
     def _topic(self, index: int) -> dict[str, Any]:
         rng, plan = self.rng, self.plan

@@ -9,7 +9,9 @@ from pymq.core.bounds import GroupLimits
 from pymq.core.fetches import Boundless, Fetches
 from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
+from pymq.node.candidates import Candidates
 from pymq.node.copies import Copies
+from pymq.node.notices import Notices
 from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
 from pymq.web.guesses import Guesses
@@ -196,3 +198,51 @@ bug(
 @plant("groups-without-bounds", GroupLimits, "check_members")
 def admit_all(check: Any, self: GroupLimits, group: str, count: int) -> None:
     return None
+
+
+MANY = "tests/node/test_many_partitions.py::"
+
+bug(
+    "all-partitions-in-a-turn",
+    AREA,
+    "the zkserver begins the rolls of all partitions of a broker in one turn, and answers nobody",
+    "own, before decision 151; Kafka KAFKA-5642",
+    test=MANY + "test_a_broker_of_many_partitions_is_decommissioned_some_in_each_turn",
+)
+
+
+@plant("all-partitions-in-a-turn", Candidates, "tick")
+def look_at_all(tick: Any, self: Candidates, now: int) -> None:
+    tick(self, now)
+    while self._names:
+        tick(self, now)
+
+
+bug(
+    "only-the-first-are-looked-at",
+    AREA,
+    "of many partitions of a broker only those of the first turn are rolled",
+    "any queue that is worked off in parts",
+    test=MANY + "test_a_broker_of_many_partitions_is_decommissioned_some_in_each_turn",
+)
+
+
+@plant("only-the-first-are-looked-at", Candidates, "tick")
+def look_once(tick: Any, self: Candidates, now: int) -> None:
+    tick(self, now)
+    self.clear()
+
+
+bug(
+    "only-the-first-are-told",
+    AREA,
+    "of a large topic only the partitions of the first turn are told to their brokers",
+    "any queue that is worked off in parts",
+    test=MANY + "test_a_large_topic_is_told_some_partitions_in_each_turn",
+)
+
+
+@plant("only-the-first-are-told", Notices, "_tell_topics")
+def tell_once(tell: Any, self: Notices, now: int) -> None:
+    tell(self, now)
+    self._topics.clear()
