@@ -27,6 +27,7 @@ ANSWER_MS = 500  # how long an answer may take beyond what it was asked to wait 
 ANSWER_MAX_MS = 4_000  # ... at first and in the end
 _OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)  # another replica may do without it
 OWN_TRIES = 8  # before that is the reader's error: a follower may not have all of it yet
+LEADERLESS_TRIES = 2  # the next leader is mostly found by then
 CONFIRMED = 3  # times that a leader must say that the log ends before what was read of it
 
 
@@ -191,6 +192,10 @@ class Route:
                 return pause
         if isinstance(error, NotLeader):
             is_known = router.refused(self.topic, self.partition, self.asked, error)
+            if not is_known and self.tries > LEADERLESS_TRIES:
+                # Nobody leads, so all replicas are as good, and this one may be the last.
+                names = live(router, self.topic, self.partition)
+                self._stand_in(sorted(names, key=lambda name: name == self.asked))
             return pause if is_known else max(pause, RETRY_MS)
         if error.retriable:
             router.refresh(self.topic)

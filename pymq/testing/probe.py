@@ -106,6 +106,20 @@ def high_watermark(broker: Broker | None, topic: str, partition: str) -> int | N
     return found.opened.high_watermark if found is not None else None
 
 
+def readable_from_begin(partition: Partition) -> int | None:
+    """How far a broker has a partition without a gap; None if it does not know its begin.
+
+    Of the open block it is as far as the broker knows it to be committed, and has it on its disk.
+    """
+    *sealed, opened = partition.state.blocks
+    for block in sealed:
+        if not partition.has(block) or partition.damage(block) is not None:
+            return None if block is sealed[0] else block.start
+    if partition.problem is not None or partition.opened.replicator is None:
+        return opened.start
+    return max(opened.start, partition.opened.readable_end)
+
+
 def in_sync(partition: Partition) -> tuple[str, ...] | None:
     """Whom the leader of a fetch block counts on, and will if it gets its way; else None."""
     replicator = partition.opened.replicator

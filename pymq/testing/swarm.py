@@ -44,6 +44,7 @@ from pymq.testing.limits import limited
 from pymq.testing.nemesis import Nemesis
 from pymq.testing.plan import SCRATCH, Plan
 from pymq.testing.service import Service
+from pymq.testing.survivor import BOUND_S, committed_on, draw_survivor, let_others_die
 from pymq.testing.workload import App, History, Sent
 from pymq.testing.world import SECOND, Violation, uncollected
 
@@ -53,7 +54,8 @@ LOOK_US = 50_000  # how often it is looked whether it does
 LOOKS = 5  # of administrators, one a second
 # What must come about once the faults have ended; a run may be told to let some of it pass.
 LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
-    readers-reach-the-end groups-reach-the-end replicas-converge auditor-reads""".split()
+    readers-reach-the-end groups-reach-the-end replicas-converge auditor-reads
+    readable-without-leader""".split()
 # With these a record was certainly not written; with others nobody knows.
 DEFINITE = (InvalidRequest, PartitionUnset, RecordTooLarge, UnknownPartition, UnknownTopic)
 
@@ -156,7 +158,7 @@ class Run:
         else:
             self.waived = "beyond-repair"
             return
-        for phase in (self._heal, self._check_reads):
+        for phase in (self._heal, self._check_reads, self._check_survivor):
             try:
                 phase()
             except Waived as problem:
@@ -436,6 +438,31 @@ class Run:
         }
         for sent in self.history.sent:
             self._check_sent(sent, seen, values, starts)
+
+    def _check_survivor(self) -> None:
+        """All brokers but one die: what that one knows to be committed is read within a bound."""
+        left = self.nemesis.left if self.nemesis is not None else None
+        survivor = draw_survivor(self.plan.seed, list(self.cluster.brokers), left)
+        if survivor is None or self.waived:
+            return
+        wanted = committed_on(self.cluster, self.watch, survivor)
+        let_others_die(self.cluster, survivor)
+        host = self.cluster.add_client("mourner")
+        host.start()
+        reader = App(self.cluster, host, self.history, {}, self.watch.fail, self.service)
+        topics = list(dict.fromkeys(topic for topic, _ in wanted))
+        for topic in topics:
+            reader.read(topic)
+
+        def is_read() -> bool:
+            at = {
+                (reading.topic, name): cursor.position
+                for reading in reader.readers
+                for name, cursor in reading.reader.cursors.items()
+            }
+            return all(at.get(place, -1) >= end for place, end in wanted.items())
+
+        self._until(is_read, "readable-without-leader", BOUND_S)
 
     def _is_numbered(self, *places: tuple[str, str, int]) -> bool:
         """Whether the batches there carry their producer's numbers, which say what is a repeat."""

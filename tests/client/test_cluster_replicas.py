@@ -236,3 +236,16 @@ def test_a_follower_shows_what_is_committed_only() -> None:
                 assert poll(consumer, 11, tries=5) == list(range(10))
             for delivery in sent:
                 assert delivery.exception() is not None
+
+
+def test_the_last_replica_is_read_though_it_led_before() -> None:
+    """The zkserver still names it as the leader, and it says that nobody leads."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        put(mq, 1, 2, 3)
+        for name in place(mq)[1]:
+            cluster.crash(name)
+        cluster.run(seconds=2)  # It has no majority, and no longer leads.
+        with cluster.client().consumer("t", mode="psb", offset="begin") as reader:
+            assert poll(reader, 3) == [1, 2, 3]

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from pymq.client.route import Route
+from pymq.client.router import Router
 from pymq.coord import paths
 from pymq.core.answers import Answers
 from pymq.core.intake import Intake
@@ -19,7 +20,7 @@ from pymq.core.repair import Repair
 from pymq.core.repairs import Repairs
 from pymq.core.serving import Serving
 from pymq.core.types import NEVER, TopicPartition
-from pymq.errors import OffsetOutOfRange
+from pymq.errors import NotLeader, OffsetOutOfRange, PymqError
 from pymq.node import blocks, reported, restarts
 from pymq.replication.copy import Copy
 from pymq.replication.fetch import Fetch, Follower
@@ -458,3 +459,20 @@ bug(
 def start_over_from_nothing(over: Any, self: OpenBlock, now: int) -> None:
     over(self, now)
     self.visible = 0
+
+
+bug(
+    "last-replica-unread",
+    RAFT,
+    "a reader asks the broker that led before as if it led, and nobody else is left",
+    "Kafka KIP-392: a fetch is for the leader, unless that names a replica to read from",
+    test="tests/client/test_cluster_replicas.py::test_the_last_replica_is_read_though_it_led_before",
+)
+
+
+@plant("last-replica-unread", Route, "refused")
+def ask_as_leader(refused: Any, self: Route, router: Router, error: PymqError) -> int | None:
+    pause: int | None = refused(self, router, error)
+    if isinstance(error, NotLeader):
+        self.forget()
+    return pause
