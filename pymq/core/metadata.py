@@ -269,13 +269,18 @@ def decode_node(cls: type[N], data: bytes) -> N:
     return node
 
 
+_SCALARS = frozenset({str, int, bool, bytes, float, type(None)})
+
+
 def _plain(item: Any) -> Any:
-    if attrs.has(type(item)):
-        return {field: _plain(getattr(item, field)) for field in _hints(type(item))}
-    if isinstance(item, AckMode):
-        return int(item)
+    if type(item) in _SCALARS:  # Nearly all of them are.
+        return item
     if isinstance(item, tuple):
         return [_plain(part) for part in item]
+    if isinstance(item, AckMode):
+        return int(item)
+    if attrs.has(type(item)):
+        return {field: _plain(getattr(item, field)) for field in _hints(type(item))}
     return item
 
 

@@ -12,7 +12,8 @@ for what is tidied up. They take turns while both have something, so neither wai
 A change of many nodes is made in *slices*: its plan stops when the draft is full and returns
 :attr:`Later.MORE`. What it has drafted is committed, and the plan is asked again for the rest,
 behind all that waits meanwhile. Each slice must leave the tree such that a zkserver that takes over
-in between can go on, and a plan finds in the tree what is left to do.
+in between can go on, and a plan finds in the tree what is left to do. A slice that has looked at
+much and drafted nothing is followed by the next one a turn later.
 
 A commit whose answer was lost is submitted once more, just as it was. Its first operation holds
 unless the commit was done, because nobody else writes; so it is done once, and nothing is read.
@@ -44,7 +45,7 @@ from pymq.core.coordination import Commit as CommitRequest
 from pymq.core.journal import Journal
 from pymq.core.marks import mark
 from pymq.core.message import Answer, Message, Result
-from pymq.core.types import TopicPartition
+from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotController, PymqError, RequestTimeout
 from pymq.node.changes import events
@@ -123,6 +124,8 @@ class Commits:
         self._tasks: deque[Task] = deque()
         self._urgent: deque[Task] = deque()
         self._was_urgent = False  # whether the last commit was, so that it is the others' turn
+        self._resting: list[Task] = []  # slices that go on with the next turn
+        self.deadline = NEVER  # when that is
         self._asked: set[tuple[str, int]] = set()  # requests of those tasks, until they are over
         self._flight: Flight | None = None
         self._is_open = False
@@ -131,12 +134,12 @@ class Commits:
     def __len__(self) -> int:
         """How many changes wait, or are being made."""
         under_way = len(self._flight.items) if self._flight else 0
-        return len(self._tasks) + len(self._urgent) + under_way
+        return len(self._tasks) + len(self._urgent) + len(self._resting) + under_way
 
     @property
     def is_busy(self) -> bool:
         """Whether something is to be changed, or being so."""
-        return bool(self._tasks or self._urgent or self._flight)
+        return len(self) > 0
 
     def do(
         self,
@@ -206,7 +209,9 @@ class Commits:
 
     def end(self, error: NotController) -> None:
         """This zkserver is active no more: everybody who waits is told *error*."""
-        tasks = deque((*self._urgent, *self._tasks))
+        tasks = deque((*self._urgent, *self._tasks, *self._resting))
+        self._resting.clear()
+        self.deadline = NEVER
         self._urgent.clear()
         self._tasks.clear()
         if self._flight is not None:
@@ -222,6 +227,13 @@ class Commits:
         """Plan what is next; there is one commit at a time."""
         while (self._urgent or self._tasks) and self._flight is None and self._is_open:
             self._next(now)
+
+    def tick(self, now: int) -> None:
+        """Go on with slices that have left the rest of the turn to others."""
+        if self.deadline <= now:
+            resting, self._resting, self.deadline = self._resting, [], NEVER
+            for task in resting:
+                self._queue(task.is_urgent).append(task)
 
     def _next(self, now: int) -> None:
         """Commit the next task, together with those behind it that have nothing to do with it."""
@@ -259,7 +271,7 @@ class Commits:
                 self._fail(task, error, now)
                 continue
             if not draft.ops:
-                self._finish(task, result, now)
+                self._finish(task, result, now, is_resting=True)
                 continue
             if flight.items and flight.size + draft.size > self._bytes_max:
                 # A large change must not take others down with it.
@@ -373,13 +385,19 @@ class Commits:
                 busy = RequestTimeout(f"the metadata changed {task.tries} times meanwhile")
                 self._fail(task, busy, now)
 
-    def _finish(self, task: Task, result: Result | Later, now: int) -> None:
+    def _finish(
+        self, task: Task, result: Result | Later, now: int, *, is_resting: bool = False
+    ) -> None:
         if task.sliced is not None:
             task.sliced(now)
         if result is Later.MORE:
-            mark("commits.sliced")
+            mark("commits.rests" if is_resting else "commits.sliced")
             task.tries = 0
-            self._queue(task.is_urgent).append(task)
+            if is_resting:
+                self._resting.append(task)
+                self.deadline = now + 1
+            else:
+                self._queue(task.is_urgent).append(task)
             return
         if task.done is not None:
             task.done(now)

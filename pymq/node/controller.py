@@ -294,7 +294,9 @@ class Controller:
         """Do what is due."""
         self._election.tick(now)
         if self._election.is_active:
+            self._commits.tick(now)
             self._registry.tick(now)
+            self._departures.tick(now)
             self._rolls.tick(now)
             self._copying.tick(now)
             self._balance.tick(now)
@@ -327,7 +329,9 @@ class Controller:
         if self._election.is_active:
             due = min(
                 due,
+                self._commits.deadline,
                 self._registry.deadline,
+                self._departures.deadline,
                 self._rolls.deadline,
                 self._copying.deadline,
                 self._balance.deadline,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from pymq.core.marks import mark
-from pymq.core.message import Answer, ControlledShutdown, Result
+from pymq.core.message import Answer, ControlledShutdown
 from pymq.core.metadata import BlockNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import NotRegistered, PymqError
 from pymq.node import restarts, takeover
+from pymq.node.candidates import Candidates
 from pymq.node.commits import Commits, Later, Send
 from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.rolls import Rolls
-from pymq.node.sweep import Sweep
+from pymq.node.sweep import LOOKS_MAX, Sweep
 from pymq.replication.quorum import majority
 
 
@@ -29,10 +33,22 @@ class Departures:
         self._rolls = rolls
         self._send = send
         self._asked: dict[tuple[str, int], int] = {}  # the newest request of each that waits
+        self._candidates = Candidates(self._roll)  # that a broker leads which is about to stop
 
     def end(self) -> None:
         """This zkserver is active no more, and nobody who waits is answered."""
         self._asked.clear()
+        self._candidates.clear()
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return self._candidates.deadline
+
+    def tick(self, now: int) -> None:
+        """Begin more of the rolls of large brokers."""
+        if self._candidates.deadline <= now:
+            self._candidates.tick(now)
 
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
         """A broker asks whether it may stop; it is told how much there is to wait for."""
@@ -48,23 +64,25 @@ class Departures:
             return
         sweep = Sweep(m.broker)
         led: list[TopicPartition] = []
+        rest: Iterator[TopicPartition] | None = None  # what it hosts and was not looked at yet
 
-        def plan(draft: Draft) -> Result | Later:
+        def plan(draft: Draft) -> Later:
+            nonlocal rest
             live = [name for name in self._members.live if name not in self._members.leaving]
             # Other leaders need not wait for it either.
-            if not restarts.died(draft, m.broker, sweep, live):
+            if not restarts.died(draft, m.broker, sweep, live) or draft.ops:
                 return Later.MORE
-            led[:] = self._led(m.broker)
-            return Later.ANSWER
+            if rest is None:
+                rest = iter(self._hosted(m.broker))
+            some = list(islice(rest, LOOKS_MAX))
+            led.extend(name for name in some if self._is_led(name, m.broker))
+            return Later.MORE if len(some) == LOOKS_MAX else Later.ANSWER
 
         def sliced(now: int) -> None:
             self._notices.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
-            for name in led:
-                if self._commits.image.partition(*name).open_block.acks is not AckMode.RAFT:
-                    mark("departures.rolled")
-                    self._rolls.start(name, now)
+            self._candidates.add(led, now)
             self._send(source, Answer(self._asked.pop(key, m.id), len(led)))
 
         def failed(error: PymqError, now: int) -> None:
@@ -72,14 +90,25 @@ class Departures:
 
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
-    def _led(self, broker: str) -> list[TopicPartition]:
-        """The partitions that a broker leads, and that another one could."""
-        image = self._commits.image
-        if not image.hosting.leads[broker]:
-            return []
-        names = image.hosting.opened(broker)
-        found = ((name, image.partition(*name).open_block) for name in names)
-        return [name for name, b in found if b.leader == broker and self._has_other(b, broker)]
+    def _roll(self, name: TopicPartition, now: int) -> None:
+        """Have another broker lead a partition; those of Raft are handed over by their leader."""
+        found = self._commits.image.find(name)
+        block = found.open_block if found is not None else None
+        if block is None or block.acks is AckMode.RAFT:
+            return
+        if block.leader in self._members.leaving:
+            mark("departures.rolled")
+            self._rolls.start(name, now)
+
+    def _hosted(self, broker: str) -> tuple[TopicPartition, ...]:
+        hosting = self._commits.image.hosting
+        return hosting.opened(broker) if hosting.leads[broker] else ()
+
+    def _is_led(self, name: TopicPartition, broker: str) -> bool:
+        """Whether a broker leads a partition that another one could lead."""
+        found = self._commits.image.find(name)
+        block = found.open_block if found is not None else None
+        return block is not None and block.leader == broker and self._has_other(block, broker)
 
     def _has_other(self, block: BlockNode, broker: str) -> bool:
         members = self._members

@@ -8,7 +8,6 @@ It keeps an index of who hosts what, so that nobody ever has to look at all part
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -36,6 +35,7 @@ from pymq.core.metadata import (
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
+from pymq.node.hosted import Hosting
 
 SLICE_OPS = 500  # that a commit has, about; what is more is done in several
 SLICE_BYTES = 1 << 18  # likewise; ZooKeeper takes 1 MiB at a time, all or nothing
@@ -88,78 +88,6 @@ class TopicImage:
             # Both only ever rise, so a change of either is later than all before it.
             self.node.version + node.version,
         )
-
-
-class Hosting:
-    """Who hosts what: partitions by broker, in the order in which the tree told of them."""
-
-    def __init__(self) -> None:
-        self.leads: Counter[str] = Counter()  # open blocks by their leader
-        self.blocks: Counter[str] = Counter()  # all blocks, by each replica
-        self._blocks: dict[str, Counter[TopicPartition]] = {}
-        self._open: dict[str, dict[TopicPartition, None]] = {}
-        self._leaving: dict[str, dict[TopicPartition, None]] = {}
-
-    def hosted(self, broker: str) -> tuple[TopicPartition, ...]:
-        """The partitions of which a broker has any block."""
-        return tuple(self._blocks.get(broker, ()))
-
-    def opened(self, broker: str) -> tuple[TopicPartition, ...]:
-        """The partitions of which a broker has the open block."""
-        return tuple(self._open.get(broker, ()))
-
-    def opened_count(self, broker: str) -> int:
-        """How many those are."""
-        return len(self._open.get(broker, ()))
-
-    def leaving(self, broker: str) -> tuple[TopicPartition, ...]:
-        """The partitions of which a broker has nothing but perhaps files."""
-        return tuple(self._leaving.get(broker, ()))
-
-    def replace_block(
-        self, name: TopicPartition, before: BlockNode | None, after: BlockNode | None
-    ) -> None:
-        """A block was made, changed or removed."""
-        if before is not None:
-            self._remove(name, before)
-        if after is not None:
-            self._add(name, after)
-
-    def _add(self, name: TopicPartition, block: BlockNode) -> None:
-        for broker in block.replicas:
-            if (blocks := self._blocks.get(broker)) is None:
-                blocks = self._blocks[broker] = Counter()
-            blocks[name] = blocks.get(name, 0) + 1
-            self.blocks[broker] += 1
-        if block.end is None:
-            for broker in block.replicas:
-                self._open.setdefault(broker, {})[name] = None
-            if block.leader is not None:
-                self.leads[block.leader] += 1
-
-    def _remove(self, name: TopicPartition, block: BlockNode) -> None:
-        for broker in block.replicas:
-            blocks = self._blocks[broker]
-            blocks[name] -= 1
-            self.blocks[broker] -= 1
-            if not blocks[name]:
-                del blocks[name]
-        if block.end is None:
-            for broker in block.replicas:
-                del self._open[broker][name]
-            if block.leader is not None:
-                self.leads[block.leader] -= 1
-
-    def replace_leaving(
-        self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
-    ) -> None:
-        """The brokers that are to remove their files of a partition are others now."""
-        if before == after:
-            return
-        for broker in before:
-            del self._leaving[broker][name]
-        for broker in after:
-            self._leaving.setdefault(broker, {})[name] = None
 
 
 class Image:

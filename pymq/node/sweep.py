@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pymq.core.marks import mark
 from pymq.core.types import TopicPartition
-from pymq.node.image import Draft, Image
+from pymq.node.hosted import Hosting
+from pymq.node.image import Draft
+
+LOOKS_MAX = 1_000  # partitions that a slice looks at, which takes some 5 ms
 
 # Changes one partition; returns whether that was all, or the draft is full.
 Change = Callable[[Draft, TopicPartition], bool]
 
-_Seen = dict[TopicPartition, tuple[str, int]]  # topic id and version
-_Position = tuple[tuple[TopicPartition, ...], int, _Seen]
+_Position = tuple[tuple[TopicPartition, ...], int, Hosting | None]
 
 
 class Sweep:
     """How far such a change has got.
 
-    Other changes are committed between two slices. So a partition that was changed after it was
-    looked at, or that the broker was given meanwhile, is looked at again: the slice that says that
-    it is the last one has seen all of them as they are then.
+    Other changes are committed between two slices. So a partition one of whose blocks was changed
+    meanwhile, or that the broker was given, is looked at again: the slice that says that it is the
+    last one has seen all of them as they are then.
     """
 
     def __init__(self, broker: str) -> None:
@@ -27,55 +30,54 @@ class Sweep:
         self._broker = broker
         self._names: tuple[TopicPartition, ...] = ()
         self._at = 0  # in them, after the last committed slice
-        self._seen: _Seen = {}
-        self._planned: _Position = (self._names, 0, self._seen)
+        self._hosting: Hosting | None = None  # of the image that they were found in
+        self._sequence = 0  # of its changes, after the last committed slice
+        self._planned: _Position = ((), 0, None)
 
     def plan(self, draft: Draft, change: Change) -> bool:
         """Draft the next slice; returns whether nothing is left after it.
 
         Planned again without :meth:`commit` between, it is the same slice once more.
         """
-        names, at, seen = self._names, self._at, _Seen()
+        names, at = self._left(draft.image.hosting)
         self.changed = []
+        looks = 0
         is_whole = True
-        while is_whole:
-            if at == len(names):
-                names, at = self._left(draft.image, seen), 0
-                if not names:
-                    break
-            name = names[at]
-            state = _state(draft.image, name)
-            if state is None:  # Its topic was deleted.
-                at += 1
-                continue
-            if draft.is_full:
+        while is_whole and at < len(names):
+            if draft.is_full or looks == LOOKS_MAX:
                 is_whole = False
                 break
-            before = len(draft.ops)
-            is_whole = change(draft, name)
-            if len(draft.ops) > before:
-                self.changed.append(name)
-                state = (state[0], state[1] + 1)
-            if is_whole:
-                seen[name] = state
+            looks += 1
+            if draft.image.find(names[at]) is None:  # Its topic was deleted.
                 at += 1
-        self._planned = (names, at, seen)
+                continue
+            before = len(draft.ops)
+            is_whole = change(draft, names[at])
+            if len(draft.ops) > before:
+                self.changed.append(names[at])
+            at += is_whole
+        if not is_whole and not draft.ops:
+            mark("sweep.nothing_to_change")
+        self._planned = (names, at, draft.image.hosting)
         return is_whole
 
     def commit(self) -> list[TopicPartition]:
-        """The slice that was planned last is committed; returns what it has changed."""
-        self._names, self._at, seen = self._planned
-        self._seen.update(seen)
+        """The slice that was planned last is committed; returns what it has changed.
+
+        Nobody else has changed anything since it was planned.
+        """
+        self._names, self._at, self._hosting = self._planned
+        self._sequence = self._hosting.sequence if self._hosting is not None else 0
         return self.changed
 
-    def _left(self, image: Image, seen: _Seen) -> tuple[TopicPartition, ...]:
-        return tuple(
-            name
-            for name in image.hosting.hosted(self._broker)
-            if name not in seen and self._seen.get(name) != _state(image, name)
-        )
-
-
-def _state(image: Image, name: TopicPartition) -> tuple[str, int] | None:
-    found = image.find(name)
-    return (image.topics[name.topic].node.id, found.node.version) if found is not None else None
+    def _left(self, hosting: Hosting) -> tuple[tuple[TopicPartition, ...], int]:
+        """What is to be looked at, and from where on."""
+        late = None
+        if hosting is self._hosting:  # Else the tree was read anew.
+            late = hosting.changed(self._broker, self._sequence)
+        if late is None:
+            return hosting.hosted(self._broker), 0
+        if late:
+            mark("sweep.changed_meanwhile")
+            return (*self._names[self._at :], *late), 0
+        return self._names, self._at

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from pymq.core.marks import counting
-from pymq.core.message import CreateTopic, Decommission, LeaderAndIsr, Message, Seal
+from pymq.core.message import (
+    ControlledShutdown,
+    CreateTopic,
+    Decommission,
+    LeaderAndIsr,
+    Message,
+    Seal,
+)
 from pymq.core.ready import Ready
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, TopicPartition
 from pymq.node.candidates import TURN_MAX
+from pymq.node.image import Image
 from pymq.node.notices import STATES_MAX, TOLD_MAX
 from tests.node.cluster import SESSION_MS, Cluster
 
@@ -27,8 +37,8 @@ def large(**config: int) -> Cluster:
     return cluster
 
 
-def most_in_a_turn(cluster: Cluster, make: Callable[[int], Message], kind: type[Message]) -> int:
-    """Ask; the most messages of that kind that left in one turn of the zkserver."""
+def most_in_a_turn(cluster: Cluster, act: Callable[[], object], kind: type[Message]) -> int:
+    """The most messages of that kind that leave in one turn of the zkserver after *act*."""
     found = 0
     ready = cluster.active.machine.ready
 
@@ -39,16 +49,99 @@ def most_in_a_turn(cluster: Cluster, make: Callable[[int], Message], kind: type[
         return out
 
     cluster.active.machine.ready = counted  # type: ignore[method-assign]  # to look at each
-    cluster.ask(make)
+    act()
     cluster.pass_ms(2_000)
     return found
+
+
+class Looks:
+    """How many partitions the zkserver looks at in one call, at most."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = self._count = 0
+        find, machine = Image.find, cluster.active.machine
+
+        def counted(image: Image, name: TopicPartition) -> object:
+            self._count += 1
+            return find(image, name)
+
+        monkeypatch.setattr(Image, "find", counted)
+        for verb in ("step", "decided", "tick"):
+            monkeypatch.setattr(machine, verb, self._around(getattr(machine, verb)))
+
+    def _around(self, verb: Callable[..., None]) -> Callable[..., None]:
+        def around(*arguments: object) -> None:
+            self._count = 0
+            verb(*arguments)
+            self.most = max(self.most, self._count)
+
+        return around
+
+
+LOOKS = 40  # in a turn, of these tests
+
+
+@pytest.fixture
+def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few hundred partitions are very many."""
+    for module in ("sweep", "departures"):
+        monkeypatch.setattr(f"pymq.node.{module}.LOOKS_MAX", LOOKS)
+    monkeypatch.setattr("pymq.node.candidates.TURN_MAX", TURN_MAX // 4)
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_broker_that_comes_back_unchanged_is_looked_at_some_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of its Raft blocks changes; all of them were looked at in one turn, and once more."""
+    cluster = Cluster(brokers=4)
+    cluster.ask(lambda i: CreateTopic(i, "t", NAMES, 3, AckMode.RAFT, {}))
+    cluster.pass_ms(2_000)
+    looks = Looks(cluster, monkeypatch)
+    with counting() as marks:
+        cluster.restart("b1")
+    assert marks["commits.rests"] >= COUNT * 3 // 4 // LOOKS
+    assert cluster.image.brokers["b1"].incarnation == 2
+    assert "b1" in cluster.active.machine.members
+    assert looks.most <= 4 * LOOKS
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_others_are_answered_while_very_many_partitions_are_looked_at() -> None:
+    cluster = large()
+    machine = cluster.active.machine
+    machine.step("b1", cluster.brokers["b1"].registration(), cluster.now)
+    cluster.brokers["b1"].incarnation = 2
+    machine.step("b1", cluster.brokers["b1"].registration(), cluster.now)
+    machine.step("client", CreateTopic(77, "u", ("0",), 3, AckMode.LEADER, {}), cluster.now)
+    cluster.run()
+    assert cluster.answers[77].error is None
+    assert cluster.image.brokers["b1"].incarnation == 2
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_broker_of_many_partitions_stops_some_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it leads was found, and rolled, in one turn."""
+    cluster = large()
+    looks = Looks(cluster, monkeypatch)
+    names = [TopicPartition("t", name) for name in NAMES]
+    assert sum(cluster.leader(name) == "b1" for name in names) >= COUNT // 5
+
+    def stop() -> None:
+        cluster.to_active("b1", ControlledShutdown(1, "b1", 1))
+
+    assert 0 < most_in_a_turn(cluster, stop, Seal) <= TURN_MAX // 4
+    assert not any(cluster.leader(name) == "b1" for name in names)
+    assert looks.most <= 8 * LOOKS
 
 
 def test_a_broker_of_many_partitions_is_decommissioned_some_in_each_turn() -> None:
     """All of its blocks were sealed in one turn, and nobody else was answered meanwhile."""
     cluster = large()
     with counting() as marks:
-        most = most_in_a_turn(cluster, lambda i: Decommission(i, "b1"), Seal)
+        most = most_in_a_turn(cluster, lambda: cluster.ask(lambda i: Decommission(i, "b1")), Seal)
     assert 0 < most <= TURN_MAX
     assert marks["candidates.more"] >= COUNT * 3 // 4 // TURN_MAX - 1
     assert not cluster.image.hosting.opened("b1")

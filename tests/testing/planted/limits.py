@@ -10,7 +10,9 @@ from pymq.core.fetches import Boundless, Fetches
 from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
 from pymq.node.candidates import Candidates
+from pymq.node.commits import Commits
 from pymq.node.copies import Copies
+from pymq.node.hosted import Hosting
 from pymq.node.notices import Notices
 from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
@@ -246,3 +248,33 @@ bug(
 def tell_once(tell: Any, self: Notices, now: int) -> None:
     tell(self, now)
     self._topics.clear()
+
+
+bug(
+    "slices-of-nothing-in-a-turn",
+    AREA,
+    "slices that change nothing follow each other in one turn, however many they are",
+    "own, before decision 151",
+    test=MANY + "test_a_broker_that_comes_back_unchanged_is_looked_at_some_in_each_turn",
+)
+
+
+@plant("slices-of-nothing-in-a-turn", Commits, "_finish")
+def finish_at_once(
+    finish: Any, self: Commits, task: Any, result: Any, now: int, *, is_resting: bool = False
+) -> None:
+    finish(self, task, result, now)
+
+
+bug(
+    "sweep-forgets-what-changed",
+    AREA,
+    "those partitions of a broker that change after they were looked at are left as they are",
+    "own; any walk over what changes meanwhile",
+    test="tests/node/test_slices.py::test_what_changed_after_its_slice_is_looked_at_again",
+)
+
+
+@plant("sweep-forgets-what-changed", Hosting, "changed")
+def changed_never(changed: Any, self: Hosting, broker: str, since: int) -> tuple[()]:
+    return ()
