@@ -151,6 +151,11 @@ class Leases:
             for s in self._spans
         )
 
+    def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
+        """How many records before *end* nobody has or has done, *among* these offsets."""
+        spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
+        return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
+
     # --- changes --------------------------------------------------------------------------------
 
     def begin_at(self, log_start: int) -> bool:

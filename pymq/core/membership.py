@@ -289,7 +289,8 @@ class Group:
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
             if leases.held_by_others(allowed, loose):
                 among = loose  # Another member is still at work on what has an order.
-            leased = self._acquire(member, partition, leases, known[1], limit, now, among)
+            share = self._share(member, leases, known[1], limit, loose)
+            leased = self._acquire(member, partition, leases, known[1], share, now, among)
             limit -= sum(lease.end - lease.start for lease in leased)
             found += leased
         if not found and limit > 0 and member.waiting.shares:
@@ -325,8 +326,21 @@ class Group:
             if leases.has_available(known[1], now, loose):
                 mark("group.lent")
                 consumed.open[partition] = None  # The last one now: the others have their turn.
-                return self._acquire(member, partition, leases, known[1], limit, now, loose)
+                share = self._share(member, leases, known[1], limit, loose)
+                return self._acquire(member, partition, leases, known[1], share, now, loose)
         return []
+
+    def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
+        """How many records of a partition one member gets while others have nothing to do.
+
+        Those that any member may have are divided among them; it gets all that are its own.
+        """
+        idle = self.topic(member.topic).idle
+        others = len(idle) - (member.id in idle)
+        if not others or limit <= 1:
+            return limit  # as nearly always: where there is much, nobody is idle
+        theirs = leases.open_before(end, loose) * others // (1 + others)
+        return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
 
     def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
         """The application of *member* has not seen these records."""

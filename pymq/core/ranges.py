@@ -88,6 +88,15 @@ class Ranges:
                 return max(low, start), min(high, end)
         return None
 
+    def count(self, start: int, end: int) -> int:
+        """How many of the offsets from *start* up to *end* are in a range."""
+        index = max(0, bisect_right(self._found, start, key=_start) - 1)
+        count = 0
+        while index < len(self._found) and (span := self._found[index])[0] < end:
+            count += max(0, min(span[1], end) - max(span[0], start))
+            index += 1
+        return count
+
     def cut(self, end: int) -> None:
         """Forget all from *end* on."""
         while self._found and self._found[-1][1] > end:

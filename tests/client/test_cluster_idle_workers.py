@@ -93,6 +93,29 @@ def test_a_burst_takes_little_longer_than_a_perfect_division(
         assert max(ends) <= TASKS // partitions * 2, "a burst is spread over the partitions"
 
 
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_few_long_tasks_are_divided_among_those_that_wait(partitions: int) -> None:
+    """The first of them could have all eight: it does not know yet how long they take."""
+    with Cluster(brokers=3, seed=partitions) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=partitions, replicas=3)
+        workers = [cluster.client().consumer("t", group="g") for _ in range(WORKERS)]
+        for _ in range(5_000):  # All have joined, and wait.
+            assert not any(worker.poll(timeout=0) for worker in workers)
+            cluster.run(seconds=0.001)
+        with mq.producer(linger_ms=5) as producer:
+            for number in range(2 * WORKERS):
+                producer.send("t", b"%d" % number)
+        taken = [0] * WORKERS
+        for _ in range(200):  # Nobody is done in this time.
+            for index, worker in enumerate(workers):
+                if not taken[index]:
+                    taken[index] = len(worker.poll(timeout=0))
+            cluster.run(seconds=0.001)
+        assert sum(taken) == 2 * WORKERS
+        assert max(taken) <= 3
+
+
 def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> None:
     """Each is a batch of its own, and the next batch is another partition's (KIP-480)."""
     with Cluster(brokers=1, seed=1) as cluster:

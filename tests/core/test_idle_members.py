@@ -74,10 +74,24 @@ def test_what_a_member_at_work_tells_reaches_one_that_waits(host: Host) -> None:
     assert got(host, "m2") == [("0", 0, 1, 1)]
 
 
-def test_the_owner_comes_first(host: Host) -> None:
+def test_the_owner_comes_first_and_shares_with_those_that_wait(host: Host) -> None:
+    join(host, "m1", "m2")
+    assert ask(host, "m2", limit=100) is None
+    assert ask(host, "m1", 10, (0, 10), limit=100) == [("0", 0, 5, 1)]
+    assert got(host, "m2") == [("0", 5, 10, 1)]
+
+
+def test_the_owner_shares_no_record_that_may_have_a_key(host: Host) -> None:
     join(host, "m1", "m2")
     assert ask(host, "m2") is None
-    assert ask(host, "m1", 10, (0, 10), limit=100) == [("0", 0, 10, 1)]
+    assert ask(host, "m1", 10, limit=100) == [("0", 0, 10, 1)]
+    assert got(host, "m2") is None
+
+
+def test_of_one_record_that_is_left_there_is_no_share(host: Host) -> None:
+    join(host, "m1", "m2")
+    assert ask(host, "m2") is None
+    assert ask(host, "m1", 1, (0, 1), limit=100) == [("0", 0, 1, 1)]
     assert got(host, "m2") is None
 
 

@@ -389,3 +389,17 @@ bug(
 @plant("surplus-stays", Worker, "_return_surplus")
 def keep_surplus(step: Any, self: Worker) -> None:
     self._return_at = NEVER
+
+
+bug(
+    "first-takes-all",
+    AREA,
+    "the first member that asks gets all that there is, while others wait for some",
+    "Celery: worker_prefetch_multiplier; one worker holds tasks that others are free for",
+    test="tests/client/test_cluster_idle_workers.py",
+)
+
+
+@plant("first-takes-all", Group, "_share")
+def share_nothing(share: Any, self: Group, member: Any, leases: Any, *rest: Any) -> Any:
+    return rest[1]
