@@ -16,8 +16,13 @@ principal, or the connection where nobody has proved who he is) and by connectio
   the outbox knows what it has brought.
 
 What does not fit waits, and is served when it does: accounts take turns, in an account its
-connections, and of a connection the oldest fetch is first. Nothing is given back by hand: how much
-is on its way is asked of the :class:`Outbox` each time, so no bookkeeping of ours can leak.
+connections, and of a connection the oldest fetch is first. One that cannot be served yet lets the
+next one pass, and a turn looks at :data:`LOOKS` such connections at most, however many wait.
+Nothing is given back by hand: how much is on its way is asked of the :class:`Outbox` each time, so
+no bookkeeping of ours can leak.
+
+What waits takes memory, too: its number is bounded by connection, and by node with the same rule
+for accounts: one may have as many waiting as are left for others.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ LEAST_BYTES = 64 << 10  # a smaller part of what was asked for is not worth a re
 BATCH_BYTES = 1 << 20  # that a read is taken to bring at least: its first batch is never cut
 NODE_BYTES_MIN = 1 << 20  # less is room for a few connections only
 RETRY_MS = 5  # after which it is looked again whether there is room
+LOOKS = 32  # at connections that cannot be served yet, in one turn
 WAIT_MAX_MS = 30_000  # for room; then a fetch is answered with nothing, and its client asks again
 
 
@@ -46,6 +52,7 @@ class FetchLimits:
     node_bytes: int = 32 << 20  # on their way to all clients
     turn_bytes: int = 8 << 20  # read in one millisecond
     waiting: int = 4_096  # fetches of one connection that wait for room
+    waiting_all: int = 32_768  # of all, some 300 bytes each; an account has what it leaves free
 
     @classmethod
     def of(cls, answer_bytes: int | None, node_bytes: int | None) -> Self:
@@ -160,14 +167,18 @@ class Fetches:
         self._line: OrderedDict[str, Connections] = (
             OrderedDict()
         )  # by account; longest unserved first
+        self._held: dict[str, int] = {}  # fetches that wait, by account
         self.waiting = 0  # fetches, of all connections
+        self._looks = 0  # in vain, in this turn; and since the last one that could be served ...
+        self._passed = 0  # ... how many accounts have let others pass, ...
+        self._passed_of_first = 0  # ... and how many connections of the first account
         self.deadline = NEVER  # when :meth:`next` may have one
 
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
         """How many bytes may be read for *m*, which asks for at least one, now.
 
-        0 when it waits: it is handed out by :meth:`next`. None when too many of its connection wait
-        already.
+        0 when it waits: it is handed out by :meth:`next`. None when too many of its connection, of
+        its account or of all wait already.
         """
         account, connection = self._outbox.owner(source)
         # An account's fetches are served in their order; those of others are not in its way. But
@@ -177,16 +188,24 @@ class Fetches:
         is_first = account not in self._line and self._left > reserved
         if is_first and (most := self._grant(account, connection, m, now)):
             return most
-        connections = self._line.setdefault(account, OrderedDict())
-        line = connections.setdefault(connection, deque())
-        if len(line) >= self.limits.waiting:
+        if not self._may_wait(account, connection):
             mark("fetches.too_many")
             return None
         mark("fetches.wait")
-        line.append((source, m, now))
+        connections = self._line.setdefault(account, OrderedDict())
+        connections.setdefault(connection, deque()).append((source, m, now))
+        self._held[account] = self._held.get(account, 0) + 1
         self.waiting += 1
         self.deadline = min(self.deadline, now + 1)
         return 0
+
+    def _may_wait(self, account: str, connection: str) -> bool:
+        """Whether one more may wait."""
+        connections = self._line.get(account)
+        line = connections.get(connection) if connections is not None else None
+        if line is not None and len(line) >= self.limits.waiting:
+            return False
+        return self._held.get(account, 0) < self.limits.waiting_all - self.waiting
 
     def _look(self, now: int) -> None:
         """Each millisecond has room for as many reads."""
@@ -217,47 +236,79 @@ class Fetches:
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
         """The next one that waits and is to be served: who asked, what, and how many bytes of it.
 
-        No bytes: it has waited for too long, and is answered with nothing.
+        No bytes: it has waited for too long, and is answered with nothing. None ends the turn.
         """
-        for account in list(self._line):
-            connections = self._line[account]
-            for connection in list(connections):
-                if not self._outbox.is_there(connection):
-                    mark("fetches.gone")
-                    self._forget(account, connection)
-                    continue
-                source, m, since = connections[connection][0]
-                most = self._grant(account, connection, m, now)
-                if most or now - since >= WAIT_MAX_MS:
-                    self._take(account, connection)
-                    return source, m, most
-                if self._left <= 0:
-                    self.deadline = now + 1  # Nothing is read before, so nobody else is looked at.
-                    return None
-        self.deadline = now + RETRY_MS if self._line else NEVER
+        self._look(now)
+        while self._line and self._looks < LOOKS and self._passed < len(self._line):
+            account = next(iter(self._line))
+            connection = next(iter(self._line[account]))
+            if not self._outbox.is_there(connection):
+                mark("fetches.gone")
+                self._looks += 1
+                self._forget(account, connection)
+                continue
+            source, m, since = self._line[account][connection][0]
+            most = self._grant(account, connection, m, now)
+            if most or now - since >= WAIT_MAX_MS:
+                self._take(account, connection)
+                return source, m, most
+            if self._left <= 0:
+                break  # Nothing is read in this millisecond, so nobody else is looked at.
+            self._pass(account, connection)
+        self.deadline = self._next_look(now)
+        self._looks = 0
         return None
+
+    def _next_look(self, now: int) -> int:
+        if not self._line:
+            return NEVER
+        if self._passed < len(self._line):
+            return now + (1 if self._left <= 0 or not self._is_full else RETRY_MS)
+        self._passed = 0
+        return now + RETRY_MS
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there is no room for anybody."""
+        loads = self._loads
+        return loads is not None and (self.limits.node_bytes - loads.node) // 2 < LEAST_BYTES
+
+    def _pass(self, account: str, connection: str) -> None:
+        """One cannot be served yet: the account's next connection is looked at, then the next."""
+        self._looks += 1
+        connections = self._line[account]
+        connections.move_to_end(connection)
+        self._passed_of_first += 1
+        if self._passed_of_first >= len(connections):
+            self._line.move_to_end(account)
+            self._passed += 1
+            self._passed_of_first = 0
 
     def _take(self, account: str, connection: str) -> None:
         """The oldest of a connection is served: others are first from here on."""
         connections = self._line[account]
         line = connections[connection]
-        self.waiting -= 1
         line.popleft()
         if not line:
             del connections[connection]
         else:
             connections.move_to_end(connection)
-        if not connections:
-            del self._line[account]
-        else:
+        self._less(account, 1)
+        if connections:
             self._line.move_to_end(account)
+        self._passed = self._passed_of_first = 0
 
     def _forget(self, account: str, connection: str) -> None:
         """A connection is gone, and so is who would be answered."""
-        connections = self._line[account]
-        self.waiting -= len(connections.pop(connection))
-        if not connections:
-            del self._line[account]
+        self._less(account, len(self._line[account].pop(connection)))
+
+    def _less(self, account: str, count: int) -> None:
+        """So many of an account wait no more."""
+        self.waiting -= count
+        self._held[account] -= count
+        if not self._line[account]:
+            del self._line[account], self._held[account]
+            self._passed_of_first = 0
 
     def sent(self) -> None:
         """All that was granted was read and sent: the outbox knows of it from now on."""

@@ -198,7 +198,7 @@ class Broker:
             return m.max_bytes  # They ask for the next part when they have had the one before.
         most = self.fetches.admit(source, m, now)
         if most is None:
-            why = f"{self.fetches.limits.waiting} fetches of this connection wait already"
+            why = "too many fetches of this connection, its principal or all clients wait for room"
             error = QuotaExceeded(why, retry_ms=FETCH_AGAIN_MS)
             self._answer_fetch(source, m, now, error)
             return 0

@@ -6,7 +6,15 @@ from random import Random
 
 import pytest
 
-from pymq.core.fetches import BATCH_BYTES, LEAST_BYTES, WAIT_MAX_MS, Fetches, FetchLimits, Loads
+from pymq.core.fetches import (
+    BATCH_BYTES,
+    LEAST_BYTES,
+    LOOKS,
+    WAIT_MAX_MS,
+    Fetches,
+    FetchLimits,
+    Loads,
+)
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 from pymq.errors import ConfigError
@@ -255,6 +263,85 @@ def test_so_many_fetches_wait_and_no_more() -> None:
     assert bench.fetches.waiting == 5
     bench.turn()
     assert bench.ask("b.1"), "another one's"
+
+
+def test_an_account_has_as_many_waiting_as_it_leaves_for_others() -> None:
+    """However many connections it has; what waits of others is served meanwhile."""
+    bench = Bench(FetchLimits(waiting=100, waiting_all=1_000))
+    asked = [bench.ask(f"greedy.{n % 50}", n) for n in range(2_000)]
+    assert bench.fetches.waiting == 500
+    assert asked[-1] is None
+    bench.ask("x.1", 0, 4 * MIB)
+    good = [bench.ask("good.1", n, MIB) for n in range(40)]
+    assert 0 in good, "some had to wait"
+    assert None not in good
+    for _ in range(60):
+        bench.outbox.unsent["good.1"] = 0
+        bench.turn(5)
+    assert sum(connection == "good.1" for connection, _, _ in bench.served) == 40
+
+
+def test_what_waits_is_bounded_by_node_where_each_connection_is_an_account() -> None:
+    bench = Bench(FetchLimits(waiting_all=1_000))
+    for number in range(4_000):
+        bench.ask(f"{number % 400}.1", number)
+    assert 900 < bench.fetches.waiting <= 1_000
+    for number in range(400):
+        bench.outbox.gone.add(f"{number}.1")
+    for _ in range(20):
+        bench.turn(5)
+    assert (bench.fetches.waiting, bench.fetches._held) == (0, {})
+
+
+@pytest.mark.parametrize("count", [100, 1_000, 10_000])
+def test_a_turn_looks_at_what_it_serves_and_a_few_however_many_wait(count: int) -> None:
+    """Nobody takes anything, so there is room for none of them."""
+    bench = Bench()
+    for number in range(count):
+        bench.ask(f"{number}.1", size=MIB)
+    for _ in range(20):
+        bench.turn()
+    looks = 0
+
+    def is_there(connection: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    bench.outbox.is_there = is_there  # type: ignore[method-assign] # to count
+    served = sum(len(bench.turn(5)) for _ in range(40))
+    assert looks <= served + 40 * LOOKS
+    bench.outbox.unsent.clear()
+    assert bench.turn(5), "there is room again"
+
+
+def test_one_that_can_be_served_is_found_behind_many_that_cannot() -> None:
+    bench = Bench()
+    for number in range(500):
+        bench.outbox.quota[f"{number}"] = 60_000
+        bench.ask(f"{number}.1")
+    bench.ask("x.1", size=8 * MIB)
+    bench.ask("x.1", size=8 * MIB)
+    bench.ask("good.1", size=MIB)
+    waited = 0
+    while "good.1" not in [connection for connection, _, _ in bench.served]:
+        bench.turn()
+        waited += 1
+    assert waited <= 500 // LOOKS + 2
+    assert bench.fetches.waiting >= 500
+
+
+def test_all_that_wait_for_too_long_are_told_although_few_are_looked_at_in_a_turn() -> None:
+    bench = Bench()
+    for number in range(2_000):
+        bench.outbox.quota[f"{number % 40}"] = 60_000
+        bench.ask(f"{number % 40}.{number}")
+    for _ in range(WAIT_MAX_MS // 1_000):
+        bench.turn(1_000)
+    for _ in range(100):
+        bench.turn(5)
+    assert len(bench.served) == 2_000
+    assert bench.fetches.deadline == NEVER
 
 
 @pytest.mark.parametrize("seed", range(30))

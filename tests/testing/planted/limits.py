@@ -103,6 +103,36 @@ def forget_late(forget: Any, self: Fetches, account: str, connection: str) -> No
 
 
 bug(
+    "fetches-wait-by-connection",
+    AREA,
+    "with more connections a principal has more fetches wait, until memory ends or others may not",
+    "own, before decision 153",
+    test=FETCHES + "test_an_account_has_as_many_waiting_as_it_leaves_for_others",
+)
+
+
+@plant("fetches-wait-by-connection", Fetches, "_may_wait")
+def may_wait_by_connection(may_wait: Any, self: Fetches, account: str, connection: str) -> bool:
+    connections = self._line.get(account)
+    return connections is None or len(connections.get(connection, ())) < self.limits.waiting
+
+
+bug(
+    "looks-at-all-that-wait",
+    AREA,
+    "each turn of a broker without room looks at every connection that waits",
+    "own, before decision 153",
+    test=FETCHES + "test_a_turn_looks_at_what_it_serves_and_a_few_however_many_wait",
+)
+
+
+@plant("looks-at-all-that-wait", Fetches, "_pass")
+def pass_for_nothing(pass_: Any, self: Fetches, account: str, connection: str) -> None:
+    pass_(self, account, connection)
+    self._looks = 0
+
+
+bug(
     "block-begun-once",
     AREA,
     "a block that the store could not begin is not begun again, and takes nothing until a restart",
