@@ -351,8 +351,12 @@ class Questions:
         with self._driver as loop:
             call: Call = self._router.call(make, loop.clock(), round(timeout * 1000), peer)
             loop.touch(self._name)
-        if not self._driver.wait(call, timeout + 1):
-            raise RequestTimeout(f"{call.peer} did not answer within {timeout:g} s")
+        left = timeout
+        while not self._driver.wait(call, left + 1):
+            with self._driver as loop:
+                left = (call.until - loop.clock()) / 1000
+            if left <= 0:
+                raise RequestTimeout(f"{call.peer} did not answer within {timeout:g} s")
         return call
 
 

@@ -5,8 +5,9 @@ to be out of date.
 
 What is for the active zkserver is sent to the one that was active last. If it does not answer, or
 says that it is not the active one, the request goes to another, under the same id, until somebody
-has carried it out or its time is up. So a request may be carried out twice: whoever asks for
-something that cannot be done twice looks at :attr:`Call.is_repeated`.
+has carried it out or its time is up. That time begins anew whenever a zkserver says that it is
+carrying the request out. So a request may be carried out twice: whoever asks for something that
+cannot be done twice looks at :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import attrs
 
 from pymq.client.base import Outbox, Waitable
 from pymq.core.deadlines import Deadlines
-from pymq.core.message import Answer, GetMetadata, Message
+from pymq.core.message import Answer, GetMetadata, Message, UnderWay
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER, OFFSETS_TOPIC
@@ -42,27 +43,36 @@ class Call(Waitable):
     __slots__ = (
         "error",
         "fixed",
+        "hint",
         "is_repeated",
         "message",
         "peer",
         "refusals",
         "result",
+        "timeout_ms",
         "topic",
         "tries",
         "until",
     )
 
     def __init__(
-        self, message: Message, fixed: str | None, until: int, topic: str | None = None
+        self,
+        message: Message,
+        fixed: str | None,
+        until: int,
+        topic: str | None = None,
+        timeout_ms: int = 0,
     ) -> None:
         super().__init__()
         self.message = message
+        self.timeout_ms = timeout_ms  # how long it may be unheard of, once it was begun
         self.fixed = fixed  # whom to ask; None: whichever zkserver is active
         self.until = until  # when it is given up
         self.topic = topic  # of which it is to refresh the metadata
         self.peer = fixed or ""  # who was asked last
         self.tries = 0  # times that it was sent
         self.refusals = 0  # by zkservers that were not active
+        self.hint: str | None = None  # who is, as they say
         self.is_repeated = False  # it may have been carried out before the try that was answered
         self.result: Any = None
         self.error: PymqError | None = None
@@ -119,7 +129,9 @@ class Router(Outbox):
     ) -> Call:
         """Send ``make(id)`` to *peer*, once, or to the active zkserver, until it is answered."""
         self._ids += 1
-        call = self._calls[self._ids] = Call(make(self._ids), peer, now + timeout_ms)
+        call = self._calls[self._ids] = Call(
+            make(self._ids), peer, now + timeout_ms, timeout_ms=timeout_ms
+        )
         self._send(self._ids, call, now)
         return call
 
@@ -145,6 +157,9 @@ class Router(Outbox):
         if call.fixed is None and isinstance(error, NotController):
             if source == call.peer:
                 self._not_active(request, call, error, now)
+            return
+        if isinstance(message, UnderWay):
+            self._under_way(request, call, source, now)
             return
         if call.topic is None and self._must_wait(request, call, error, now):
             return
@@ -175,6 +190,12 @@ class Router(Outbox):
         self._timers.set(request, due)
         return True
 
+    def _under_way(self, request: int, call: Call, source: str, now: int) -> None:
+        """It takes long, and whoever carries it out says that it does: no reason to give it up."""
+        call.until = max(call.until, now + call.timeout_ms)
+        call.peer = source
+        self._timers.set(request, now + min(TRY_MAX_MS, call.timeout_ms // 2))
+
     def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
         """Ask another zkserver: the one that is said to be active, or the next one."""
         hint, count = error.details.get("controller"), len(self._controllers)
@@ -184,6 +205,7 @@ class Router(Outbox):
                 self._controllers.index(str(hint)) if is_known else (self._active + 1) % count
             )
         call.refusals += 1
+        call.hint = hint if isinstance(hint, str) else None
         if hint is None:
             call.is_repeated = True  # It was active until now, perhaps, and has begun with it.
         rounds = call.refusals // count
@@ -218,6 +240,8 @@ class Router(Outbox):
             return f"{call.fixed} did not answer in time"
         names = ", ".join(self._controllers)
         who = "no zkserver is active of" if call.refusals else "no answer from"
+        if call.refusals and call.hint is not None:
+            who, names = "no answer from", f"{call.hint}, which is the active zkserver of {names}"
         trouble = self._trouble()
         return f"{who} {names}, asked {call.tries} times" + (f"; {trouble}" if trouble else "")
 

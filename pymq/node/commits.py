@@ -127,6 +127,7 @@ class Commits:
         self._resting: list[Task] = []  # slices that go on with the next turn
         self.deadline = NEVER  # when that is
         self._asked: set[tuple[str, int]] = set()  # requests of those tasks, until they are over
+        self._begun: set[tuple[str, int]] = set()  # those of which a slice was committed
         self._flight: Flight | None = None
         self._is_open = False
         self._bytes_max = SLICE_BYTES  # of a slice; less where the coordinator takes less
@@ -165,6 +166,10 @@ class Commits:
         Were it carried out each time, there would be the more to do the longer it takes.
         """
         return (source, request) in self._asked
+
+    def is_begun(self, source: str, request: int) -> bool:
+        """Whether a slice of a request was committed, and not the last one."""
+        return (source, request) in self._begun
 
     def read(
         self, look: Callable[[Image], Result], *, answer: tuple[str, int], is_urgent: bool = False
@@ -393,6 +398,8 @@ class Commits:
         if result is Later.MORE:
             mark("commits.rests" if is_resting else "commits.sliced")
             task.tries = 0
+            if task.request:
+                self._begun.add((task.source, task.request))
             if is_resting:
                 self._resting.append(task)
                 self.deadline = now + 1
@@ -402,7 +409,7 @@ class Commits:
         if task.done is not None:
             task.done(now)
         if isinstance(result, Later):
-            self._asked.discard((task.source, task.request))
+            self._forget(task)
         else:
             self._answer(task, result, None)
 
@@ -415,8 +422,12 @@ class Commits:
 
     def _answer(self, task: Task, result: Result, error: PymqError | None) -> None:
         if task.request:
-            self._asked.discard((task.source, task.request))
+            self._forget(task)
             self._send(task.source, Answer(task.request, result, error))
+
+    def _forget(self, task: Task) -> None:
+        self._asked.discard((task.source, task.request))
+        self._begun.discard((task.source, task.request))
 
 
 def _was_done(op: Op, image: Image) -> bool:

@@ -43,6 +43,7 @@ from pymq.core.message import (
     Result,
     Stopped,
     Subscribe,
+    UnderWay,
     Unsubscribe,
 )
 from pymq.core.metadata import ControllerNode
@@ -442,8 +443,12 @@ class Controller:
                     self._step_client(source, m, now)
 
     def _step_client(self, source: str, m: Message, now: int) -> None:
-        if self._commits.is_asked(source, getattr(m, "id", 0)):
+        request = getattr(m, "id", 0)
+        if self._commits.is_asked(source, request) or self._topics.is_waiting(source, request):
             mark("controller.asked_again")
+            if self._commits.is_begun(source, request) or self._topics.is_waiting(source, request):
+                mark("controller.under_way")
+                self._out.send(source, UnderWay(request))
             return
         match m:
             case GetMetadata():

@@ -68,6 +68,10 @@ class Topics:
             self.deadline = NEVER
             self._remove_all()
 
+    def is_waiting(self, source: str, request: int) -> bool:
+        """Whether a request waits for a name that is being made, or removed, in slices."""
+        return any((source, request) in waiting for waiting in self._waiting.values())
+
     # --- making ---------------------------------------------------------------------------------
 
     def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:

@@ -119,6 +119,7 @@ NUMBERS: dict[int, type] = {
     76: msg.Recommission,
     77: msg.RecoverPartition,
     78: msg.BalanceLeaders,
+    79: msg.UnderWay,
     100: msg.RegisterBroker,
     101: msg.BrokerHeartbeat,
     102: msg.LeaderAndIsr,

@@ -6,10 +6,10 @@ import pytest
 
 from pymq.client.router import LOST_MS, REFRESH_LOST_MS, REFRESH_MS, Call, Router
 from pymq.core.config import TopicConfig
-from pymq.core.message import Answer, DeleteTopic, GetMetadata, Message
+from pymq.core.message import Answer, DeleteTopic, GetMetadata, Message, UnderWay
 from pymq.core.metadata import PartitionLeader, TopicMetadata
 from pymq.core.types import AckMode
-from pymq.errors import QuotaExceeded, RequestTimeout
+from pymq.errors import NotController, QuotaExceeded, RequestTimeout
 
 
 class Bench:
@@ -65,6 +65,50 @@ def test_who_waits_is_given_up_in_time() -> None:
     bench.sent(910)
     bench.sent(1_000)
     assert isinstance(call.error, RequestTimeout)
+
+
+def test_what_is_under_way_is_waited_for() -> None:
+    """Each word of it gives as much time as the call had in the beginning."""
+    bench = Bench()
+    call = bench.call(timeout_ms=5_000)
+    bench.sent(0)
+    now = 0
+    while now < 60_000:
+        bench.router.step("zk", UnderWay(1), now)
+        assert bench.sent(now + 2_499) == []
+        now += 2_500
+        ((again, _),) = bench.sent(now)  # It asks, to hear whether it is still so.
+        assert again == "zk"
+    assert not call.is_done
+    bench.router.step("zk", Answer(1, True), now)
+    assert (call.is_done, call.error) == (True, None)
+
+
+def test_what_nobody_says_any_more_to_be_under_way_is_given_up() -> None:
+    bench = Bench()
+    call = bench.call(timeout_ms=5_000)
+    bench.sent(0)
+    bench.router.step("zk", UnderWay(1), 4_000)
+    for now in range(4_000, 9_000, 100):
+        bench.sent(now)
+    assert not call.is_done
+    bench.sent(9_000)
+    assert isinstance(call.error, RequestTimeout)
+
+
+def test_an_active_zkserver_that_does_not_answer_is_named() -> None:
+    """It read "no zkserver is active", since the other one had refused."""
+    router = Router("client", ["zk-0", "zk-1"], lambda: None)
+    call = router.call(lambda r: DeleteTopic(r, "t"), 0, 3_000)
+    for now in range(0, 3_001, 50):
+        router.tick(now)
+        ready = router.ready(now)
+        for peer, _ in ready.send if ready is not None else ():
+            if peer == "zk-1":
+                hint = NotController("no", controller="zk-0", endpoint="zk-0")
+                router.step("zk-1", Answer(1, error=hint), now)
+    assert isinstance(call.error, RequestTimeout)
+    assert "no answer from zk-0, which is the active zkserver of zk-0, zk-1" in str(call.error)
 
 
 def metadata(request: int, leader: str | None, epoch: int = 1) -> Answer:

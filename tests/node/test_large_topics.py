@@ -18,9 +18,10 @@ from pymq.core.message import (
     Message,
     RetireBlocks,
     StopReplica,
+    UnderWay,
 )
 from pymq.core.types import AckMode, TopicPartition
-from pymq.errors import NotController, NotEnoughBrokers, UnknownTopic
+from pymq.errors import NotController, NotEnoughBrokers, TopicExists, UnknownTopic
 from pymq.node.image import SLICE_OPS
 from tests.node.cluster import SESSION_MS, Cluster, Zk
 from tests.node.test_slices import Paused, check_sizes, with_sealed_blocks
@@ -327,3 +328,57 @@ def test_a_topic_of_many_blocks_is_deleted_and_retention_lets_go_of_many_at_once
     check_sizes(cluster)
     check_gone(cluster, "t0")
     assert all(size(commit) < REQUEST_BYTES for commit in cluster.active.commits)
+
+
+# --- what takes long ----------------------------------------------------------------------------
+
+
+class Words:
+    """What a client hears that asks for the same once more."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.heard: list[Message] = []
+        self._cluster = cluster
+        cluster.dropped = self._note
+
+    def _note(self, source: str, peer: str, message: Message) -> bool:
+        if peer == "client":
+            self.heard.append(message)
+        return False
+
+    def ask(self, message: Message) -> list[Message]:
+        self.heard.clear()
+        self._cluster.to_active("client", message)
+        return self.heard[:]
+
+
+def test_who_asks_again_for_what_takes_many_commits_hears_that_it_is_under_way() -> None:
+    """Clients gave it up after ten seconds, and said that no zkserver is active."""
+    cluster = Cluster()
+    paused, words = Paused(cluster), Words(cluster)
+    assert words.ask(create(1)) == []
+    assert words.ask(create(1)) == []  # Nothing was committed yet.
+    paused.do()
+    assert words.ask(create(1)) == [UnderWay(1)]
+    assert words.ask(create(2, "other")) == []
+    words.heard.clear()
+    paused.do_all()
+    assert [type(m) for m in words.heard] == [Answer, Answer]
+    (answer,) = words.ask(create(1))  # What is over is not under way.
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.error, TopicExists)
+
+
+def test_who_waits_for_a_name_that_is_being_removed_hears_that_it_is_under_way() -> None:
+    cluster = Cluster()
+    cluster.ask(create)
+    paused, words = Paused(cluster), Words(cluster)
+    words.ask(DeleteTopic(7, "large"))
+    paused.do()
+    words.ask(create(8))
+    for _ in range(5):
+        paused.do()  # The brokers have confirmed, too, that they have nothing of it.
+    assert words.ask(create(8)) == [UnderWay(8)]
+    paused.do_all()
+    check_whole(cluster)
+    assert cluster.answers[8].error is None

@@ -33,6 +33,7 @@ from pymq.core.message.admin import (
     Result,
     SetPartitionState,
     Subscribe,
+    UnderWay,
     Unsubscribe,
 )
 from pymq.core.message.control import (
@@ -209,5 +210,6 @@ __all__ = [
     "Stopped",
     "Subscribe",
     "TransferLeader",
+    "UnderWay",
     "Unsubscribe",
 ]

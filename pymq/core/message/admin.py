@@ -215,6 +215,16 @@ Result = (
 
 
 @value
+class UnderWay:
+    """What was asked for was begun and takes several commits; an Answer follows.
+
+    Only who asks again is told, and only while it is being carried out.
+    """
+
+    id: int
+
+
+@value
 class Answer:
     """The zkserver's answer to whatever was asked."""
 
@@ -243,4 +253,5 @@ AdminMessage = (
     | Locate
     | InitProducer
     | Answer
+    | UnderWay
 )

@@ -249,4 +249,4 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             return ()  # An answer, or what one node tells another: nobody waits.
 
 
-_ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer}
+_ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer, msg.UnderWay}

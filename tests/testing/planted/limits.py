@@ -308,3 +308,18 @@ bug(
 @plant("sweep-forgets-what-changed", Hosting, "changed")
 def changed_never(changed: Any, self: Hosting, broker: str, since: int) -> tuple[()]:
     return ()
+
+
+bug(
+    "long-requests-are-given-up",
+    AREA,
+    "a topic that takes longer to make than a request may take is reported as failed, and is made",
+    "own, before decision 152",
+    test="tests/testing/test_large_creates.py::"
+    "test_a_topic_that_takes_half_a_minute_is_made_and_deleted",
+)
+
+
+@plant("long-requests-are-given-up", Commits, "is_begun")
+def begun_never(is_begun: Any, self: Commits, source: str, request: int) -> bool:
+    return False
