@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pymq import descriptors
+from pymq.deployed import garbage
 from pymq.deployed.nodes import Node
 from pymq.errors import ConfigError, PymqError
 
@@ -157,6 +158,7 @@ def serve(node: Node) -> int:
     note = node.journal.note
     node.journal.listener = write_event(node.name)
     limit = descriptors.keep_back()
+    garbage.freeze_old()
     fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
     node.on_ready = lambda: note("ready", **fields, descriptors=limit.all)
     if limit.all < descriptors.SMALL:
