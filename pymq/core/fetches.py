@@ -40,6 +40,7 @@ LEAST_BYTES = 64 << 10  # a smaller part of what was asked for is not worth a re
 BATCH_BYTES = 1 << 20  # that a read is taken to bring at least: its first batch is never cut
 NODE_BYTES_MIN = 1 << 20  # less is room for a few connections only
 RETRY_MS = 5  # after which it is looked again whether there is room
+AGAIN_MS = 1_000  # after which who has too many fetches waiting may send more
 LOOKS = 32  # at connections that cannot be served yet, in one turn
 WAIT_MAX_MS = 30_000  # for room; then a fetch is answered with nothing, and its client asks again
 

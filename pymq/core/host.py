@@ -10,6 +10,7 @@ from pymq.core.ready import Ready
 from pymq.core.replicator import ReplicaHost, ReplicationConfig
 from pymq.core.slots import RepairSlots
 from pymq.core.types import BlockId, Rng
+from pymq.core.waits import WaitingRoom
 
 
 class Home(ReplicaHost, Protocol):
@@ -20,6 +21,7 @@ class Home(ReplicaHost, Protocol):
     out: Ready
     slots: RepairSlots
     lending: Lending
+    waiting: WaitingRoom
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""
@@ -33,8 +35,8 @@ class Home(ReplicaHost, Protocol):
         """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
         ...
 
-    def connection(self, source: str) -> str:
-        """The connection by which the machine *source* asks."""
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*."""
         ...
 
     def has_failed(self, peer: str, block: BlockId) -> bool:

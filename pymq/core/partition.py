@@ -540,6 +540,7 @@ class Partition:
         """Give the partition up: everybody who waits is told *error*."""
         self._repairs.stop()
         self._fail(error, now)
+        self._serving.close()
         if delete:
             self._holdings.remove(self.state)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import attrs
 
+from pymq.core.fetches import AGAIN_MS
 from pymq.core.marks import mark
 from pymq.core.message import (
     BEGIN,
@@ -22,11 +23,12 @@ from pymq.core.open_block import OpenBlock
 from pymq.core.ready import FindTime, Read, Ready, TimeFound
 from pymq.core.recovery import as_told
 from pymq.core.types import TopicPartition
-from pymq.core.waits import Waits
+from pymq.core.waits import WaitingRoom, Waits
 from pymq.errors import (
     NotLeader,
     OffsetOutOfRange,
     PymqError,
+    QuotaExceeded,
     ReplicaNotAvailable,
 )
 
@@ -66,6 +68,8 @@ class Readable(Protocol):
 class ServingHost(Protocol):
     """What serving needs of the broker."""
 
+    waiting: WaitingRoom  # of all partitions
+
     @property
     def out(self) -> Ready:
         """What the broker wants done in this turn."""
@@ -79,8 +83,8 @@ class ServingHost(Protocol):
         """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
         ...
 
-    def connection(self, source: str) -> str:
-        """The connection by which the machine *source* asks."""
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*."""
         ...
 
 
@@ -92,7 +96,7 @@ class Serving:
     def __init__(self, partition: Readable, host: ServingHost) -> None:
         self._partition = partition
         self._host = host
-        self._waits = Waits()
+        self._waits = Waits(host.waiting)
         # Searches, by token; with the block that is searched, unless it is the open one.
         self._times: dict[int, tuple[str, FindOffset, int | None]] = {}
         self._starts: list[int] = []  # of the blocks
@@ -265,8 +269,18 @@ class Serving:
         return self._waits.deadline
 
     def _wait(self, source: str, m: Fetch, now: int) -> None:
-        """Let a fetch wait; the oldest of a connection with too many is answered with nothing."""
-        oldest = self._waits.add(source, self._host.connection(source), m, now)
+        """Let a fetch wait; the oldest of a connection with too many is answered with nothing.
+
+        It is refused if too many of its account, or of all, wait in all partitions.
+        """
+        account, connection = self._host.owner(source)
+        if not self._host.waiting.has_room(account):
+            mark("serving.no_room_to_wait")
+            why = "too many fetches of this principal or of all clients wait at ends of partitions"
+            error = QuotaExceeded(why, retry_ms=AGAIN_MS)
+            self._host.reply(source, self._answer(m, m.offset, error), now)
+            return
+        oldest = self._waits.add(source, account, connection, m, now)
         if oldest is not None:
             mark("serving.too_many_wait")
             self._answer_empty(*oldest, now)
@@ -318,6 +332,10 @@ class Serving:
         """Answer those that have waited long enough."""
         for source, m in self._waits.over(now):
             self._answer_empty(source, m, now)
+
+    def close(self) -> None:
+        """The partition is here no more."""
+        self._waits.clear()
 
     def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
         offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark

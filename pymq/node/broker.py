@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from pymq.core.fetches import Boundless, Fetches, Outbox
+from pymq.core.fetches import AGAIN_MS, Boundless, Fetches, Outbox
 from pymq.core.journal import Journal
 from pymq.core.lending import Lending
 from pymq.core.membership import Assignors
@@ -68,6 +68,7 @@ from pymq.core.ready import (
 from pymq.core.replicator import ReplicatorFactory
 from pymq.core.slots import RepairSlots
 from pymq.core.types import NEVER, OFFSETS_TOPIC, BlockId, Rng, TopicPartition
+from pymq.core.waits import WaitingRoom
 from pymq.errors import (
     InvalidRequest,
     NotController,
@@ -90,8 +91,6 @@ from pymq.node.registration import BrokerConfig, Registration
 from pymq.node.schedule import Schedule
 from pymq.node.sharing import Sharing
 from pymq.node.troubles import Troubles
-
-FETCH_AGAIN_MS = 1_000  # after which who has too many fetches waiting may send more
 
 
 class Broker:
@@ -120,6 +119,7 @@ class Broker:
         self.lending = Lending(config.replication.lend_bytes)
         self.outbox = outbox or Boundless()
         self.fetches = Fetches(config.fetches, self.outbox)
+        self.waiting = WaitingRoom()
         self._granted = 0  # bytes of the fetch that is being served because it is its turn
         self.deadline = NEVER
         self._peers = Peers(config.incarnation, config.replication, rng)
@@ -199,16 +199,16 @@ class Broker:
         most = self.fetches.admit(source, m, now)
         if most is None:
             why = "too many fetches of this connection, its principal or all clients wait for room"
-            error = QuotaExceeded(why, retry_ms=FETCH_AGAIN_MS)
+            error = QuotaExceeded(why, retry_ms=AGAIN_MS)
             self._answer_fetch(source, m, now, error)
             return 0
         return most
 
-    def connection(self, source: str) -> str:
-        """The connection by which the machine *source* asks; within this broker, itself."""
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*; within this broker, itself."""
         if source == COPIES or source.startswith("#"):
-            return source
-        return self.outbox.owner(source)[1]
+            return source, source
+        return self.outbox.owner(source)
 
     def tell_controller(self, message: Message) -> None:
         """Send something to the active zkserver."""

@@ -11,8 +11,8 @@ from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.serving import Serving
 from pymq.core.types import NEVER, AckMode, TopicPartition
-from pymq.core.waits import WAITS_MAX, Waits
-from pymq.errors import CorruptBlock, PymqError, ReplicaNotAvailable
+from pymq.core.waits import WAITS_MAX, WaitingRoom, Waits
+from pymq.errors import CorruptBlock, PymqError, QuotaExceeded, ReplicaNotAvailable
 from pymq.replication.factory import replicator
 from tests.core import test_upkeep
 
@@ -114,9 +114,35 @@ def test_a_wake_that_brings_nothing_looks_at_no_waiting_fetch() -> None:
 
 
 def test_fetches_that_come_and_are_answered_leave_nothing_behind() -> None:
-    waits = Waits()
+    room = WaitingRoom()
+    waits = Waits(room)
     for number in range(10_000):
-        waits.add("x", "x", Fetch(number, "t", "0", 12, 1, 60_000), 0)
+        waits.add("x", "x", "x", Fetch(number, "t", "0", 12, 1, 60_000), 0)
         waits.serve(lambda source, m: True)
     assert not waits
     assert len(waits._due) < 100
+    assert (room.count, room._held) == (0, {})
+
+
+def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others() -> None:
+    """However many connections and partitions; one more is refused, and may be sent again."""
+    host = Host()
+    host.waiting = WaitingRoom(100)
+    servings = [Serving(Damaged(host), host) for _ in range(10)]
+    for serving in servings:
+        serving.adopt(serving._partition.state)
+    for number in range(200):
+        serving = servings[number % 10]
+        serving.fetch(f"greedy.{number % 7}/0", Fetch(number, "t", "0", 12, 1, 60_000), 0)
+    assert host.waiting.count == 50
+    refused = [answer.error for answer in host.answers if isinstance(answer, Fetched)]
+    assert len(refused) == 150
+    assert all(isinstance(error, QuotaExceeded) and error.retry_ms for error in refused)
+    host.answers.clear()
+    for serving in servings:
+        serving.fetch("good.1/0", Fetch(1, "t", "0", 12, 1, 60_000), 0)
+    assert (host.waiting.count, host.answers) == (60, []), "others wait beside it"
+    servings[0].close()
+    for serving in servings[1:]:
+        serving.tick(60_000)
+    assert (host.waiting.count, host.waiting._held) == (0, {})

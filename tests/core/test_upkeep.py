@@ -17,6 +17,7 @@ from pymq.core.replicator import ReplicationConfig
 from pymq.core.slots import RepairSlots
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
 from pymq.core.upkeep import RETENTION_CHECK_MS, Upkeep
+from pymq.core.waits import WaitingRoom
 from pymq.errors import PymqError
 from pymq.replication.factory import replicator
 
@@ -37,6 +38,7 @@ class Host:
         self.rng = random.Random(0)
         self.slots = RepairSlots(self.replication)
         self.lending = Lending(self.replication.lend_bytes)
+        self.waiting = WaitingRoom()
 
     def wall_ms(self, now: int) -> int:
         return WALL_MS + now
@@ -50,8 +52,9 @@ class Host:
     def admit(self, source: str, m: Fetch, now: int) -> int:
         return m.max_bytes
 
-    def connection(self, source: str) -> str:
-        return source.partition("/")[0]
+    def owner(self, source: str) -> tuple[str, str]:
+        connection = source.partition("/")[0]
+        return connection.partition(".")[0], connection
 
     def tell_controller(self, message: Message) -> None:
         raise AssertionError("compaction is each broker's own affair")

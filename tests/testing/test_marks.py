@@ -152,6 +152,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "serving.too_many_wait": (
         test_serving.test_of_a_connection_so_many_fetches_wait_and_the_oldest_is_answered
     ),
+    "serving.no_room_to_wait": (
+        test_serving.test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others
+    ),
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
     ),

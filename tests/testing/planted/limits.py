@@ -9,6 +9,7 @@ from pymq.core.bounds import GroupLimits
 from pymq.core.fetches import Boundless, Fetches
 from pymq.core.log import BlockLog
 from pymq.core.message import Fetch
+from pymq.core.waits import WaitingRoom
 from pymq.node.candidates import Candidates
 from pymq.node.commits import Commits
 from pymq.node.copies import Copies
@@ -130,6 +131,36 @@ bug(
 def pass_for_nothing(pass_: Any, self: Fetches, account: str, connection: str) -> None:
     pass_(self, account, connection)
     self._looks = 0
+
+
+bug(
+    "waits-at-ends-by-partition",
+    AREA,
+    "in as many partitions as there are, clients have any number of fetches wait",
+    "own, before decision 153",
+    test="tests/core/test_serving.py::"
+    "test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others",
+)
+
+
+@plant("waits-at-ends-by-partition", WaitingRoom, "has_room")
+def has_room_always(has_room: Any, self: WaitingRoom, account: str) -> bool:
+    return True
+
+
+bug(
+    "waits-counted-for-ever",
+    AREA,
+    "fetches that have waited long enough count on, until nobody may wait",
+    "any pool",
+    test="tests/core/test_serving.py::"
+    "test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others",
+)
+
+
+@plant("waits-counted-for-ever", WaitingRoom, "leave")
+def leave_unseen(leave: Any, self: WaitingRoom, account: str) -> None:
+    pass
 
 
 bug(
