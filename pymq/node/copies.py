@@ -7,12 +7,14 @@ what holds for those holds for it. It may be asked for again at any time, since 
 its producers; who asks again for one under way takes it over.
 
 What is on its way is bounded: some copies read at a time, each a part of what it has to, and none
-goes on while much of what it has appended is not safe yet.
+goes on while much of what it has appended is not safe yet. An account (a principal, or a connection
+where nobody has proved who he is) has as many copies under way as it leaves for others, and
+accounts take turns in reading.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Protocol
 
 from pymq.core.fetches import Outbox
@@ -68,6 +70,7 @@ class _Job:
 
     number: int  # of its fetches and produces, which answers carry
     source: str
+    account: str
     asked: Copy
     sequence: int
     pieces: deque[Piece]
@@ -91,7 +94,9 @@ class Copies:
         self._last = 0
         self._jobs: dict[int, _Job] = {}
         self._numbers: dict[Key, int] = {}
-        self._line: deque[_Job] = deque()  # those that are to read, in turn
+        self._held: dict[str, int] = {}  # copies under way, by account
+        # Those that are to read, by account; both in turn.
+        self._line: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._reading: set[int] = set()
         self._held_up: dict[int, _Job] = {}  # by the quotas of those for whom they are made
         self.deadline = NEVER  # when :meth:`tick` has something to do
@@ -103,16 +108,21 @@ class Copies:
             self._host.reply(source, Copied(m.id, error=error), now)
             return
         self._last += 1
-        job = _Job(self._last, source, m, m.base_sequence, deque(m.pieces))
+        account, _ = self._host.outbox.owner(source)
+        job = _Job(self._last, source, account, m, m.base_sequence, deque(m.pieces))
         known = self._numbers.get(job.key)
         if known is not None:
             mark("copies.again")
-            del self._jobs[known]
-        elif len(self._jobs) >= COPIES_MAX:
-            error = ReplicaNotAvailable(f"{self._host.me} makes {COPIES_MAX} copies; try again")
+            self._forget(self._jobs[known])
+        elif self._held.get(account, 0) >= COPIES_MAX - len(self._jobs):
+            error = ReplicaNotAvailable(
+                f"{self._host.me} makes {len(self._jobs)} copies, as many as it can or too many "
+                "for this principal; try again"
+            )
             self._host.reply(source, Copied(m.id, error=error), now)
             return
         self._jobs[job.number], self._numbers[job.key] = job, job.number
+        self._held[account] = self._held.get(account, 0) + 1
         self._line_up(job)
         self._read(now)
 
@@ -143,16 +153,25 @@ class Copies:
     def _line_up(self, job: _Job) -> None:
         if job.pieces and not job.is_in_line and job.unsafe < UNSAFE_BYTES:
             job.is_in_line = True
-            self._line.append(job)
+            self._line.setdefault(job.account, deque()).append(job)
+
+    def _next(self) -> _Job:
+        """Take the next one out of the line."""
+        account, jobs = next(iter(self._line.items()))
+        job = jobs.popleft()
+        if jobs:
+            self._line.move_to_end(account)
+        else:
+            del self._line[account]
+        return job
 
     def _read(self, now: int) -> None:
         """Have those read whose turn it is."""
         while self._line and len(self._reading) < READS:
-            job = self._line.popleft()
+            job = self._next()
             if job.number not in self._jobs:
                 continue
-            account, _ = self._host.outbox.owner(job.source)
-            if wait_ms := self._host.outbox.write_wait_ms(account):
+            if wait_ms := self._host.outbox.write_wait_ms(job.account):
                 # What was asked for with some bytes may be gigabytes: it is paid for as it goes.
                 mark("copies.held_up")
                 self._held_up[job.number] = job
@@ -180,7 +199,8 @@ class Copies:
     def tick(self, now: int) -> None:
         """Look again at those that a quota has held up."""
         held, self._held_up, self.deadline = self._held_up, {}, NEVER
-        self._line.extend(held.values())
+        for job in held.values():
+            self._line.setdefault(job.account, deque()).append(job)
         self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
@@ -244,8 +264,7 @@ class Copies:
             job.sequence += piece.records
             job.sent.append((piece.records, numbered.size))
             job.unsafe += numbered.size
-            account, _ = self._host.outbox.owner(job.source)
-            self._host.outbox.wrote(account, numbered.size)
+            self._host.outbox.wrote(job.account, numbered.size)
             produce = Produce(
                 job.number,
                 asked.topic,
@@ -273,7 +292,14 @@ class Copies:
             self._end(job, None, now)
 
     def _end(self, job: _Job, error: PymqError | None, now: int) -> None:
-        del self._jobs[job.number], self._numbers[job.key]
+        self._forget(job)
         if error is not None:
             mark("copies.failed")
         self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
+
+    def _forget(self, job: _Job) -> None:
+        """A copy is not under way any more."""
+        del self._jobs[job.number], self._numbers[job.key]
+        left = self._held[job.account] = self._held[job.account] - 1
+        if not left:
+            del self._held[job.account]

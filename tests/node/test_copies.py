@@ -317,11 +317,34 @@ def test_what_makes_no_sense_is_refused(copy: Copy, error: type[PymqError]) -> N
 
 
 def test_there_are_only_so_many_copies() -> None:
+    """However many ask; the first one has a half, and each later one half of what is left."""
     host = Host()
-    for number in range(COPIES_MAX + 1):
-        host.copies.begin("c", attrs.evolve(COPY, id=number, producer_id=number), 0)
-    ((_, answer),) = host.answers
-    assert (answer.id, type(answer.error)) == (COPIES_MAX, ReplicaNotAvailable)
+    for number in range(3 * COPIES_MAX):
+        copy = attrs.evolve(COPY, id=number, producer_id=number)
+        host.copies.begin(f"c{number * 20 // (3 * COPIES_MAX)}", copy, 0)
+    assert len(host.answers) == 2 * COPIES_MAX
+    assert {type(answer.error) for _, answer in host.answers} == {ReplicaNotAvailable}
+
+
+def test_a_principal_has_half_of_the_copies_and_others_do_not_wait_for_all_of_its() -> None:
+    host = Host()
+    for number in range(COPIES_MAX):
+        host.copies.begin("greedy", attrs.evolve(COPY, id=number, producer_id=number), 0)
+    assert len(host.answers) == COPIES_MAX // 2
+    assert {type(answer.error) for _, answer in host.answers} == {ReplicaNotAvailable}
+    host.answers.clear()
+    host.copies.begin("good", attrs.evolve(COPY, id=1, producer_id=1 << 20), 0)
+    host.copies.begin("good", attrs.evolve(COPY, id=2, producer_id=2 << 20), 0)
+    assert not host.answers
+    for number in range(4):
+        host.read(host.fetches[number], error=CorruptBatch("it is damaged"))
+    assert [source for source, _ in host.answers[:READS]] == ["greedy"] * READS
+    for number in range(READS, READS + 4):
+        host.read(host.fetches[number], error=CorruptBatch("it is damaged"))
+    assert [source for source, _ in host.answers].count("good") == 2, "they take turns"
+    for number in range(READS + 4, COPIES_MAX // 2 + 2):
+        host.read(host.fetches[number], error=CorruptBatch("it is damaged"))
+    assert (host.copies._held, host.copies._jobs, host.copies._line) == ({}, {}, {})
 
 
 def test_nothing_is_copied_at_once() -> None:

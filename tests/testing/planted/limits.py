@@ -236,6 +236,25 @@ def read_on(read: Any, self: Copies, now: int) -> None:
 
 
 bug(
+    "copies-in-one-line",
+    AREA,
+    "who asks for more copies has more of the reads, and others wait for all of it",
+    "own, before decision 155",
+    test="tests/node/test_copies.py::"
+    "test_a_principal_has_half_of_the_copies_and_others_do_not_wait_for_all_of_its",
+)
+
+
+@plant("copies-in-one-line", Copies, "_next")
+def next_of_the_same(next_: Any, self: Copies) -> Any:
+    first = next(iter(self._line))
+    job = next_(self)
+    if first in self._line:
+        self._line.move_to_end(first, last=False)
+    return job
+
+
+bug(
     "guesses-are-free",
     AREA,
     "tokens may be tried as fast as they come",
