@@ -14,6 +14,11 @@ its descriptor is there until then.
 Of those that are new there are a bounded number, and of all so many that descriptors are left for
 files. Beyond either the oldest new one is ended: whoever means to say something has said it by
 then, and who connects again and again only takes the place of himself.
+
+A connection that has proved its key and says nothing is no principal's for us: libzmq does not tell
+which one it is. Such connections may have half of the room. When there is none left and they have
+more, the one that has been silent for longest is ended, and may connect again. A principal whose
+connections speak has half of the room at most, too.
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class Connections:
         self._addresses: dict[int, str] = {}  # by descriptor
         self._counts: Counter[str] = Counter()
         self._new: dict[int, tuple[Origin, float]] = {}  # since when, oldest first
+        self._silent: dict[int, Origin] = {}  # have shaken hands and said nothing, oldest first
         self._going: set[int] = set()  # cut to make room, and still open
         self._known: dict[int, str] = {}  # the principals of those by which a packet came
         self._principals: Counter[str] = Counter()
@@ -83,6 +89,15 @@ class Connections:
         """How many connections a principal has, as far as they have said something."""
         return self._principals[principal]
 
+    def share(self, most: int) -> int:
+        """How many a principal may have that may have *most*, with the descriptors there are."""
+        return min(most, self._room // 2)
+
+    @property
+    def _room(self) -> int:
+        """How many connections leave descriptors for files."""
+        return max(LEAST, self._limit() - FILES)
+
     def __len__(self) -> int:
         return len(self._addresses)
 
@@ -103,6 +118,7 @@ class Connections:
         if address is not None:
             _less(self._counts, address)
         self._new.pop(descriptor, None)
+        self._silent.pop(descriptor, None)
         self._going.discard(descriptor)
         if (principal := self._known.pop(descriptor, None)) is not None:
             _less(self._principals, principal)
@@ -122,6 +138,9 @@ class Connections:
             return True
         self.note()  # It may have been told of just now.
         found = self._new.pop(descriptor, None)
+        self._silent.pop(descriptor, None)
+        if principal:  # Where there are no keys, nobody is one.
+            most = self.share(most)
         if self._principals[principal] >= most and descriptor in self._addresses:
             return not self._turn_away(found[0] if found is not None else came_from(descriptor))
         if descriptor in self._addresses:
@@ -130,20 +149,24 @@ class Connections:
         return True
 
     def _make_room(self) -> None:
-        """End new connections, while there are too many of them, or of all."""
-        most = max(LEAST, self._limit() - FILES)
+        """End new connections, or silent ones, while there are too many of them, or of all."""
+        most = self._room
         settled = self._clock() - self._settled_s
         while self._new:
             descriptor, (origin, since) = next(iter(self._new.items()))
             if since < settled:
                 del self._new[descriptor]
+                self._silent[descriptor] = origin
                 continue
             # libzmq closes a connection some time after it was cut: until then it still counts as
             # open, and must not cost the next one its place too.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
-            del self._new[descriptor]
+            if len(self._silent) > most // 2 and count > most:
+                descriptor, origin = next(iter(self._silent.items()))
+            self._new.pop(descriptor, None)
+            self._silent.pop(descriptor, None)
             if self._turn_away(origin):
                 self._going.add(descriptor)
 

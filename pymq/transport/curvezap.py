@@ -85,7 +85,8 @@ class Authenticator:
             return False
         if self.connections.count(address) > self._tuning.per_address:  # this one is among them
             return True
-        return self.connections.of(principal) >= self._tuning.per_principal
+        most = self.connections.share(self._tuning.per_principal)
+        return self.connections.of(principal) >= most
 
     def _principal(self, key: str) -> str | None:
         self._keys.refresh(time.monotonic())

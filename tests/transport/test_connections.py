@@ -170,6 +170,41 @@ def test_one_connection_too_many_costs_only_the_oldest_new_one(stack: ExitStack)
     assert node.connections.turned_away == 1
 
 
+def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: ExitStack) -> None:
+    """Any principal may make them: libzmq does not tell whose they are."""
+    node = Node(limit=FILES + LEAST)
+    stack.callback(node.close)
+    for number in range(LEAST):
+        if number == LEAST // 2:
+            node.until(number)
+            node.now += 10.0
+        peer = stack.enter_context(socket.socket())
+        shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+    node.until(LEAST)
+    node.now += 10.0  # They have shaken hands, and are not new any more.
+    for number in range(LEAST // 2):
+        good = stack.enter_context(socket.socket())
+        shake_hands(good, node.bound, b"client-good-%d/0123456789abcdef" % number)
+        good.sendall(frame(b"here"))
+        assert node.hear(principal=f"good-{number % 2}") == b"here"
+        assert node.connections.of(f"good-{number % 2}") == number // 2 + 1
+    assert node.connections.turned_away == LEAST // 2
+    node.until(LEAST)
+
+
+def test_a_principal_has_half_of_the_room_where_descriptors_are_few(stack: ExitStack) -> None:
+    node = Node(limit=FILES + LEAST)
+    stack.callback(node.close)
+    for number in range(LEAST // 2 + 3):
+        peer = stack.enter_context(socket.socket())
+        shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
+        peer.sendall(frame(b"here"))
+        node.hear(principal="alice", most=500)
+    assert node.connections.of("alice") == LEAST // 2
+    assert node.connections.share(500) == LEAST // 2
+    assert node.connections.turned_away == 3
+
+
 def test_a_principal_has_so_many_connections_and_no_more(node: Node, stack: ExitStack) -> None:
     """Others at its address have room all the same."""
     for number in range(5):

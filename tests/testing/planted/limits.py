@@ -195,6 +195,37 @@ def make_no_room(make_room: Any, self: Connections) -> None:
 
 
 bug(
+    "principal-fills-few-descriptors",
+    AREA,
+    "where descriptors are few, one principal may have nearly all connections",
+    "own, before decision 154",
+    test="tests/transport/test_connections.py::"
+    "test_a_principal_has_half_of_the_room_where_descriptors_are_few",
+)
+
+
+@plant("principal-fills-few-descriptors", Connections, "share")
+def share_all(share: Any, self: Connections, most: int) -> int:
+    return most
+
+
+bug(
+    "proved-a-key-and-stays",
+    AREA,
+    "connections that have proved a key and say nothing keep all others out",
+    "own, before decision 154",
+    test="tests/transport/test_connections.py::"
+    "test_silent_connections_leave_half_of_the_room_for_those_that_speak",
+)
+
+
+@plant("proved-a-key-and-stays", Connections, "_make_room")
+def make_room_among_new(make_room: Any, self: Connections) -> None:
+    self._silent.clear()
+    make_room(self)
+
+
+bug(
     "principal-counts-for-ever",
     AREA,
     "connections of a principal that have ended count on, until it gets no more",
