@@ -172,11 +172,18 @@ class Commits:
         return (source, request) in self._begun
 
     def read(
-        self, look: Callable[[Image], Result], *, answer: tuple[str, int], is_urgent: bool = False
+        self,
+        look: Callable[[Image], Result | Later],
+        *,
+        answer: tuple[str, int],
+        is_urgent: bool = False,
     ) -> None:
-        """Answer what *look* finds in the tree, as it is after all that was asked for before."""
+        """Answer what *look* finds in the tree, as it is after all that was asked for before.
 
-        def plan(draft: Draft) -> Result:
+        What takes long it does in parts, one in a turn (:mod:`~pymq.node.gradual`).
+        """
+
+        def plan(draft: Draft) -> Result | Later:
             return look(draft.image)
 
         self._add(Task(plan, *answer, is_urgent=is_urgent, is_read=True))

@@ -61,7 +61,7 @@ from pymq.node.describe import Descriptions
 from pymq.node.election import Election, Role
 from pymq.node.ends import Ends
 from pymq.node.image import Draft, Image
-from pymq.node.lookup import Lookup
+from pymq.node.lookup import Lookup, metadata
 from pymq.node.membership import Members
 from pymq.node.notices import Notices
 from pymq.node.placement import usable
@@ -461,11 +461,7 @@ class Controller:
                 self._read(source, m.id, describe.topics)
             case DescribeCluster():
                 lost = self._copying.lost(now)
-                self._read(
-                    source,
-                    m.id,
-                    lambda image: describe.cluster(image, self.me, self._members, lost),
-                )
+                self._read(source, m.id, describe.cluster(self.me, self._members, lost))
             case BalanceLeaders():
                 self._balance.step(source, m, now)
             case Subscribe():
@@ -480,7 +476,7 @@ class Controller:
             case _:
                 self._admin.step(source, m, now)
 
-    def _read(self, source: str, request: int, look: Callable[[Image], Result]) -> None:
+    def _read(self, source: str, request: int, look: Callable[[Image], Result | Later]) -> None:
         """Answer from the tree, as it is after all that was asked for before."""
         self._commits.read(look, answer=(source, request))
 
@@ -499,7 +495,7 @@ class Controller:
             make = plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
             self._topics.create("", make, now, fewer=True)
         self._commits.read(
-            lambda image: self._lookup(image).metadata(m.topic),
+            metadata(self._lookup, m.topic),
             answer=(source, m.id),
             # Who leads must be known for anything to go on; what is about to be made, not before.
             is_urgent=m.topic in self.image.topics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -12,6 +12,7 @@ from pymq.core.message import (
     DescribeTopic,
     PartitionReport,
     PartitionReports,
+    Result,
 )
 from pymq.core.metadata import (
     BlockDescription,
@@ -26,8 +27,9 @@ from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
 from pymq.node import rereplication, takeover
-from pymq.node.commits import Commits, Send
+from pymq.node.commits import Commits, Later, Send
 from pymq.node.ends import Ends
+from pymq.node.gradual import gradually
 from pymq.node.image import Image
 from pymq.node.lookup import Lookup
 from pymq.node.membership import Members
@@ -35,6 +37,7 @@ from pymq.node.notices import Notices
 
 DESCRIBE_WAIT_MS = 2_000
 SHOWN_MAX = 100  # partitions without a leader that are named
+PARTS_MAX = 250  # partitions that are described in a turn, which takes some 10 ms
 
 
 @define
@@ -131,12 +134,24 @@ class Descriptions:
             gone = UnknownTopic(f"topic {waiting.topic!r} was deleted")
             self._send(waiting.source, Answer(waiting.request, error=gone))
             return
-        partitions = tuple(
-            self._described(TopicPartition(waiting.topic, name), waiting.reports.get(name))
-            for name in topic.partitions
+        found: list[PartitionDescription] = []
+
+        def names(image: Image) -> list[TopicPartition]:
+            return [TopicPartition(waiting.topic, name) for name in topic.partitions]
+
+        def each(image: Image, name: TopicPartition) -> None:
+            if image.find(name) is not None:
+                found.append(self._described(name, waiting.reports.get(name.partition)))
+
+        def result(image: Image) -> TopicDescription:
+            now = image.topics.get(waiting.topic)
+            if now is None or now.node.id != topic.node.id:
+                raise UnknownTopic(f"topic {waiting.topic!r} was deleted")
+            return TopicDescription(waiting.topic, now.node.config, tuple(found))
+
+        self._commits.read(
+            gradually(names, each, result, PARTS_MAX), answer=(waiting.source, waiting.request)
         )
-        description = TopicDescription(waiting.topic, topic.node.config, partitions)
-        self._send(waiting.source, Answer(waiting.request, description))
 
     def _described(
         self, name: TopicPartition, report: PartitionReport | None
@@ -206,37 +221,53 @@ def topics(image: Image) -> tuple[str, ...]:
 
 
 def cluster(
-    image: Image, me: str, members: Members, lost: Collection[str] = ()
-) -> ClusterDescription:
-    """The brokers, and who is in charge; *lost* are those whose copies are made anew elsewhere."""
-    live, hosting = members.live, image.hosting
-    brokers = tuple(
-        BrokerDescription(
-            b.name,
-            b.endpoint,
-            b.rack,
-            name in members,
-            hosting.leads[name],
-            b.is_draining,
-            hosting.blocks[name],
-            rereplication.kept_by(image, live, lost, name) if b.is_draining else (),
+    me: str, members: Members, lost: Collection[str] = ()
+) -> Callable[[Image], Result | Later]:
+    """What reads the brokers and who is in charge, some partitions in each turn.
+
+    *lost* are the brokers whose copies are made anew elsewhere.
+    """
+    stuck: list[TopicPartition] = []
+    count = 0
+
+    def names(image: Image) -> list[TopicPartition]:
+        return [
+            TopicPartition(topic, name)
+            for topic in topics(image)
+            for name in image.topics[topic].partitions
+        ]
+
+    def each(image: Image, name: TopicPartition) -> None:
+        nonlocal count
+        if image.find(name) is not None:
+            count += 1
+            if takeover.problem(image, members, name) is not None:
+                stuck.append(name)
+
+    def result(image: Image) -> ClusterDescription:
+        live, hosting = members.live, image.hosting
+        brokers = tuple(
+            BrokerDescription(
+                b.name,
+                b.endpoint,
+                b.rack,
+                name in members,
+                hosting.leads[name],
+                b.is_draining,
+                hosting.blocks[name],
+                rereplication.kept_by(image, live, lost, name) if b.is_draining else (),
+            )
+            for name, b in sorted(image.brokers.items())
         )
-        for name, b in sorted(image.brokers.items())
-    )
-    shown = topics(image)
-    names = [
-        TopicPartition(topic, name) for topic in shown for name in image.topics[topic].partitions
-    ]
-    stuck = [name for name in names if takeover.problem(image, members, name) is not None]
-    leaderless = tuple(map(str, stuck[:SHOWN_MAX]))
-    epoch = image.controller_epoch
-    return ClusterDescription(
-        me,
-        epoch,
-        brokers,
-        len(shown),
-        len(names),
-        leaderless,
-        rereplication.under_replicated(image, live),
-        len(image.moving),
-    )
+        return ClusterDescription(
+            me,
+            image.controller_epoch,
+            brokers,
+            len(topics(image)),
+            count,
+            tuple(map(str, stuck[:SHOWN_MAX])),
+            rereplication.under_replicated(image, live),
+            len(image.moving),
+        )
+
+    return gradually(names, each, result, PARTS_MAX)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pymq.core.message import Locate, Location
+from collections.abc import Callable
+
+from pymq.core.marks import mark
+from pymq.core.message import Locate, Location, Result
 from pymq.core.metadata import BlockNode, BrokerPlace, PartitionLeader, TopicMetadata
 from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotSubscribed, UnknownPartition
+from pymq.node.commits import Later
 from pymq.node.ends import Ends
+from pymq.node.gradual import gradually
 from pymq.node.image import Image, PartitionImage, TopicImage
 from pymq.node.membership import Members
+
+PARTS_MAX = 1_000  # partitions that are looked up in a turn, which takes some 5 ms
 
 
 @define
@@ -20,35 +27,35 @@ class Lookup:
     members: Members
     ends: Ends
 
-    def metadata(self, name: str) -> TopicMetadata:
-        """Where a topic's partitions are led and held; a leader that is not alive is none.
+    def leader(self, name: TopicPartition) -> PartitionLeader | None:
+        """Where a partition is led and held; a leader that is not alive is none."""
+        found = self.image.find(name)
+        if found is None:
+            return None
+        node, leader = found.node, found.open_block.leader
+        is_led = leader is not None and leader in self.members.live
+        broker = self.image.brokers[leader] if leader is not None and is_led else None
+        return PartitionLeader(
+            node.name,
+            node.index,
+            node.acks,
+            node.epoch,
+            broker.name if broker else None,
+            broker.endpoint if broker else None,
+            self.readable(name.topic, found),
+        )
+
+    def metadata(self, name: str, leaders: tuple[PartitionLeader, ...]) -> TopicMetadata:
+        """A topic, with the leaders of its partitions and whoever else can serve reads of them.
 
         Raises:
             UnknownTopic: there is none of that name.
         """
-        image, live = self.image, self.members.live
-        topic = image.topic(name)
-        leaders = []
-        named: dict[str, None] = {}
-        for partition in topic.partitions.values():
-            node, leader = partition.node, partition.open_block.leader
-            broker = image.brokers[leader] if leader is not None and leader in live else None
-            replicas = self.readable(name, partition)
-            named.update(dict.fromkeys(replicas))
-            leaders.append(
-                PartitionLeader(
-                    node.name,
-                    node.index,
-                    node.acks,
-                    node.epoch,
-                    broker.name if broker else None,
-                    broker.endpoint if broker else None,
-                    replicas,
-                )
-            )
-        brokers = (image.brokers[broker] for broker in named)
+        topic = self.image.topic(name)
+        named = dict.fromkeys(broker for found in leaders for broker in found.replicas)
+        brokers = (self.image.brokers[broker] for broker in named)
         places = tuple(BrokerPlace(b.name, b.endpoint, b.rack) for b in brokers)
-        return TopicMetadata(name, topic.node.id, topic.node.config, tuple(leaders), places)
+        return TopicMetadata(name, topic.node.id, topic.node.config, leaders, places)
 
     def readable(self, topic: str, found: PartitionImage) -> tuple[str, ...]:
         """The live brokers that can serve reads of a partition, the most complete first.
@@ -119,3 +126,29 @@ class Lookup:
             and (replica := found.replicas.get((block.number, broker))) is not None
         }
         return max(ends, key=lambda broker: ends[broker], default=None)
+
+
+def metadata(look: Callable[[Image], Lookup], name: str) -> Callable[[Image], Result | Later]:
+    """What reads the metadata of a topic, some partitions in each turn (:meth:`Commits.read`)."""
+    found: list[PartitionLeader] = []
+    topic_id = ""
+
+    def names(image: Image) -> list[TopicPartition]:
+        nonlocal topic_id
+        topic = image.topic(name)
+        found.clear()
+        topic_id = topic.node.id
+        return [TopicPartition(name, partition) for partition in topic.partitions]
+
+    def each(image: Image, at: TopicPartition) -> None:
+        leader = look(image).leader(at)
+        if leader is not None:
+            found.append(leader)
+
+    def result(image: Image) -> Result | Later:
+        if image.topic(name).node.id != topic_id:
+            mark("lookup.made_again")
+            return Later.MORE  # These were the partitions of another one of its name.
+        return look(image).metadata(name, tuple(found))
+
+    return gradually(names, each, result, PARTS_MAX)

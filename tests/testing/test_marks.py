@@ -42,6 +42,7 @@ from tests.node import (
     test_controller_rolls,
     test_copies,
     test_departures,
+    test_gradual,
     test_large_topics,
     test_made_anew,
     test_many_partitions,
@@ -214,6 +215,13 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "candidates.more": (
         test_many_partitions.test_a_decommission_of_many_partitions_goes_on_with_the_next_zkserver
+    ),
+    "controller.under_way": (
+        test_large_topics.test_who_asks_again_for_what_takes_many_commits_hears_that_it_is_under_way
+    ),
+    "gradual.more": (test_gradual.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told),
+    "lookup.made_again": (
+        test_gradual.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told
     ),
     "notices.large_topic": (
         test_large_topics.test_a_large_topic_is_made_in_slices_and_told_when_it_is_whole

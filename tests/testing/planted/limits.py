@@ -14,6 +14,7 @@ from pymq.node.candidates import Candidates
 from pymq.node.commits import Commits
 from pymq.node.copies import Copies
 from pymq.node.hosted import Hosting
+from pymq.node.lookup import Lookup
 from pymq.node.notices import Notices
 from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
@@ -404,3 +405,17 @@ bug(
 @plant("long-requests-are-given-up", Commits, "is_begun")
 def begun_never(is_begun: Any, self: Commits, source: str, request: int) -> bool:
     return False
+
+
+bug(
+    "only-the-first-are-described",
+    AREA,
+    "of very many partitions a client is told those of the first turn",
+    "any answer that is made in parts",
+    test="tests/node/test_gradual.py::test_metadata_is_of_all_partitions_in_order",
+)
+
+
+@plant("only-the-first-are-described", Lookup, "leader")
+def leader_of_few(leader: Any, self: Lookup, name: Any) -> Any:
+    return leader(self, name) if int(name.partition) < 10 else None
