@@ -169,6 +169,8 @@ def find_run(column: Buffer, count: int) -> Run | None:
     stride = prefix + size
     if prefix == 0 or len(view) != start + count * stride or bytes(view[:start]) != head:
         return None
+    if count == 1:
+        return Run(view[start:], prefix, size)  # There is no other head.
     # The lengths add up; only if each value has the same head is each what it seems.
     # A view is stepped through item by item, at 5 ns each: short values are better copied before.
     data = bytes(view) if stride <= _COPIED else view

@@ -64,11 +64,14 @@ class Ranges:
     def put(self, start: int, end: int) -> bool:
         """Add the offsets from *start* up to *end*; whether any of them is new."""
         found = self._found
+        if found and start < end:  # as nearly always it goes on where the last one ends
+            low, high = found[-1]
+            if low <= start <= high:
+                if end > high:
+                    found[-1] = low, end
+                return end > high
         if start >= end or self.covers(start, end):
             return False
-        if found and found[-1][0] <= start <= found[-1][1]:  # as nearly always
-            found[-1] = found[-1][0], end
-            return True
         insert(found, start, end)
         if len(found) > self._most:
             del found[0]
