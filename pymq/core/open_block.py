@@ -181,6 +181,17 @@ class OpenBlock:
         return self.log.end if self.log is not None else self.node.start
 
     @property
+    def knows_end(self) -> bool:
+        """Whether what was acknowledged before this replica led is below its high watermark.
+
+        A new leader of Raft has all of it, but knows that it is committed only once something of
+        its own term is (Raft, section 8; Kafka KIP-207).
+        """
+        if self.log is None or not self.log.epochs or self.node.acks is not AckMode.RAFT:
+            return True
+        return self.high_watermark >= self.log.epochs[-1][1]
+
+    @property
     def high_watermark(self) -> int:
         """The offset before which everything may be read."""
         if self.replicator is None:

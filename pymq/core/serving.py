@@ -127,6 +127,10 @@ class Serving:
             mark("serving.unsettled")
             self._wait(source, m, now)
             return
+        if self._is_early(m):
+            mark("serving.end_not_known")
+            self._wait(source, m, now)
+            return
         start, high = self.log_start, partition.opened.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if not self._is_answered(source, m, offset, now):
@@ -299,7 +303,7 @@ class Serving:
                     return False
                 self._fetch_of_follower(source, attrs.evolve(m, max_wait_ms=0), now)
                 return True
-            if not self._partition.is_settled:
+            if not self._partition.is_settled or self._is_early(m):
                 return False
             if m.offset < 0:
                 self.fetch(source, m, now)
@@ -337,7 +341,17 @@ class Serving:
         """The partition is here no more."""
         self._waits.clear()
 
+    def _is_early(self, m: Fetch) -> bool:
+        """Whether *m* asks a leader for the end that does not know it yet."""
+        partition = self._partition
+        return m.offset == END and partition.leads and not partition.opened.knows_end
+
     def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
+        if self._is_early(m) and not m.any_replica:
+            why = f"{self._partition.name} has a new leader, which does not know its end yet"
+            error = ReplicaNotAvailable(f"{why}; try again")
+            self._host.reply(source, self._answer(m, -1, error), now)
+            return
         offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
         self._host.reply(source, self._answer(m, offset), now)
 

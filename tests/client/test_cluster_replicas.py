@@ -9,7 +9,7 @@ import pytest
 import pymq
 from pymq.core.message import Fetch, Message
 from pymq.errors import OffsetOutOfRange, RequestTimeout
-from pymq.testing import Cluster
+from pymq.testing import Cluster, probe
 
 
 def put(mq: pymq.Client, *numbers: int, size: int = 0) -> None:
@@ -249,3 +249,26 @@ def test_the_last_replica_is_read_though_it_led_before() -> None:
         cluster.run(seconds=2)  # It has no majority, and no longer leads.
         with cluster.client().consumer("t", mode="psb", offset="begin") as reader:
             assert poll(reader, 3) == [1, 2, 3]
+
+
+def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> None:
+    """It has all of that, and learns that it is committed with the first entry of its own term."""
+    early = 0
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        for number in range(3):
+            put(mq, number)
+            for name in cluster.brokers:
+                cluster.crash(name, "all")  # Nobody has noted what is committed.
+            for name in cluster.brokers:
+                cluster.restart(name)
+            for _ in range(3_000):
+                cluster.run(seconds=0.001)
+                for host in cluster.brokers.values():
+                    for part in probe.partitions(host.broker) if host.broker is not None else ():
+                        if part.leads and part.name.topic == "t":
+                            early += not part.opened.knows_end
+                            is_told = part.opened.high_watermark > number
+                            assert is_told or not part.opened.knows_end
+    assert early, "there was a time in which a new leader did not know it"

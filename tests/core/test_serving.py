@@ -6,7 +6,7 @@ import pytest
 
 from pymq.core.config import TopicConfig
 from pymq.core.host import PartitionHost
-from pymq.core.message import Fetch, Fetched, Message
+from pymq.core.message import END, Fetch, Fetched, Message
 from pymq.core.metadata import BlockNode, PartitionState
 from pymq.core.open_block import OpenBlock
 from pymq.core.serving import Serving
@@ -146,3 +146,28 @@ def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_ot
     for serving in servings[1:]:
         serving.tick(60_000)
     assert (host.waiting.count, host.waiting._held) == (0, {})
+
+
+def test_a_new_leader_refuses_to_tell_the_end_before_it_knows_it() -> None:
+    class Young(OpenBlock):
+        knows_end = False
+
+    host = Host()
+    partition = Damaged(host)
+    partition.opened = Young(partition.state, PartitionHost(host), replicator, lambda _: True, 12)
+    serving = Serving(partition, host)
+    serving.adopt(partition.state)
+    serving.fetch("x", Fetch(1, "t", "0", END, 0, 0), 0)
+    serving.wake(0)
+    assert host.answers == []
+    serving.tick(0)
+    (refused,) = host.answers
+    assert isinstance(refused, Fetched)
+    assert refused.id == 1
+    assert isinstance(refused.error, ReplicaNotAvailable)
+    assert refused.error.retriable
+    Young.knows_end = True
+    serving.fetch("x", Fetch(2, "t", "0", END, 0, 0), 1)
+    _, answer = host.answers
+    assert isinstance(answer, Fetched)
+    assert (answer.id, answer.error, answer.high_watermark) == (2, None, 12)

@@ -240,6 +240,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "group.member_unsubscribed": lambda: (
         test_group.test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(test_group.Host())
     ),
+    "serving.end_not_known": (
+        test_serving.test_a_new_leader_refuses_to_tell_the_end_before_it_knows_it
+    ),
     "worker.surplus": partial(
         test_cluster_idle_workers.test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s,
         10,

@@ -476,3 +476,18 @@ def ask_as_leader(refused: Any, self: Route, router: Router, error: PymqError) -
     if isinstance(error, NotLeader):
         self.forget()
     return pause
+
+
+bug(
+    "end-told-early",
+    RAFT,
+    "a new leader tells where the log ends before it knows what is committed",
+    "Kafka KIP-207 (offsets that go backwards after an election); Raft, section 8",
+    test="tests/client/test_cluster_replicas.py"
+    "::test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged",
+)
+
+
+@plant("end-told-early", OpenBlock, "knows_end")
+def know_at_once(knows_end: Any, self: OpenBlock) -> bool:
+    return True
