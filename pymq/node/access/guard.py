@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import get_args
 
@@ -26,13 +27,16 @@ from pymq.node.access.requirements import CLUSTER_ACTION, Needs, Requirement, re
 from pymq.node.access.rules import Kind, Operation, Policy
 from pymq.node.grants import Grants
 
+MEMBERS_MAX = 100_000  # of groups, of which it is known what they consume; some 300 bytes each
+
 
 class Guard:
     """Lets a message in if the policy and the quotas of its principal do.
 
     It is a gate of a transport (:data:`pymq.transport.base.Gate`). What it needs of a message it
     works out before anybody looks whether that topic or group exists, so an answer tells nothing
-    about what there is to those who may not know.
+    about what there is to those who may not know. One thing it has to remember: a member names its
+    topic when it joins its group and not again, and may lose the right to read that topic since.
     """
 
     def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
@@ -40,6 +44,7 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
+        self._consumed: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self.grants: Grants | None = None  # a node's, once it has been put together
 
     def allows(self, principal: str, need: Requirement) -> bool:
@@ -53,11 +58,18 @@ class Guard:
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Answers instead of *message*, or None to let it in."""
         needed = requirements(message)
+        if isinstance(message, msg.Acquire | msg.Heartbeat):
+            # Else it would lease records that it cannot read, and keep its partitions from others.
+            topic = self._consumed.get((principal, message.group, message.member))
+            if topic is not None:
+                needed = (*needed, Requirement(Operation.READ, Kind.TOPIC, topic))
         for need in needed:
             if not self.allows(principal, need):
                 return self._refuse(principal, source, message, need)
         if not principal:
             return self._refuse(principal, source, message, None)
+        if isinstance(message, msg.Join | msg.Leave):
+            self._note_member(principal, message)
         is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
         if not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
             refusal = self._disown(principal, source, message)
@@ -72,6 +84,15 @@ class Guard:
         if answers is None and isinstance(message, msg.InitProducer):
             return self._give(principal, message)
         return answers
+
+    def _note_member(self, principal: str, message: msg.Join | msg.Leave) -> None:
+        """Remember what a member of a group consumes, as long as it is one."""
+        key = principal, message.group, message.member
+        self._consumed.pop(key, None)
+        if isinstance(message, msg.Join):
+            self._consumed[key] = message.topic
+            if len(self._consumed) > MEMBERS_MAX:
+                self._consumed.popitem(last=False)
 
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
         """Give out ids: only the door knows to whom. One without the secret leaves it to others."""

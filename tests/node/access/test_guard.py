@@ -13,7 +13,16 @@ from pymq.core.message import Message
 from pymq.core.record import RecordBatch
 from pymq.core.types import OFFSETS_TOPIC, AckMode
 from pymq.errors import AuthorizationFailed, QuotaExceeded
-from pymq.node.access import Audit, Guard, Policy, Requirement, Rule, parse_policy, requirements
+from pymq.node.access import (
+    Audit,
+    Guard,
+    Policy,
+    Requirement,
+    Rule,
+    guard,
+    parse_policy,
+    requirements,
+)
 from pymq.node.access.audit import LINES_MAX, TEXT_MAX
 from pymq.node.access.requirements import CLUSTER_ACTION, is_declared
 from pymq.node.access.rules import Pattern
@@ -192,6 +201,36 @@ def test_a_new_policy_holds_from_the_next_message_on() -> None:
     door.guard.replace(Policy())
     (answer,) = door.ask(produce())
     assert "p may not Write topic:orders: Produce needs it" in str(answer.error)
+
+
+def join(member: str = "m") -> msg.Join:
+    return msg.Join(1, "g", member, "t", ("0",), "sticky", 10_000, 30_000, 0, msg.BEGIN)
+
+
+def test_a_member_that_may_not_read_its_topic_any_more_is_no_member_for_long() -> None:
+    """It leases nothing, and its session runs out; what it has done it may still acknowledge."""
+    door = Door(allowing("Read", resources=("topic:t", "group:g")))
+    beat, acquire = msg.Heartbeat(2, "g", "m", ()), msg.Acquire(3, "g", "m", (), 1, 0)
+    settle = msg.Settle(4, "g", "m")
+    for message in (join(), beat, acquire, settle):
+        assert door.ask(message) is None
+    door.guard.replace(allowing("Read", resources=("group:g",)))
+    assert door.ask(settle) is None
+    for message in (beat, acquire):
+        (answer,) = door.ask(message)
+        assert isinstance(answer, msg.Assigned | msg.Acquired)
+        assert isinstance(answer.error, AuthorizationFailed)
+        assert answer.error.details["resource"] == "topic:t"
+    assert door.ask(msg.Leave(5, "g", "m")) is None
+    assert door.ask(acquire) is None, "the coordinator knows no such member"
+
+
+def test_what_members_consume_is_remembered_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MEMBERS_MAX", 10)
+    door = Door(allowing("Read", resources=("topic:t", "group:g")))
+    for number in range(30):
+        assert door.ask(join(f"m{number}")) is None
+    assert len(door.guard._consumed) == 10
 
 
 def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
