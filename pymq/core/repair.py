@@ -102,6 +102,11 @@ class Repair:
         assert block.end is not None
         agreed = log.agreed(block.epochs, block.end) if block.epochs else min(log.end, block.end)
         if agreed < log.end:
+            if self._rests:
+                # A cut has failed, and what is there was read at once: it is cut after the rest.
+                mark("repair.cut_later")
+                self._is_unread = True
+                return
             mark("repair.cut")
             log.truncate(agreed)
         if not log.is_recovering:

@@ -462,7 +462,11 @@ class Run:
             }
             return all(at.get(place, -1) >= end for place, end in wanted.items())
 
-        self._until(is_read, "readable-without-leader", BOUND_S)
+        def progress() -> int:
+            # Where each fetch brings one record, it is slow, and that is no fault.
+            return sum(c.position for r in reader.readers for c in r.reader.cursors.values())
+
+        self._until(is_read, "readable-without-leader", BOUND_S, progress)
 
     def _is_numbered(self, *places: tuple[str, str, int]) -> bool:
         """Whether the batches there carry their producer's numbers, which say what is a repeat."""

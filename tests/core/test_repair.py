@@ -20,6 +20,7 @@ from pymq.core.ready import (
     Recovered,
     RemoveBlock,
     SealBlock,
+    Truncate,
 )
 from pymq.core.record import RecordBatch
 from pymq.core.repair import Repair
@@ -189,6 +190,27 @@ def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None
     bench.answer(*rest)
     assert store.write([Append(NAME, bench.written, False), SealBlock(NAME)]) == []
     assert repair.is_done
+
+
+def test_a_cut_that_fails_is_tried_again_later_and_not_at_once() -> None:
+    """A broker whose disk refused it did nothing else any more: each look began the next cut."""
+    bench = Bench(end=5)
+    repair, host = bench.repair, bench.host
+    headers = [batch.header for batch in bench.batches[:5]]
+    other = RecordBatch.encode([b"x"], timestamp_ms=0).stamp(5, 1, 0)
+    found = Recovered(NAME, 0, 6, 0, None, [*headers, other.header], 0)
+    bench.log.recover()
+    repair.recovered(found, "t", "0")
+    assert host.out.write == [Truncate(NAME, 5)]
+    host.out.write.clear()
+    for _ in range(2):
+        repair.failed(0, is_fatal=False)
+        repair.recovered(found, "t", "0")
+        assert host.out.write == [], "not at once"
+        repair.tick(repair.deadline)
+        repair.recovered(found, "t", "0")
+        assert host.out.write == [Truncate(NAME, 5)]
+        host.out.write.clear()
 
 
 def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None:
