@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 SHARE_PACKETS = 128  # that one poll takes in: what others send waits for as long, or ...
 SHARE_BYTES = 16 << 20  # of payload, which nobody looks into, or ...
-# ... of headers: to decode so much takes up to a tenth of a second, whatever is in them.
-SHARE_HEADER_BYTES = 512 << 10
-SHARE_MESSAGES = 1_024  # ... or of these, each of which a machine takes some 20 us for
+# ... of headers: to decode so much takes some tenths of a second, whatever is in them.
+SHARE_HEADER_BYTES = 2 << 20
+SHARE_MESSAGES = 4_096  # ... or of these, each of which a machine takes some 20 us for
 _HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
 SILENT_S = 60.0  # whoever has said nothing for so long is asked whether he is there
 LOOK_S = 1.0  # between two looks at who takes nothing
