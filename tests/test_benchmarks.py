@@ -99,7 +99,7 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     """All parts take an hour; whoever ends them early loses the one that runs, and no more."""
     json_file = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3"]
+    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3", "G2", "G5"]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
     command += ["--curves", str(tmp_path / "growth.png"), "--folder", str(tmp_path)]
     with subprocess.Popen(
@@ -112,7 +112,10 @@ def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     assert process.returncode == 130, said + failed
     assert "interrupted" in said
     found = json.loads(json_file.read_text(encoding="utf-8"))
-    assert [part["name"] for part in found["parts"]] == ["E10-own"]
+    # The one that runs may be over before the signal comes; the last of four is not.
+    names = [part["name"] for part in found["parts"]]
+    assert names[0] == "E10-own"
+    assert len(names) < 4
 
 
 def test_the_readme_shows_what_was_measured() -> None:
