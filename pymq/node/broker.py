@@ -483,6 +483,8 @@ class Broker:
             due = self._hosting.removals.deadline
         if self.fetches.deadline < due:
             due = self.fetches.deadline
+        if self._coordinators.deadline < due:
+            due = self._coordinators.deadline
         for coordinator in self._coordinators.values():
             if coordinator.deadline < due:
                 due = coordinator.deadline

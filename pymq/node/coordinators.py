@@ -1,11 +1,18 @@
-"""The group coordinators of a broker: one for each partition of the offsets topic that it leads."""
+"""The group coordinators of a broker: one for each partition of the offsets topic that it leads.
+
+A coordinator that takes over reads its whole partition. A broker that takes over several of them
+takes in one part a turn, whichever coordinator it is for: between two parts it answers others and
+sends its pings, without which they would take it for dead and elect other leaders.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import ValuesView
 
 from pymq.core.bounds import GroupLimits
 from pymq.core.group import GroupCoordinator
+from pymq.core.marks import mark
 from pymq.core.membership import Assignors
 from pymq.core.message import (
     Acquire,
@@ -27,6 +34,7 @@ from pymq.core.message import (
 from pymq.core.offsets import GroupHost
 from pymq.core.partition import Partition
 from pymq.core.sensible import refusal
+from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
@@ -62,6 +70,9 @@ class Coordinators:
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
+        self.deadline = NEVER  # when the next part is taken in
+        self._parts: deque[tuple[int, Fetched]] = deque()  # that were read and wait for their turn
+        self._part_at = 0  # before which no other part is taken in
         self._offsets_partitions = 1
         # No coordinator before has used a higher id, nor one of the broker's lives before: an
         # answer that is late would pass for one to what is asked now. Incarnations are times.
@@ -115,9 +126,23 @@ class Coordinators:
 
     def answered(self, index: int, message: Message, now: int) -> None:
         """An offsets partition has answered its coordinator."""
-        coordinator = self.by_index.get(index)
-        if coordinator is not None and isinstance(message, (Fetched, Produced)):
+        if isinstance(message, Fetched):
+            self._parts.append((index, message))
+            if now >= self._part_at:
+                self._take_part(now)
+            else:
+                mark("coordinators.part_waits")
+                self.deadline = self._part_at
+        elif isinstance(message, Produced) and (coordinator := self.by_index.get(index)):
             coordinator.step("", message, now)
+
+    def _take_part(self, now: int) -> None:
+        index, part = self._parts.popleft()
+        self._part_at = now + 1
+        self.deadline = self._part_at if self._parts else NEVER
+        coordinator = self.by_index.get(index)
+        if coordinator is not None:
+            coordinator.step("", part, now)
 
     def forget_topic(self, topic: str, topic_id: str, now: int) -> None:
         """The topic, the one with that id, was deleted."""
@@ -126,6 +151,8 @@ class Coordinators:
 
     def tick(self, now: int) -> None:
         """Do what is due."""
+        if self.deadline <= now:
+            self._take_part(now)
         for coordinator in self.by_index.values():
             if coordinator.deadline <= now:
                 coordinator.tick(now)

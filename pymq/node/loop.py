@@ -34,6 +34,9 @@ from pymq.node.timers import Timers
 from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
+# Of a turn, after which no more blocks are recovered in it. A broker that starts again has all its
+# open blocks read through; between two of them it takes in messages and sends its pings.
+RECOVER_MS = 10
 TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
 HELD_MAX = 4  # turns that a write waits for those of other brokers, as long as there are messages
 
@@ -125,6 +128,7 @@ class Loop:
         self.jobs: deque[tuple[str, Compact]] = deque()  # long work, for whoever has the time
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
         self._events: deque[tuple[str, StoreEvent]] = deque()  # of jobs, from any thread
+        self._asks: deque[tuple[str, Recover]] = deque()  # of stores, for the next turn
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # machines to be looked at, from any thread
         self._ticked = -1  # when deadlines were looked at last
@@ -207,7 +211,8 @@ class Loop:
     @property
     def has_work(self) -> bool:
         """Whether a turn would do something at once."""
-        return bool(self._inbox or self._dirty or self._pokes or self._events or self._held)
+        at_hand = self._inbox or self._dirty or self._pokes or self._events
+        return bool(at_hand or self._held or self._asks)
 
     @property
     def waiting(self) -> int:
@@ -257,6 +262,8 @@ class Loop:
             self._dirty[self._pokes.popleft()] = None
         if self._events or self._coordinator is not None:
             self._take_events(now)
+        if self._asks:
+            self._recover_on(now)
         if now != self._ticked:
             # Deadlines are in whole milliseconds, so one look at each is enough.
             self._ticked = now
@@ -329,7 +336,10 @@ class Loop:
         for read in ready.read:
             self._read(name, read, now)
         for ask in ready.ask:
-            self._ask(name, ask, now)
+            if isinstance(ask, Recover) and (self._asks or self.clock() - now >= RECOVER_MS):
+                self._asks.append((name, ask))
+            else:
+                self._ask(name, ask, now)
         if ready.jobs:
             self.jobs.extend((name, job) for job in ready.jobs)
         if ready.meta:
@@ -401,6 +411,17 @@ class Loop:
                 event = TimeFound(ask.token, None, error)
         machine.stored(event, now)
         self._dirty[name] = None
+
+    def _recover_on(self, now: int) -> None:
+        """Recover blocks that the turns before had no time for: at least one a turn."""
+        for _ in range(len(self._asks)):
+            name, ask = self._asks.popleft()
+            if name in self._held:
+                self._asks.append((name, ask))
+            elif name in self._users:
+                self._ask(name, ask, now)
+                if self.clock() - now >= RECOVER_MS:
+                    return
 
     def do_job(self) -> None:
         """Do one piece of long work; the only method that any thread may call beside the rest."""

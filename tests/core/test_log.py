@@ -154,6 +154,18 @@ def test_checkpoints_bound_what_a_recovery_reads(log: BlockLog) -> None:
     assert len(asked(log, Checkpoint)) == count + 2
 
 
+def test_checkpoints_bound_how_many_batches_a_recovery_reads(
+    log: BlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small batches cost a recovery as much time each as large ones."""
+    monkeypatch.setattr("pymq.core.log.CHECKPOINT_BATCHES", 4)
+    count = len(asked(log, Checkpoint))
+    for sequence in range(10):
+        log.append(batch(sequence), 1)
+        write(log)
+    assert len(asked(log, Checkpoint)) == count + 2
+
+
 def test_epochs_are_told_by_where_they_end(log: BlockLog) -> None:
     for epoch in (1, 1, 4, 6, 6):
         log.append(batch(), epoch)

@@ -8,10 +8,19 @@ import pytest
 
 import pymq
 from pymq.core.message import ListTopics, Message
-from pymq.core.ready import Append, Compact, Compacted, CreateBlock, WriteFailed
-from pymq.core.types import NEVER
+from pymq.core.ready import (
+    Append,
+    Compact,
+    Compacted,
+    CreateBlock,
+    Recover,
+    Recovered,
+    RecoverFailed,
+    WriteFailed,
+)
+from pymq.core.types import NEVER, BlockId
 from pymq.errors import InvalidRequest, StoreFull
-from pymq.node.loop import Loop
+from pymq.node.loop import RECOVER_MS, Loop
 from pymq.node.runner import RUN_MS
 from tests.node.machines import CountingStore, Scripted, append, block
 
@@ -184,6 +193,41 @@ def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock)
         loop.run(within_ms=RUN_MS)
         assert loop.has_work
         assert RUN_MS <= clock.now - began <= RUN_MS + 2 * 7
+
+
+def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) -> None:
+    """A broker that starts again reads all its open blocks, and answers others meanwhile."""
+
+    class Slow(CountingStore):
+        def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+            clock.now += 6  # as long as some hundred batches take
+            return super().recover(block, start, is_open)
+
+    broker = Scripted()
+    loop.add_broker("broker", broker, Slow())
+    asked = [block(number) for number in range(10)]
+    broker.out.ask = [Recover(each, 0, True) for each in asked]
+    counts = []
+    while loop.has_work:
+        loop.deliver("broker", "a", ListTopics(1))
+        before, began = len(broker.events), clock.now
+        loop.turn()
+        counts.append(len(broker.events) - before)
+        assert clock.now - began < 2 * RECOVER_MS
+        assert len(broker.heard) == len(counts), "what came before the turn was taken in"
+        if len(broker.events) == len(asked):
+            break
+    assert counts == [2] * 5
+    found = [event.block for event in broker.events if isinstance(event, Recovered)]
+    assert found == asked
+
+
+def test_what_is_quickly_recovered_is_recovered_at_once(loop: Loop) -> None:
+    broker = Scripted()
+    loop.add_broker("broker", broker, CountingStore())
+    broker.out.ask = [Recover(block(number), 0, True) for number in range(10)]
+    loop.turn()
+    assert len(broker.events) == 10
 
 
 def test_long_work_is_left_to_others(loop: Loop) -> None:
