@@ -25,6 +25,7 @@ from pymq.core.recovery import as_told
 from pymq.core.types import TopicPartition
 from pymq.core.waits import WaitingRoom, Waits
 from pymq.errors import (
+    CorruptBatch,
     NotLeader,
     OffsetOutOfRange,
     PymqError,
@@ -387,6 +388,11 @@ class Serving:
         """The store has searched one block; whether it is asked about the next one."""
         source, request, number = self._times.pop(m.token)
         error = as_told(m.error) if m.error is not None else None
+        if isinstance(error, CorruptBatch):
+            # Its producer sent it like this, so it is no reason to doubt the disk.
+            name = self._partition.name
+            details = {**error.details, "topic": name.topic, "partition": name.partition}
+            error = CorruptBatch(f"{name}: {error.message}", **details)
         if m.offset is None and error is None and number is not None:
             # What was the newest of it may be gone: cut off, or compacted.
             return self._search(source, request, now, m.token, number)

@@ -55,7 +55,11 @@ class BlockStore(Protocol):
     def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
         """Return the first offset before *end* whose record's time is at or after *timestamp_ms*.
 
-        Exact to the record; None when all are older. Errors as for :meth:`read`.
+        Exact to the record; None when all are older.
+
+        Raises:
+            CorruptBlock, StoreError: as for :meth:`read` with *verify*.
+            CorruptBatch: a batch on the way is what its producer sent, and cannot be decoded.
         """
         ...
 

@@ -297,9 +297,14 @@ class OpenBlock:
 
     def _first_at(self, data: bytes, path: str, position: int, timestamp_ms: int) -> int | None:
         try:
-            return first_at(RecordBatch.parse(data).verify(), timestamp_ms)
+            batch = RecordBatch.parse(data)
         except CorruptBatch as error:
             raise corrupt(path, position, -1, error.message) from None
+        try:
+            batch.verify()
+        except CorruptBatch as error:
+            raise damaged(path, position, batch, error) from None
+        return first_at(batch, timestamp_ms)
 
 
 def head_at(
@@ -331,10 +336,22 @@ def first_at(batch: RecordBatch, timestamp_ms: int) -> int | None:
     """Return the offset of the first record of *batch* that is not older than *timestamp_ms*.
 
     A control batch holds none: consumers never see it, and its time is that of its leader's clock.
+
+    Raises:
+        CorruptBatch: its CRC holds and its columns cannot be decoded, so it came like this, and no
+            disk is to blame. ``details`` hold ``offset`` and ``end``, the offset behind the batch.
     """
     if batch.is_control:
         return None
-    times = zip(batch.offsets, batch.timestamps, strict=True)
+    try:
+        times = zip(batch.offsets, batch.timestamps, strict=True)
+    except CorruptBatch as error:
+        raise CorruptBatch(
+            f"the times in the batch [{batch.base_offset}, {batch.end_offset}) cannot be read: "
+            f"{error.message}; the batch was damaged when it came",
+            offset=batch.base_offset,
+            end=batch.end_offset,
+        ) from None
     return next((offset for offset, time in times if time >= timestamp_ms), None)
 
 

@@ -431,6 +431,23 @@ def test_without_a_checkpoint_or_index_all_is_read(tmp_path: Path, suffix: str, 
     store.close()
 
 
+def test_a_search_by_time_names_the_damage_as_a_verified_read_does(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    path = file_of(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"key") - 1] ^= 1
+    path.write_bytes(data)
+    store = FileStore(str(tmp_path))
+    with pytest.raises(CorruptBlock) as read:
+        store.read(BLOCK, 6, 9, 1 << 20, verify=True)
+    with pytest.raises(CorruptBlock) as searched:
+        store.find_time(BLOCK, 9, 1_007)
+    assert searched.value.details == read.value.details
+    assert (read.value.details["offset"], read.value.details["end"]) == (6, 9)
+    assert store.find_time(BLOCK, 9, 1_004) == 4, "what comes before it is found"
+    store.close()
+
+
 def test_every_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     mark(tmp_path)

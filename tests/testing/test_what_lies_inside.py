@@ -12,6 +12,7 @@ import pytest
 import pymq
 from pymq.client.consumer import Consumer
 from pymq.core import intake, log
+from pymq.core.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.errors import CorruptBatch, CorruptBlock, InvalidRequest, PymqError
@@ -36,6 +37,12 @@ def count_lie() -> RecordBatch:
 def wrong_body() -> RecordBatch:
     made = batch(*[b"x"] * 5)
     return RecordBatch(made.head, bytes(made.body[:-1]) + b"y", made.header)
+
+
+def wrong_times() -> RecordBatch:
+    """Its CRC holds, and it has three records but one time."""
+    encoded = {VALUES: encode_bytes([b"x"] * 3), TIMESTAMPS: encode_numbers([0])}
+    return RecordBatch.of_columns(3, encoded, WALL_MS + 5_000, WALL_MS + 5_000)
 
 
 def put(mq: pymq.Client, *batches: RecordBatch, partition: str = "0") -> None:
@@ -167,6 +174,38 @@ def test_what_names_no_place_cannot_be_gone_past(cluster: Cluster) -> None:
     mq = cluster.client()
     with mq.consumer("t", mode="psb") as consumer, pytest.raises(InvalidRequest):
         consumer.skip(CorruptBatch("somewhere"))
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_a_time_inside_a_batch_that_came_so_is_no_disk_error(
+    brokers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is named, no replica is taken offline, and other times and partitions are found."""
+    with Cluster(brokers=brokers, seed=5) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=brokers, acks="raft")
+        put(mq, batch(GOOD[0]), batch(GOOD[1]))
+        with monkeypatch.context() as earlier:
+            earlier.setattr(intake, "check", lambda batch: None)
+            earlier.setattr(intake, "check_produced", lambda batch, latest_ms: None)
+            put(mq, wrong_times())
+        late = RecordBatch.encode([b"late"], timestamp_ms=WALL_MS + 9_000)
+        put(mq, late)
+        put(mq, late, partition="1")
+        with mq.consumer("t", mode="psb") as consumer:
+            with pytest.raises(CorruptBatch, match=r"t/0: the times in the batch \[2, 5\)") as met:
+                consumer.offset_at("0", WALL_MS + 4_000)
+            assert (met.value.details["offset"], met.value.details["end"]) == (2, 5)
+            assert met.value.details["partition"] == "0"
+            with pytest.raises(CorruptBatch, match="t/0"):
+                consumer.seek_to_time("0", WALL_MS + 4_000)
+            assert consumer.offset_at("0", WALL_MS) == 0
+            assert consumer.offset_at("0", WALL_MS + 6_000) == 5
+            assert consumer.offset_at("1", WALL_MS + 4_000) == 0
+        cluster.run(seconds=3)
+        found = mq.describe_topic("t").partitions
+        assert not any(partition.offline for partition in found)
+        put(mq, batch(b"more"))
 
 
 def restamped(data: bytes, durable: int) -> list[RecordBatch]:

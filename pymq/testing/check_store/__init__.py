@@ -55,6 +55,7 @@ _CHECKS: tuple[Callable[[Suite], None], ...] = (
     blocks.check_unsealed,
     blocks.check_blocks_and_remove,
     blocks.check_find_time,
+    blocks.check_find_time_in_a_batch_that_came_so,
     blocks.check_compact,
     blocks.check_close,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from pymq.core.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -19,7 +20,7 @@ from pymq.core.ready import (
 from pymq.core.record import RecordBatch
 from pymq.core.runs import split
 from pymq.core.types import BlockId
-from pymq.errors import Closed, StoreError
+from pymq.errors import Closed, CorruptBatch, StoreError
 from pymq.testing.check_store.suite import TOPIC, Suite, make_run
 
 
@@ -219,6 +220,24 @@ def check_find_time(suite: Suite) -> None:
             expected = next((o for o, t in enumerate(times[:end]) if t >= time), None)
             found = suite.store.find_time(block, end, time)
             assert found == expected, f"find_time({end=}, {time}) gave {found}, not {expected}"
+
+
+def check_find_time_in_a_batch_that_came_so(suite: Suite) -> None:
+    """A batch whose CRC holds and whose times cannot be decoded is no damage of the disk."""
+    block = suite.block()
+    good = RecordBatch.encode([b"a", b"b"], timestamp_ms=1_000)
+    encoded = {VALUES: encode_bytes([b"c"] * 3), TIMESTAMPS: encode_numbers([0])}
+    bad = RecordBatch.of_columns(3, encoded, 2_000, 2_000)
+    last = RecordBatch.encode([b"d"], timestamp_ms=3_000)
+    batches = [good.stamp(0, 1, 0), bad.stamp(2, 1, 0), last.stamp(5, 1, 0)]
+    suite.write(Append(block, batches, sync=False))
+    assert [suite.store.find_time(block, 6, time) for time in (1_000, 2_001)] == [0, 5]
+    try:
+        suite.store.find_time(block, 6, 1_001)
+    except CorruptBatch as error:
+        assert (error.details["offset"], error.details["end"]) == (2, 5), "it says which one it is"
+    else:
+        raise AssertionError("times that cannot be decoded must raise CorruptBatch")
 
 
 # --- compaction ---------------------------------------------------------------------------------
