@@ -232,12 +232,13 @@ def check_find_time_in_a_batch_that_came_so(suite: Suite) -> None:
     batches = [good.stamp(0, 1, 0), bad.stamp(2, 1, 0), last.stamp(5, 1, 0)]
     suite.write(Append(block, batches, sync=False))
     assert [suite.store.find_time(block, 6, time) for time in (1_000, 2_001)] == [0, 5]
+    told: dict[str, object] = {}
     try:
         suite.store.find_time(block, 6, 1_001)
     except CorruptBatch as error:
-        assert (error.details["offset"], error.details["end"]) == (2, 5), "it says which one it is"
-    else:
-        raise AssertionError("times that cannot be decoded must raise CorruptBatch")
+        told = error.details
+    place = (told.get("offset"), told.get("end"))
+    assert place == (2, 5), "times that cannot be decoded raise CorruptBatch, which says where"
 
 
 # --- compaction ---------------------------------------------------------------------------------
