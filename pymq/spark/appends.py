@@ -17,7 +17,7 @@ from pymq.core import message as msg
 from pymq.core.metadata import TopicMetadata
 from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
-from pymq.errors import UnknownPartition
+from pymq.errors import RecordTooLarge, UnknownPartition
 
 ON_THEIR_WAY = 5  # batches of a task
 
@@ -62,7 +62,12 @@ class Appends:
         self.offsets: list[int] = []  # where the batches begin that were answered, in their order
 
     def put(self, topic: TopicMetadata, partition: str, batch: RecordBatch) -> None:
-        """Append a batch; others may have to be answered first."""
+        """Append a batch; others may have to be answered first.
+
+        Raises:
+            RecordTooLarge: the topic's limit was lowered after the rows were checked.
+            PymqError: as :func:`append` says; also of a batch that was put before.
+        """
         if len(self._sent) >= self._on_their_way:
             self._end()
         acks = mode(topic, partition)
@@ -86,8 +91,27 @@ class Appends:
             return
         # Its leader has moved, or is silent. A batch with numbers of its own is known by them if it
         # was appended after all, and those behind it come again in their order.
-        again = append(self._questions, topic, {partition: batch}, self._timeout_s)
+        try:
+            again = append(self._questions, topic, {partition: batch}, self._timeout_s)
+        except RecordTooLarge as error:
+            raise _lowered(topic.topic, partition, batch, error) from None
         self.offsets.append(again[partition])
+
+
+def _lowered(
+    topic: str, partition: str, batch: RecordBatch, error: RecordTooLarge
+) -> RecordTooLarge:
+    """The error for a batch whose rows were within the topic's limit when they were checked.
+
+    What a sink has decided counts, so only the limit can give way; it is safe to go on later.
+    """
+    enough = batch.header.raw_length  # no record of it is larger
+    return RecordTooLarge(
+        f"{topic}/{partition}: {error.message}. It was lowered after the rows were checked: "
+        f"alter_topic({topic!r}, max_record_bytes={enough}) lets the batch be written, then run "
+        "the query again; once the batch is written the limit may be lowered again",
+        **error.details,
+    )
 
 
 def _produce(

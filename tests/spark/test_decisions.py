@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -14,7 +15,7 @@ from pymq.client.questions import Questions
 from pymq.client.router import Call
 from pymq.core.message import Copied, Copy, Fetch, Message, Produce
 from pymq.core.record import RecordBatch
-from pymq.errors import InvalidRequest, ProducerFenced
+from pymq.errors import InvalidRequest, ProducerFenced, RecordTooLarge
 from pymq.hash.partitioner import key_partition
 from pymq.spark.decisions import PARTITIONS, TOPIC, Ledger, task_name
 from pymq.spark.staging import PREFIX, Piece, Stage
@@ -373,3 +374,43 @@ def test_leaders_may_die_meanwhile(seed: int) -> None:
 def _restart(cluster: Cluster, broker: str) -> None:
     if not cluster.brokers[broker].is_up:
         cluster.restart(broker)
+
+
+@pytest.mark.parametrize("kind", [Questions, Alone])
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_record_that_became_too_large_is_named_with_what_to_do(
+    kind: type[Questions], is_decided: bool
+) -> None:
+    """The limit was lowered under a batch: it fails at once, and is written once it is allowed."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=2, replicas=3, acks="raft", max_record_bytes=4_000)
+        mine = [("0", [b"a"]), ("1", [b"b"]), ("0", [bytes(3_000)]), ("0", [b"c"]), ("1", [b"d"])]
+        name = "pymq-spark.s.0"
+        pieces = stage(mq, name, mine)
+        if kind is Alone:
+            mq.questions = Alone(mq.questions, -1, is_heard=True)
+        ledger = Ledger(mq, "s", TIMEOUT_S, run="run-1")
+        if is_decided:
+            ledger.refresh()
+            ledger.decide(0, name, pieces)
+        mq.alter_topic("t", max_record_bytes=1_000)
+        cluster.run(seconds=1)
+        heir = Ledger(mq, "s", TIMEOUT_S, run="run-2")
+        begun = cluster.now
+        for _ in range(2):
+            with pytest.raises(RecordTooLarge) as met:
+                heir.commit(0, name, pieces)
+            assert "t/0" in str(met.value)
+            assert "max_record_bytes is 1000" in str(met.value)
+            advice = re.search(r"alter_topic\('t', max_record_bytes=(\d+)\)", str(met.value))
+            assert advice is not None
+            enough = int(advice[1])
+        assert cluster.now - begun < TIMEOUT_S / 2
+        mq.alter_topic("t", max_record_bytes=enough)
+        cluster.run(seconds=1)
+        assert not heir.commit(0, name, pieces)
+        assert written(mq) == expected(mine)
+        later = "pymq-spark.s.1"
+        assert heir.commit(1, later, stage(mq, later, [("0", [b"e"])]))
+        assert written(mq) == expected(mine, [("0", [b"e"])])
