@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, Handle, called
-from pymq.client.base import Loop, Waitable
+from pymq.client.base import Loop, Waitable, check_timeout
 from pymq.client.consumer import CHUNK, STUCK_S, Consumer
 from pymq.client.ending import Ending
 from pymq.client.options import REQUEST_S
@@ -61,6 +61,7 @@ class AsyncConsumer(Handle):
 
         Errors are those of :meth:`pymq.Consumer.poll`.
         """
+        check_timeout(timeout)
         consumer, unread = self._consumer, self._consumer._unread
         if unread.records:
             await self._prove(timeout)
@@ -74,6 +75,7 @@ class AsyncConsumer(Handle):
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[BatchView]:
         """Return record batches with their columns; the way to read in bulk."""
+        check_timeout(timeout)
         consumer = self._consumer
         consumer._ack_last()
         wanted = consumer._records_in(max_bytes)
@@ -209,7 +211,9 @@ class AsyncConsumer(Handle):
             RequestTimeout: the group coordinator did not answer in time.
             FencedMember: the group had given this consumer up; its records go to others.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
+            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
         """
+        check_timeout(timeout)
         worker, hold = self._consumer._member(), self._consumer._held()
         settling: list[Settling | None] = []
 
@@ -255,7 +259,7 @@ class AsyncConsumer(Handle):
         return await self._bridge.call(self._consumer.offset_at, partition, timestamp_ms)
 
     def assignment(self) -> tuple[str, ...]:
-        """The partitions that this consumer reads."""
+        """The partitions that this consumer reads; see :meth:`pymq.Consumer.assignment`."""
         return self._consumer.assignment()
 
     async def committed(self) -> dict[str, int]:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, wait_for
-from pymq.client.base import Loop, Waitable
+from pymq.client.base import Loop, Waitable, check_timeout
 from pymq.client.delivery import Deliveries, Delivery, batch_of
 from pymq.core.record import RecordMetadata
-from pymq.errors import DeliveryTimeout, PymqError
+from pymq.errors import ConfigError, DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:
     from pymq.aio.producer import AsyncProducer
@@ -60,7 +60,7 @@ class AsyncDelivery:
         """Wait as :meth:`result` does, and return the error or None."""
         try:
             delivery = await self._settled(timeout)
-        except DeliveryTimeout:
+        except (DeliveryTimeout, ConfigError):
             raise
         except PymqError as error:
             return error
@@ -87,6 +87,7 @@ class AsyncDelivery:
         return self._delivery
 
     async def _settled(self, timeout: float | None) -> Delivery:
+        check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         delivery = self._delivery or await self._released(timeout)
         if not delivery.done():
@@ -143,6 +144,7 @@ class AsyncDeliveries:
         return self._deliveries.exception(0)
 
     async def _settled(self, timeout: float | None) -> None:
+        check_timeout(timeout)
         if self.done():
             return
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pymq.aio.bridge import Bridge, Handle, resolve
 from pymq.aio.delivery import AsyncDeliveries, AsyncDelivery
-from pymq.client.base import Loop
+from pymq.client.base import Loop, check_timeout
 from pymq.client.delivery import Batch, Deliveries, Delivery, batch_of
 from pymq.client.producer import HeaderPairs, Producer, Topic, _bytes, _headers
 from pymq.client.sender import Queue
@@ -205,7 +205,9 @@ class AsyncProducer(Handle):
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
             DeliveryFailed: records failed, and nobody has looked at their deliveries.
+            ConfigError: *timeout* is no number of seconds.
         """
+        check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         if self._releases:
             _, late = await asyncio.wait(list(self._releases.values()), timeout=timeout)
@@ -274,6 +276,7 @@ class AsyncProducer(Handle):
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then let go; closing twice is allowed. Errors are those of :meth:`flush`."""
+        check_timeout(timeout)
         if self._is_closed:
             return
         self._is_closed = True
@@ -306,6 +309,6 @@ def _answer(
 
 
 def _has(topic: Topic, partition: str | int) -> bool:
-    if isinstance(partition, int):
+    if isinstance(partition, int) and not isinstance(partition, bool):
         return 0 <= partition < len(topic.queues)
     return partition in topic.by_name

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from pymq.client.base import Handle
+from pymq.client.base import Handle, check_timeout
 from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_flag, check_range, check_topic
 from pymq.client.questions import Questions, raise_it
 from pymq.client.router import Router
@@ -333,6 +333,7 @@ class Admin(Handle):
             RequestTimeout: it is not empty in time; it goes on all the same.
         """
         check_name(broker, "broker name")
+        check_timeout(timeout)
         count = int(self.questions.ask(lambda r: msg.Decommission(r, broker)))
         if wait:
             from pymq.client import draining  # only now: a module for those who ask

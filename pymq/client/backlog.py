@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Driver, Waitable
+from pymq.client.base import Driver, Waitable, check_timeout
 from pymq.client.delivery import Batch, Delivery, batch_of
 from pymq.errors import DeliveryTimeout
 
@@ -44,7 +44,10 @@ class Backlog:
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over.
+            ConfigError: *timeout* is no number of seconds.
         """
+        if timeout is not None:
+            check_timeout(timeout)
         until = None if timeout is None else self._driver.monotonic() + timeout
         while (batch := batch_of(delivery)) is None:
             self._wait_sealed(delivery, delivery.owner.queue, until)

@@ -6,15 +6,31 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from math import isnan
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, cast
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
-from pymq.errors import PymqError
+from pymq.errors import ConfigError, PymqError
 
 _T = TypeVar("_T")
+
+
+def check_timeout(found: object, name: str = "timeout") -> None:
+    """Whether *found* says how long to wait: seconds, or None or infinity for as long as it takes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if found is None:
+        return
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    if not is_number or isnan(cast(float, found)):
+        raise ConfigError(
+            f"{name}={found!r} must be a number of seconds, or None to wait as long as it takes"
+        )
 
 
 class Waitable:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Handle, weakly
+from pymq.client.base import Handle, check_timeout, weakly
 from pymq.client.counting import records_between
 from pymq.client.ending import Ending
 from pymq.client.hold import Hold
@@ -87,8 +87,10 @@ class Consumer(Handle):
                 before it was returned. It is raised again, after records of other partitions, until
                 the application goes past it (:meth:`skip`, :meth:`seek`).
             UnknownTopic: the topic was deleted.
+            ConfigError: *max_records* is less than 1, or *timeout* no number of seconds.
             Closed: the consumer was closed.
         """
+        check_timeout(timeout)
         until = self._until(timeout)
         while self._unread.records:
             if self._is_ours(self._left(until)):
@@ -118,6 +120,7 @@ class Consumer(Handle):
 
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
+        check_timeout(timeout)
         views = self._poll(self._records_in(max_bytes), timeout, max_bytes)
         if views:
             self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
@@ -328,7 +331,8 @@ class Consumer(Handle):
     def nack(self, records: Records, delay: float = 0.0) -> None:
         """The records could not be done: deliver them again, after *delay* seconds."""
         settler = self._settler()
-        if not 0 <= delay < 1e9:
+        seconds: object = delay
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
             raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
         found = spans(records)
         settler.nacks.extend((partition, span, round(delay * 1000)) for partition, span in found)
@@ -354,7 +358,9 @@ class Consumer(Handle):
                 knows nothing of what was leased: some records are delivered again, here or to
                 others. The consumer goes on.
             StoreFull, StoreError: the offsets could not be written; they are tried again.
+            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
         """
+        check_timeout(timeout)
         self._held().settle(timeout, durable=True)
 
     def _settle_soon(self) -> None:
@@ -437,7 +443,12 @@ class Consumer(Handle):
         return self._positions.offset_at(partition, timestamp_ms)
 
     def assignment(self) -> tuple[str, ...]:
-        """The partitions that this consumer reads."""
+        """The partitions that this consumer reads.
+
+        Raises:
+            Closed: the consumer was closed.
+        """
+        self._check()
         return self._worker.assigned if self._worker is not None else tuple(self._positions.names())
 
     def committed(self) -> dict[str, int]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Driver, Waitable
+from pymq.client.base import Driver, Waitable, check_timeout
 from pymq.core.columns import ANY, Headers, width_of
 from pymq.core.record import RecordBatch, RecordMetadata
 from pymq.core.types import NEVER
-from pymq.errors import DeliveryTimeout, PymqError
+from pymq.errors import ConfigError, DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.base import Loop
@@ -370,7 +370,9 @@ class Deliveries:
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
             PymqError: the first thing that kept a record from being written.
+            ConfigError: *timeout* is no number of seconds.
         """
+        check_timeout(timeout)
         until = NEVER if timeout is None else self._driver.monotonic() + timeout
         if not all(part.pieces for part in self._parts):
             self._sender.seal()  # There is nothing to wait for before they are sealed.
@@ -410,7 +412,7 @@ class Deliveries:
         """Wait as :meth:`wait` does, and return the first error or None."""
         try:
             self.wait(timeout)
-        except DeliveryTimeout:
+        except (DeliveryTimeout, ConfigError):
             raise
         except PymqError as error:
             return error

@@ -56,7 +56,7 @@ class Ending:
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
             for p, end in active.items()
-            if p in consumer.assignment()
+            if p in worker.assigned
         )
         # What was delivered may have been so to us, while we asked.
         if not is_delivered or worker.is_bringing:

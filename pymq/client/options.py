@@ -61,6 +61,11 @@ def sender_config(
     if producer_id is not None and not idempotent:
         raise ConfigError("producer_id needs idempotent=True")
     mode = None if acks is None else AckMode.of(acks)
+    if producer_id is not None and mode is AckMode.NONE:
+        raise ConfigError(
+            "producer_id needs answers, by which its records are counted: take acks='leader' or "
+            "'raft', or leave producer_id out"
+        )
     if mode is AckMode.UNSET:
         raise ConfigError("acks='unset' is for partitions; leave it out to take theirs")
     return SenderConfig(

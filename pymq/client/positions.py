@@ -48,7 +48,8 @@ class Positions:
             UnknownPartition: it is none of them.
         """
         names = self.names()
-        if isinstance(partition, int) and 0 <= partition < len(names):
+        is_flag = isinstance(partition, bool)  # True would be partition 1
+        if isinstance(partition, int) and not is_flag and 0 <= partition < len(names):
             return names[partition]
         if partition in names:
             return str(partition)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Handle
+from pymq.client.base import Handle, check_timeout
 from pymq.client.delivery import (
     RECORD_BYTES,
     Columns,
@@ -257,7 +257,8 @@ class Producer(Handle):
     def _chosen(self, topic: Topic, partition: str | int) -> Queue:
         if isinstance(partition, str) and partition in topic.by_name:
             return topic.by_name[partition]
-        if isinstance(partition, int) and 0 <= partition < len(topic.queues):
+        is_flag = isinstance(partition, bool)  # True would be partition 1
+        if isinstance(partition, int) and not is_flag and 0 <= partition < len(topic.queues):
             return topic.queues[partition]
         name = topic.metadata.topic
         fresh = self._client.questions.topic_metadata(name)
@@ -388,7 +389,9 @@ class Producer(Handle):
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
             DeliveryFailed: records failed, and nobody has looked at their deliveries.
+            ConfigError: *timeout* is no number of seconds.
         """
+        check_timeout(timeout)
         until = None if timeout is None else self._driver.monotonic() + timeout
         for batch in self._sender.flush():
             left = None if until is None else until - self._driver.monotonic()
@@ -424,6 +427,7 @@ class Producer(Handle):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then let go; closing twice is allowed. Errors are those of :meth:`flush`."""
+        check_timeout(timeout)
         if self._is_closed:
             return
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pymq import coord
-from pymq.client.base import Handle
+from pymq.client.base import Handle, check_timeout
 from pymq.client.options import check_range, check_seconds
 from pymq.coord.base import Coordinator
 from pymq.core.bounds import GroupLimits
@@ -115,6 +115,7 @@ class Node(Handle):
         Raises:
             PymqError: it has ended before.
         """
+        check_timeout(timeout)
         self._thread = threading.Thread(target=self._run, name=f"pymq-{self.name}", daemon=True)
         self._thread.start()
         self._is_ready.wait(timeout)

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -771,5 +772,60 @@ def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> Non
         finally:
             may_go_on.set()
             await reader.close()
+
+    play(script)
+
+
+@pytest.mark.parametrize("timeout", ["5", True])
+def test_a_time_to_wait_is_a_number_of_seconds(timeout: Any) -> None:
+    async def script(mq: AsyncClient) -> None:
+        async with (
+            mq.producer(linger_ms=600_000) as producer,
+            mq.consumer("t", group="g") as consumer,
+        ):
+            delivery = producer.send("t", b"x")
+            deliveries = await producer.send_many("t", [b"y"])
+            for call in (
+                producer.flush,
+                producer.close,
+                delivery.result,
+                delivery.exception,
+                deliveries.wait,
+                deliveries.result,
+                deliveries.exception,
+                consumer.commit,
+                lambda timeout: consumer.poll(timeout=timeout),
+                lambda timeout: consumer.poll_batches(timeout=timeout),
+                lambda timeout: mq.decommission("broker-0", wait=True, timeout=timeout),
+            ):
+                with pytest.raises(errors.ConfigError, match="number of seconds"):
+                    await call(timeout)
+            assert not any(broker.is_draining for broker in (await mq.cluster()).brokers)
+            await producer.send("t", b"z")
+            assert len([record async for record in consumer.until_end()]) == 3
+
+    play(script)
+
+
+def test_a_flag_is_no_partition_and_a_name_needs_answers() -> None:
+    async def script(mq: AsyncClient) -> None:
+        async with mq.producer() as producer:
+            await producer.send("t", b"x")  # The topic is known from here on.
+            with pytest.raises(errors.UnknownPartition, match="False"):
+                await producer.send("t", b"x", partition=False)
+            with pytest.raises(errors.UnknownPartition, match="False"):
+                await producer.send_many("t", [b"x"], partition=False)
+        with pytest.raises(errors.ConfigError, match="producer_id needs answers"):
+            await mq.producer(producer_id="loader", acks="none")
+
+    play(script)
+
+
+def test_a_closed_consumer_has_no_partitions() -> None:
+    async def script(mq: AsyncClient) -> None:
+        async with mq.consumer("t", group="g") as consumer:
+            pass
+        with pytest.raises(errors.Closed):
+            consumer.assignment()
 
     play(script)

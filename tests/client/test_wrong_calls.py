@@ -32,6 +32,10 @@ CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "one replica by its name": (lambda mq: mq.reassign("t", 0, "broker-0"), "CONFIG_ERROR"),
     "a number of replicas": (lambda mq: mq.reassign("t", 0, 3), "CONFIG_ERROR"),
     "idempotent": (lambda mq: mq.producer(idempotent="no"), "CONFIG_ERROR"),
+    "a name without answers": (
+        lambda mq: mq.producer(producer_id="loader", acks="none"),
+        "CONFIG_ERROR",
+    ),
     "auto_ack": (lambda mq: mq.consumer("t", auto_ack="no"), "CONFIG_ERROR"),
     "on_assigned": (lambda mq: mq.consumer("t", on_assigned=5), "CONFIG_ERROR"),
     "on_revoked": (lambda mq: mq.consumer("t", on_revoked="f"), "CONFIG_ERROR"),
@@ -68,3 +72,78 @@ def test_what_a_consumer_is_given_must_be_of_its_kind(mq: Any) -> None:
         with pytest.raises(PymqError) as caught:
             consumer.skip("x")
         assert caught.value.code == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("timeout", ["5", True, [b"x"], float("nan")])
+def test_a_time_to_wait_is_a_number_of_seconds(mq: Any, timeout: object) -> None:
+    """It was a TypeError from deep inside, after half of the call was done."""
+    with (
+        mq.producer(linger_ms=600_000) as producer,
+        mq.consumer("t", group="g") as consumer,
+        mq.consumer("t", mode="psb") as reader,
+    ):
+        delivery = producer.send("t", b"x", partition=0)
+        deliveries = producer.send_many("t", [b"y"], partition=0)
+        calls: tuple[Callable[[Any], object], ...] = (
+            producer.flush,
+            producer.close,
+            delivery.result,
+            delivery.exception,
+            deliveries.wait,
+            deliveries.result,
+            deliveries.exception,
+            consumer.commit,
+            lambda timeout: consumer.poll(timeout=timeout),
+            lambda timeout: consumer.poll_batches(timeout=timeout),
+            lambda timeout: reader.poll(timeout=timeout),
+            lambda timeout: mq.decommission("broker-0", wait=True, timeout=timeout),
+        )
+        for call in calls:
+            with pytest.raises(PymqError, match="number of seconds") as caught:
+                call(timeout)
+            assert caught.value.code == "CONFIG_ERROR"
+        assert not any(broker.is_draining for broker in mq.cluster().brokers)
+        producer.send("t", b"z", partition=0).result(10)
+        assert [record.value for record in reader.until_end()] == [b"x", b"y", b"z"]
+
+
+@pytest.mark.parametrize("delay", ["5", None])
+def test_a_delay_is_a_number_of_seconds(mq: Any, delay: object) -> None:
+    with mq.producer() as producer, mq.consumer("t", group="g") as consumer:
+        producer.send("t", b"x").result(10)
+        (record,) = consumer.poll(timeout=10)
+        with pytest.raises(PymqError) as caught:
+            consumer.nack(record, delay)
+        assert caught.value.code == "CONFIG_ERROR"
+        consumer.ack(record)
+        consumer.commit()
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_flag_is_no_partition(mq: Any, index: bool) -> None:
+    """It counted as partition 1 or 0."""
+    with mq.producer() as producer, mq.consumer("t", mode="psb") as reader:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: producer.send("t", b"x", partition=index),
+            lambda: producer.send_many("t", [b"x"], partition=index),
+            lambda: producer.next_sequence("t", index),
+            lambda: reader.seek(index, 0),
+            lambda: reader.pause(index),
+            lambda: reader.position(index),
+            lambda: reader.offset_at(index, 0),
+            lambda: mq.consumer("t", mode="psb", partition=index),
+        )
+        for call in calls:
+            with pytest.raises(PymqError, match=str(index)) as caught:
+                call()
+            assert caught.value.code == "UNKNOWN_PARTITION"
+        assert list(reader.until_end()) == []
+
+
+def test_a_closed_consumer_has_no_partitions(mq: Any) -> None:
+    for options in ({"group": "g"}, {"mode": "psb"}):
+        consumer = mq.consumer("t", **options)
+        consumer.close()
+        with pytest.raises(PymqError) as caught:
+            consumer.assignment()
+        assert caught.value.code == "CLOSED"
