@@ -6,7 +6,9 @@ then, until the broker has answered without an error. A broker that registers is
 
 A broker has one thread, and its heartbeats and elections wait while it takes in what it is told. So
 a message has few states; and where much has changed at once, the next message leaves when the one
-before was answered. Small changes do not wait for that.
+before was answered. Small changes do not wait for that. Likewise a broker that is to remove much
+is told the next removal when it has confirmed one, and those that it does not confirm let others
+pass.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ STATES_BYTES_MAX = (
     4 << 20
 )  # of states in a message, about; a packet's header may have four times as much
 TOLD_MAX = 256  # partitions of a topic in a turn; to find their brokers takes some 2 ms
+STOPS_MAX = 64  # removals that a broker has been told of and has not confirmed
 NOT_SENT = -1  # as id
 LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
 
@@ -49,18 +52,21 @@ class Mailbox:
     out: dict[int, None] = Factory(dict)  # messages of those that are not
     owed: dict[TopicPartition, int] = Factory(dict)  # sent, and by which message last
     stops: dict[Stop, int] = Factory(dict)  # likewise
+    stops_later: dict[Stop, None] = Factory(dict)  # to be sent when some of those are confirmed
     stop_ids: dict[int, Stop] = Factory(dict)
     retry_at: int = NEVER
     wait_ms: int = RETRY_MS
     has_got_on: bool = False  # it has answered one of those, and is at the next
+    has_removed: bool = False  # likewise of *stops*
 
     @property
     def is_empty(self) -> bool:
         """Whether it has confirmed everything."""
-        return not (self.full or self.owed or self.stops or self.later)
+        return not (self.full or self.owed or self.stops or self.stops_later or self.later)
 
     def forget_stop(self, what: Stop) -> None:
         """It is not to be removed, or it has been."""
+        self.stops_later.pop(what, None)
         self.stop_ids.pop(self.stops.pop(what, 0), None)
 
 
@@ -102,11 +108,9 @@ class Notices:
         box.full = NOT_SENT
         box.later = dict.fromkeys(image.hosting.hosted(broker))
         self._send_later(broker, box)
-        for topic_id, node in image.deleted.items():
-            if broker in node.brokers:
-                self._stop(broker, box, topic_id)
-        for name in image.hosting.leaving(broker):
-            self._stop(broker, box, name)
+        box.stops_later = {id: None for id, node in image.deleted.items() if broker in node.brokers}
+        box.stops_later |= dict.fromkeys(image.hosting.leaving(broker))
+        self._send_stops(broker, box)
         self._arm(broker, box, now)
 
     def is_telling_all(self, broker: str, incarnation: int) -> bool:
@@ -183,15 +187,27 @@ class Notices:
                 for name in names if box.later else ():
                     box.later.pop(name, None)
                 self._send_states(broker, box, list(names))
-            if self._send_later(broker, box) or names:
+            is_sent = self._send_later(broker, box)
+            if self._send_stops(broker, box) or is_sent or names:
                 self._arm(broker, box, now)
 
     def stop(self, broker: str, what: Stop, now: int) -> None:
         """Tell a broker to remove all that it has of a deleted topic, or of a partition."""
         box = self._boxes.get(broker)
         if box is not None and what not in box.stops:
-            self._stop(broker, box, what)
-            self._arm(broker, box, now)
+            box.stops_later[what] = None
+            if self._send_stops(broker, box):
+                self._arm(broker, box, now)
+
+    def _send_stops(self, broker: str, box: Mailbox) -> bool:
+        """Send the next removals, while few of them are not confirmed; returns whether any was."""
+        is_sent = False
+        while box.stops_later and len(box.stops) < STOPS_MAX:
+            what = next(iter(box.stops_later))
+            is_sent = self._stop(broker, box, what) or is_sent
+        if box.stops_later:
+            mark("notices.many_removals")
+        return is_sent
 
     def _send_later(self, broker: str, box: Mailbox) -> bool:
         """Send the next of much, when what was sent of it is answered; returns whether it was."""
@@ -259,14 +275,15 @@ class Notices:
         )
         self._send(broker, message)
 
-    def _stop(self, broker: str, box: Mailbox, what: Stop) -> None:
+    def _stop(self, broker: str, box: Mailbox, what: Stop) -> bool:
+        """Send one removal, unless there is nothing to be removed any more; whether it was sent."""
         image, key = self._commits.image, self.next_id()
         epoch = image.controller_epoch
         if isinstance(what, TopicPartition):
             found = image.find(what)
             if found is None or broker not in found.node.leaving:
                 box.forget_stop(what)
-                return
+                return False
             node, topic = found.node, image.topics[what.topic].node
             stop = StopReplica(
                 key, epoch, topic.name, topic.id, node.name, node.epoch, True, node.index
@@ -275,11 +292,12 @@ class Notices:
             deleted = image.deleted.get(what)
             if deleted is None or broker not in deleted.brokers:
                 box.forget_stop(what)
-                return
+                return False
             stop = StopReplica(key, epoch, deleted.topic, what, "", LATER_THAN_ALL, True)
         box.forget_stop(what)
         box.stops[what], box.stop_ids[key] = key, what
         self._send(broker, stop)
+        return True
 
     # --- being answered -------------------------------------------------------------------------
 
@@ -309,6 +327,8 @@ class Notices:
         what = box.stop_ids[m.id]
         mark("notices.removed")
         box.forget_stop(what)
+        box.has_removed = True
+        self._new[m.broker] = None  # The next one leaves with the next flush.
         self.removed(what, m.broker)
         if box.is_empty:
             box.retry_at = NEVER
@@ -352,8 +372,14 @@ class Notices:
             box.later = {**dict.fromkeys(box.owed), **box.later}
             box.out.clear()
             self._send_later(broker, box)
-        for what in list(box.stops):
-            self._stop(broker, box, what)
+        if box.has_removed:
+            box.has_removed = False  # Told again, it would only have the more to do.
+        else:
+            # Those that it cannot remove now keep no others back.
+            for what in list(box.stops):
+                box.forget_stop(what)
+                box.stops_later[what] = None
+            self._send_stops(broker, box)
 
     @property
     def deadline(self) -> int:

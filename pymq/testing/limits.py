@@ -42,6 +42,7 @@ TURNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "TURN_MAX": ("pymq.node.", (1, 2)),
     "TOLD_MAX": ("pymq.node.", (1, 2)),
     "LOOKS_MAX": ("pymq.node.", (1, 2)),
+    "STOPS_MAX": ("pymq.node.", (1, 2)),
 }
 # What most runs have in place of the usual number, when they draw none of the above; the others,
 # one run in so many, have the usual one.

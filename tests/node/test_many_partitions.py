@@ -13,13 +13,16 @@ from pymq.core.message import (
     Decommission,
     LeaderAndIsr,
     Message,
+    Reassign,
     Seal,
+    Stopped,
+    StopReplica,
 )
 from pymq.core.ready import Ready
 from pymq.core.types import AckMode, TopicPartition
 from pymq.node.candidates import TURN_MAX
 from pymq.node.image import Image
-from pymq.node.notices import STATES_MAX, TOLD_MAX
+from pymq.node.notices import STATES_MAX, STOPS_MAX, TOLD_MAX
 from tests.node.cluster import SESSION_MS, Cluster
 
 COUNT = 600
@@ -169,3 +172,77 @@ def test_a_large_topic_is_told_some_partitions_in_each_turn() -> None:
     for broker in cluster.brokers.values():
         assert len(broker.states) == COUNT
         assert max(len(m.partitions) for m in broker.all(LeaderAndIsr)) <= STATES_MAX
+
+
+def emptied() -> Cluster:
+    """A broker was dead for so long that others have all that it hosted, and it has the files."""
+    cluster = large()
+    cluster.kill("b1")
+    cluster.pass_ms(40 * SESSION_MS)
+    assert len(cluster.image.hosting.leaving("b1")) == COUNT * 3 // 4
+    return cluster
+
+
+def test_a_broker_that_comes_back_is_told_of_few_removals_at_a_time() -> None:
+    """It was told of all of them in one turn."""
+    cluster = emptied()
+    with counting() as marks:
+        most = most_in_a_turn(cluster, lambda: cluster.restart("b1"), StopReplica)
+    assert 0 < most <= STOPS_MAX
+    assert marks["notices.many_removals"]
+    assert not cluster.image.hosting.leaving("b1")
+    assert not cluster.brokers["b1"].states
+    assert len(cluster.brokers["b1"].all(StopReplica)) == COUNT * 3 // 4
+
+
+def test_removals_that_a_broker_does_not_confirm_let_others_pass() -> None:
+    cluster = emptied()
+    stuck = frozenset(cluster.image.hosting.leaving("b1")[:STOPS_MAX])
+
+    def is_stuck(source: str, peer: str, m: Message) -> bool:
+        return isinstance(m, StopReplica) and TopicPartition(m.topic, m.partition) in stuck
+
+    cluster.dropped = is_stuck
+    cluster.restart("b1")
+    cluster.pass_ms(5_000)
+    assert frozenset(cluster.image.hosting.leaving("b1")) == stuck
+    cluster.dropped = lambda source, peer, m: False
+    cluster.pass_ms(10_000)
+    assert not cluster.image.hosting.leaving("b1")
+
+
+def test_a_broker_that_removes_slowly_is_not_told_again() -> None:
+    """It would only have the more to do."""
+    cluster = emptied()
+    waiting: list[Message] = []
+
+    def is_late(source: str, peer: str, m: Message) -> bool:
+        if isinstance(m, Stopped):
+            waiting.append(m)
+        return isinstance(m, Stopped)
+
+    cluster.dropped = is_late
+    broker = cluster.restart("b1")
+    for _ in range(COUNT // 20):
+        for m in waiting[:20]:
+            cluster.to_active("b1", m)
+        del waiting[:20]
+        cluster.pass_ms(400)
+    assert not cluster.image.hosting.leaving("b1")
+    assert len(broker.all(StopReplica)) == COUNT * 3 // 4
+
+
+def test_a_partition_that_is_given_back_before_its_removal_was_told_is_not_removed() -> None:
+    cluster = emptied()
+    cluster.dropped = lambda source, peer, m: isinstance(m, StopReplica)
+    broker = cluster.restart("b1")
+    name = cluster.image.hosting.leaving("b1")[-1]  # of those that wait
+    replicas = ["b1", *cluster.part(name).open_block.replicas[:2]]
+    cluster.ask(lambda i: Reassign(i, *name, tuple(replicas)))
+    assert "b1" in cluster.part(name).open_block.replicas
+    broker.heard.clear()
+    cluster.dropped = lambda source, peer, m: False
+    cluster.pass_ms(20_000)
+    assert not cluster.image.hosting.leaving("b1")
+    assert name.partition not in {m.partition for m in broker.all(StopReplica)}
+    assert name in broker.states

@@ -226,6 +226,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "notices.large_topic": (
         test_large_topics.test_a_large_topic_is_made_in_slices_and_told_when_it_is_whole
     ),
+    "notices.many_removals": (
+        test_many_partitions.test_removals_that_a_broker_does_not_confirm_let_others_pass
+    ),
     "notices.many": (
         test_controller_brokers.test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before
     ),

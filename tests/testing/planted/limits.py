@@ -15,7 +15,7 @@ from pymq.node.commits import Commits
 from pymq.node.copies import Copies
 from pymq.node.hosted import Hosting
 from pymq.node.lookup import Lookup
-from pymq.node.notices import Notices
+from pymq.node.notices import Mailbox, Notices
 from pymq.transport.connections import Connections
 from pymq.transport.flight import Flight
 from pymq.web.guesses import Guesses
@@ -360,6 +360,22 @@ bug(
 def tell_once(tell: Any, self: Notices, now: int) -> None:
     tell(self, now)
     self._topics.clear()
+
+
+bug(
+    "only-the-first-are-removed",
+    AREA,
+    "of what a broker is to remove it is told only the first of it",
+    "any queue that is worked off in parts",
+    test=MANY + "test_a_broker_that_comes_back_is_told_of_few_removals_at_a_time",
+)
+
+
+@plant("only-the-first-are-removed", Notices, "_send_stops")
+def remove_once(send: Any, self: Notices, broker: str, box: Mailbox) -> bool:
+    found: bool = send(self, broker, box)
+    box.stops_later.clear()
+    return found
 
 
 bug(
