@@ -77,6 +77,8 @@ class Watch:
             self.ledger.on_loss.append(checker.on_loss)
         if kind.on_truncate is not Checker.on_truncate:
             self.ledger.on_truncate.append(checker.on_truncate)
+        if kind.on_submit is not Checker.on_submit:
+            self.cluster.ensemble.on_submit.append(checker.on_submit)
         if kind.on_commit is not Checker.on_commit:
             self.cluster.ensemble.on_commit.append(checker.on_commit)
 
@@ -214,8 +216,11 @@ class Checker:
     def on_death(self, process: Process) -> None:
         """A process has died."""
 
+    def on_submit(self, zkserver: str, commit: Commit) -> None:
+        """A zkserver has planned a commit and asks for it, for the first time or once more."""
+
     def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
-        """A zkserver's commit is about to be done."""
+        """A zkserver's commit is about to be done, perhaps long after it was planned."""
 
 
 class LogMatching(Checker):

@@ -49,6 +49,7 @@ LATENCY_US = 500
 SLOW = 40  # how many times slower some connections are than others
 LATE_US = 50_000  # how long after its connection a commit may still be done
 
+OnSubmit = Callable[[str, Commit], None]  # (zkserver, what it asks for)
 OnCommit = Callable[[str, Commit, Plan], None]  # (session, what was asked, what it did)
 
 
@@ -61,6 +62,7 @@ class Ensemble:
         self.session_timeout_us = session_timeout_us
         self.latency_us = LATENCY_US
         self.request_bytes = REQUEST_BYTES
+        self.on_submit: list[OnSubmit] = []
         self.on_commit: list[OnCommit] = []
         self.uncertain = 0.0  # how many answers get lost with their connection
         self.sessions: dict[str, Session] = {}  # that are alive, by name
@@ -177,6 +179,8 @@ class Session:
             raise Closed(f"the coordinator of session {self._session} was closed")
         if isinstance(request, Commit):
             self.process.boundary("commit")
+            for callback in self._ensemble.on_submit:
+                callback(self.process.name, request)
         if self.is_suspended or self._is_expired:
             self._held.append(request)
         else:

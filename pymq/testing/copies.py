@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pymq.coord import paths
 from pymq.coord.tree import Plan
-from pymq.core.coordination import Commit
+from pymq.core.coordination import Commit, Op
 from pymq.core.message import BrokerHeartbeat, Message
 from pymq.core.metadata import BlockNode, BrokerNode, PartitionNode, decode_node
 from pymq.core.types import BlockId
@@ -28,13 +28,27 @@ class Copies(Checker):
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._heard_us: dict[tuple[str, str], int] = {}  # when a zkserver has heard of a broker
+        self._silences: dict[
+            tuple[str, str], list[tuple[int, int]]
+        ] = {}  # that were long, and over
+        self._planned_us: dict[tuple[Op, ...], int] = {}  # when the commits under way were planned
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, BrokerHeartbeat) and isinstance(process, ZkserverHost):
-            self._heard_us[process.name, message.name] = self.watch.cluster.world.now
+            key, now = (process.name, message.name), self.watch.cluster.world.now
+            before = self._heard_us.get(key, 0)
+            if self._is_long(now - before):
+                self._silences.setdefault(key, []).append((before, now))
+            self._heard_us[key] = now
+
+    def on_submit(self, zkserver: str, commit: Commit) -> None:
+        # One that is asked for again, because nobody knows what became of it, is not planned again.
+        self._planned_us.setdefault(commit.ops, self.watch.cluster.world.now)
 
     def on_commit(self, session: str, commit: Commit, plan: Plan) -> None:
         tree = self.watch.cluster.ensemble.tree
+        # The coordinator may be slow: a broker that was lost may be back by now.
+        planned_us = self._planned_us.pop(commit.ops, self.watch.cluster.world.now)
         for path, entry in plan.changes.items():
             if entry is None:
                 continue
@@ -46,31 +60,50 @@ class Copies(Checker):
                         continue
                     node = decode_node(BlockNode, entry.data)
                     if node.move is not None and known.move is None:
-                        self._check_reason(session, path, topic, partition, node.move.removing)
+                        reason = self._why_not(
+                            session, topic, partition, node.move.removing, planned_us
+                        )
+                        if reason is not None:
+                            self.fail(
+                                "moves-are-asked-for",
+                                f"{path} moves off {node.move.removing}, {reason}",
+                            )
                     self._check_whole(path, (topic, partition, number), node, known)
                     if set(known.replicas) - set(node.replicas):
                         self._check_count(path, (topic, partition, number), node, known)
                 case _:
                     pass
 
-    def _check_reason(
-        self, session: str, path: str, topic: str, partition: str, removing: str
-    ) -> None:
+    def _why_not(
+        self, session: str, topic: str, partition: str, removing: str, planned_us: int
+    ) -> str | None:
+        """Why a block of a partition should not move off a broker; None if there is a reason to."""
         cluster = self.watch.cluster
         entry = cluster.ensemble.tree.get(paths.broker(removing))
         if entry is not None and decode_node(BrokerNode, entry.data).is_draining:
-            return
+            return None
         entry = cluster.ensemble.tree.get(paths.partition(topic, partition))
         wanted = decode_node(PartitionNode, entry.data).sealed_to if entry is not None else ()
         if wanted and removing not in wanted:
-            return
-        heard = [self._heard_us.get((name, removing), 0) for name in self._committers(session)]
-        silent_ms = (cluster.world.now - max(heard, default=0)) // 1000
-        if silent_ms * SOONER < cluster.knobs.replica_lost_ms or not cluster.knobs.replica_lost_ms:
-            self.fail(
-                "moves-are-asked-for",
-                f"{path} moves off {removing}, which was heard of {silent_ms} ms ago",
-            )
+            return None
+        committers = self._committers(session)
+        silent_us = [self._silent_us((name, removing), planned_us) for name in committers]
+        least_us = min(silent_us, default=planned_us)
+        if self._is_long(least_us):
+            return None
+        return f"which had been silent for {least_us // 1000} ms when that was planned"
+
+    def _is_long(self, silent_us: int) -> bool:
+        """Whether a broker that was silent for so long may be taken for lost."""
+        lost_ms = self.watch.cluster.knobs.replica_lost_ms
+        return bool(lost_ms) and silent_us // 1000 * SOONER >= lost_ms
+
+    def _silent_us(self, key: tuple[str, str], at_us: int) -> int:
+        """For how long a zkserver had not heard of a broker at a time."""
+        for begun, over in self._silences.get(key, ()):
+            if begun < at_us < over:
+                return at_us - begun
+        return max(0, at_us - self._heard_us.get(key, 0))
 
     def _committers(self, session: str) -> list[str]:
         """The zkserver that has a session."""

@@ -17,6 +17,7 @@ from pymq.core.message import (
     Acquire,
     Acquired,
     Answer,
+    BrokerHeartbeat,
     CreateTopic,
     Fetched,
     Join,
@@ -888,6 +889,44 @@ def test_an_anomaly_is_found(anomaly: Callable[[Scene], None]) -> None:
 
 def test_every_rule_has_its_anomaly() -> None:
     assert set(RULES) <= set(ANOMALIES.values())
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+@pytest.mark.parametrize(
+    ("planned_ms", "is_allowed"), [(1_000, False), (699_000, True), (701_000, False)]
+)
+def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
+    planned_ms: int, is_allowed: bool, asked: int
+) -> None:
+    """The broker is silent from 0 to 700 s; the coordinator is slow, and commits after that."""
+    s = Scene()
+    tree(s)
+    both, path = ("broker-0", "broker-1"), paths.block("t", "0", 0)
+    s.commit("s1", Put(path, sealed(both, None), 0))
+    ensemble, world = s.cluster.ensemble, s.cluster.world
+    (zkserver,) = s.cluster.zkservers.values()
+    session = ensemble.connect(zkserver)
+    session._session = "s1"
+    ensemble.sessions["s1"] = session
+    move = Put(path, sealed(both, Move("broker-1", "broker-0")), 1)
+    for now_ms in sorted({0, planned_ms, 700_000, 702_000}):
+        world.now = now_ms * 1_000
+        if now_ms == planned_ms:
+            for tag in range(asked):  # what is asked for once more was planned the first time
+                for submitted in ensemble.on_submit:
+                    submitted(zkserver.name, Commit(tag, (move,)))
+                world.now += 2_000_000 * tag
+        else:
+            for checker in s.watch.checkers:
+                if BrokerHeartbeat in checker.receives:
+                    checker.on_receive(zkserver, "", "", BrokerHeartbeat("broker-0", 1))
+    if is_allowed:
+        s.commit("s1", move)
+        s.cluster.check()
+        return
+    with pytest.raises(Violation) as caught:
+        s.commit("s1", move)
+    assert caught.value.name == "moves-are-asked-for"
 
 
 def test_what_is_allowed_is_not_found() -> None:
