@@ -96,7 +96,7 @@ class Copies:
         self._numbers: dict[Key, int] = {}
         self._held: dict[str, int] = {}  # copies under way, by account
         # Those that are to read, by account; both in turn.
-        self._line: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
         self._reading: set[int] = set()
         self._held_up: dict[int, _Job] = {}  # by the quotas of those for whom they are made
         self.deadline = NEVER  # when :meth:`tick` has something to do
@@ -151,14 +151,16 @@ class Copies:
     # --- reading --------------------------------------------------------------------------------
 
     def _line_up(self, job: _Job) -> None:
+        if job.number not in self._jobs:
+            return  # It has ended since.
         if job.pieces and not job.is_in_line and job.unsafe < UNSAFE_BYTES:
             job.is_in_line = True
-            self._line.setdefault(job.account, deque()).append(job)
+            self._line.setdefault(job.account, {})[job.number] = job
 
     def _next(self) -> _Job:
         """Take the next one out of the line."""
         account, jobs = next(iter(self._line.items()))
-        job = jobs.popleft()
+        job = jobs.pop(next(iter(jobs)))
         if jobs:
             self._line.move_to_end(account)
         else:
@@ -169,8 +171,6 @@ class Copies:
         """Have those read whose turn it is."""
         while self._line and len(self._reading) < READS:
             job = self._next()
-            if job.number not in self._jobs:
-                continue
             if wait_ms := self._host.outbox.write_wait_ms(job.account):
                 # What was asked for with some bytes may be gigabytes: it is paid for as it goes.
                 mark("copies.held_up")
@@ -200,7 +200,7 @@ class Copies:
         """Look again at those that a quota has held up."""
         held, self._held_up, self.deadline = self._held_up, {}, NEVER
         for job in held.values():
-            self._line.setdefault(job.account, deque()).append(job)
+            self._line.setdefault(job.account, {})[job.number] = job
         self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
@@ -298,8 +298,15 @@ class Copies:
         self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
 
     def _forget(self, job: _Job) -> None:
-        """A copy is not under way any more."""
+        """A copy is not under way any more.
+
+        One that is asked for again and again while it waits must not wait as often.
+        """
         del self._jobs[job.number], self._numbers[job.key]
+        self._held_up.pop(job.number, None)
+        jobs = self._line.get(job.account)
+        if jobs is not None and jobs.pop(job.number, None) is not None and not jobs:
+            del self._line[job.account]
         left = self._held[job.account] = self._held[job.account] - 1
         if not left:
             del self._held[job.account]

@@ -276,6 +276,28 @@ def test_who_asks_again_takes_its_copy_over() -> None:
     assert (source, answer.id) == ("d", 2)
 
 
+@pytest.mark.parametrize("wait", [0, 700])
+def test_a_copy_that_is_asked_for_again_and_again_waits_once(wait: int) -> None:
+    """Behind others that read, or behind a quota: each of them kept its pieces meanwhile."""
+    host = Host()
+    for number in range(READS):
+        host.copies.begin("others", attrs.evolve(COPY, id=number, producer_id=number), 0)
+    if wait:
+        for fetch in host.fetches:
+            host.read(fetch, error=CorruptBatch("it is damaged"))
+    host.outbox.wait = wait
+    for number in range(100):
+        host.copies.begin("c", attrs.evolve(COPY, id=number, producer_id=READS), 0)
+    lines = sum(len(jobs) for jobs in host.copies._line.values())
+    assert lines + len(host.copies._held_up) == 1
+    host.outbox.wait = 0
+    host.answers.clear()
+    host.read(host.fetches[0], error=CorruptBatch("it is damaged"))
+    host.copies.tick(wait)
+    host.read(host.fetches[-1], error=CorruptBatch("it is damaged"))
+    assert ("c", 99) in [(source, answer.id) for source, answer in host.answers]
+
+
 def test_an_append_that_is_refused_ends_a_copy() -> None:
     host = Host()
     host.copies.begin("c", COPY, 0)
