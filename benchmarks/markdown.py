@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,8 @@ def versions(found: Found) -> str:
     return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
-def headlines(found: Found, *, one_a_part: bool = False) -> str:
-    """A line for each goal that asks for something of a peer: ours, the best of theirs, the ratio.
-
-    With *one_a_part* only the first of each part.
-    """
+def headlines(found: Found) -> str:
+    """A line for each goal that names a peer: our figure, the best of theirs, and the ratio."""
     rows = []
     for part in found["parts"]:
         goals = [
@@ -77,8 +74,51 @@ def headlines(found: Found, *, one_a_part: bool = False) -> str:
             for goal in part["goals"]
             if goal["peer"] and goal["reached"] is not None and _bound(goal)
         ]
-        rows += [_headline(part, goal) for goal in goals[: 1 if one_a_part else None]]
+        rows += [_headline(part, goal) for goal in goals]
     return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
+
+
+# What the README shows: the work, the part, our side and its measure, which the peers' have too.
+FRONT = (
+    ("put, synced every 1,000 records, one process", "E1-put-durable", "pymq send_many", "put"),
+    ("put, synced each record, one process", "E4-one-durable", "pymq", "put"),
+    ("produce and consume at the same time, one broker", "N1-end-to-end", "pymq", "both"),
+    ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
+    ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
+)
+# The peers, each with its sides; of several the best counts. Without a Kafka there is its C client
+# on the broker that it brings for tests, in memory.
+PEERS = (
+    ("Kafka", ("kafka",)),
+    ("Kafka's C client on its mock broker", ("confluent",)),
+    ("NATS JetStream", ("nats", "nats fast")),
+    ("RabbitMQ", ("rabbitmq", "rabbitmq sub-entries")),
+    ("sqlite3", ("sqlite3",)),
+)
+
+
+def front(found: Found) -> str:
+    """Five lines for the README: pymq beside those that somebody would take instead."""
+    parts_by_name = {part["name"]: part for part in found["parts"]}
+    rows = []
+    for work, name, ours, measure in FRONT:
+        if (part := parts_by_name.get(name)) is not None:
+            sides = {side["name"]: side for side in part["sides"]}
+            cells = [_best(sides, names, measure) for _, names in PEERS]
+            rows.append((work, f"**{_best(sides, (ours,), measure)}**", *cells))
+    kept = [at for at in range(2 + len(PEERS)) if any(row[at] for row in rows)]
+    head = ("100 B a record", "pymq", *(name for name, _ in PEERS))
+    return table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def _best(sides: Mapping[str, Found], names: Sequence[str], measure: str) -> str:
+    """The best figure of some sides, with its unit; nothing where none was measured."""
+    there = [sides[name] for name in names if measure in sides.get(name, {}).get("median", {})]
+    if not there:
+        return ""
+    unit = there[0]["units"][measure]
+    choose = min if unit == "ms" else max
+    return f"{figure(choose(side['median'][measure] for side in there))} {unit}"
 
 
 def _headline(part: Found, goal: Found) -> tuple[str, ...]:

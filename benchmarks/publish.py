@@ -69,7 +69,7 @@ def with_figures(page: str, found: markdown.Found) -> str:
 
 def section(found: markdown.Found) -> str:
     """What stands between the marks."""
-    return f"{markdown.headlines(found, one_a_part=True)}\n\n{markdown.about(found)}"
+    return f"{markdown.front(found)}\n\n{markdown.about(found)}"
 
 
 if __name__ == "__main__":
