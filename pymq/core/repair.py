@@ -33,6 +33,9 @@ from pymq.errors import (
     PymqError,
 )
 
+REST = 10  # times retry_ms is how long nothing is written after a write that failed, at first ...
+REST_MAX = 600  # ... and at most, where the store has failed for good
+
 
 class RepairHost(ReplicaHost, LogHost, Protocol):
     """What a repair needs of the broker around it."""
@@ -56,6 +59,7 @@ class Repair:
         "_asks",
         "_block",
         "_create",
+        "_failures",
         "_host",
         "_is_sealing",
         "_is_short",
@@ -80,6 +84,7 @@ class Repair:
         self._turn = 0  # which of the holders is asked first
         self._refusals = 0  # answers in a row that were of no use
         self._is_sealing = False
+        self._failures = 0  # writes in a row that the store has refused for good
         self._rests = False  # a write has failed: the next one is not before the deadline
         self._is_short = False  # when it was read, the copy lacked something
         self._is_unread = False  # the store could not say where the copy ends: it is asked again
@@ -143,7 +148,7 @@ class Repair:
         if not isinstance(error, CorruptBlock | CorruptMetadata):
             mark("repair.unreadable")
             self._is_unread = True
-            self.deadline = now + 10 * self._host.replication.retry_ms
+            self.deadline = now + REST * self._host.replication.retry_ms
             return
         mark("repair.damaged")
         name = self.log.name
@@ -284,6 +289,7 @@ class Repair:
         """The write is done."""
         if not self.log.advance():
             return
+        self._failures = 0
         self.log.release()  # Nobody is sent anything from here before it is whole.
         if self._is_sealing:
             self.is_done = True
@@ -295,7 +301,8 @@ class Repair:
         """The write failed: try again, later, from what is on the disk by now.
 
         The store may have sealed the copy where it ended when its disk was full, and takes nothing
-        more into it then. After a failed sync nobody knows what is there before the next start.
+        more into it then. After a failed sync nobody knows what is there before the next start,
+        and each part that is fetched until then is likely to be lost: the pauses grow.
         """
         self.log.fail()
         mark("repair.write_failed")
@@ -303,4 +310,9 @@ class Repair:
         self.leave()
         if not (is_fatal or self.log.is_recovering):
             self.recover()
-        self.deadline = now + 10 * self._host.replication.retry_ms
+        pause = REST
+        if is_fatal:
+            mark("repair.store_failed")
+            pause = min(REST << min(self._failures, 16), REST_MAX)
+            self._failures += 1
+        self.deadline = now + pause * self._host.replication.retry_ms

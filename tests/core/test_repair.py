@@ -23,7 +23,7 @@ from pymq.core.ready import (
     Truncate,
 )
 from pymq.core.record import RecordBatch
-from pymq.core.repair import Repair
+from pymq.core.repair import REST_MAX, Repair
 from pymq.core.repairs import Repairs
 from pymq.core.replicator import ReplicationConfig
 from pymq.core.runs import split
@@ -162,6 +162,45 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
     assert bench.is_dirty()
     bench.write()
     assert bench.is_sealed
+    assert repair.is_done
+
+
+def test_a_store_that_failed_for_good_is_tried_ever_less_often() -> None:
+    """It fetched a part from another broker and lost it again each second, for ever."""
+    bench = Bench(end=5)
+    repair, host = bench.repair, bench.host
+    pauses = []
+    now = 0
+    for _ in range(12):
+        peer, ask = host.asked[-1]
+        data = b"".join(bytes(b.head) + bytes(b.body) for b in bench.batches[5:])
+        repair.step(peer, ReplicaFetched(ask.id, NAME, ask.offset, 0, 0, data), now)
+        assert repair.is_dirty
+        repair.flush(Ready())
+        repair.failed(now, is_fatal=True)
+        host.slots.fill(now)
+        pauses.append(repair.deadline - now)
+        now = repair.deadline
+        repair.tick(now)
+        host.slots.fill(now)
+    first = 10 * host.replication.retry_ms
+    assert pauses[:4] == [first, 2 * first, 4 * first, 8 * first]
+    assert len(host.asked) == 13, "once after each pause"
+    assert max(pauses) == pauses[-1] == REST_MAX * host.replication.retry_ms
+    bench.answer(*bench.batches[5:])
+    assert repair.is_done, "and it goes on when the disk does"
+
+
+def test_after_a_pause_that_grew_the_next_failure_is_the_first() -> None:
+    bench = Bench(end=5)
+    repair, first = bench.repair, 10 * bench.host.replication.retry_ms
+    for batches, pause in ((bench.batches[5:7], 2 * first), (bench.batches[7:], first)):
+        for _ in range(2 if pause > first else 1):
+            repair.failed(0, is_fatal=True)
+        assert repair.deadline == pause
+        repair.tick(pause)
+        bench.host.slots.fill(pause)
+        bench.answer(*batches)
     assert repair.is_done
 
 

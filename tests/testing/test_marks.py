@@ -246,6 +246,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "serving.end_not_known": (
         test_serving.test_a_new_leader_refuses_to_tell_the_end_before_it_knows_it
     ),
+    "repair.store_failed": test_repair.test_a_store_that_failed_for_good_is_tried_ever_less_often,
     "repair.cut_later": test_repair.test_a_cut_that_fails_is_tried_again_later_and_not_at_once,
     "worker.surplus": partial(
         test_cluster_idle_workers.test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s,
