@@ -106,7 +106,6 @@ class Flight:
     size: int = 0  # about how many bytes they are
     scopes: set[TopicPartition | None] = Factory(set)
     repeats: int = 0  # how often it was submitted again, because nobody knew what became of it
-    is_uncertain: bool = False  # and the tree is being read to find out
 
 
 class Commits:
@@ -130,6 +129,7 @@ class Commits:
         self._begun: set[tuple[str, int]] = set()  # those of which a slice was committed
         self._flight: Flight | None = None
         self._is_open = False
+        self._is_reading = False  # the tree is being read anew, since it is not what it should be
         self._bytes_max = SLICE_BYTES  # of a slice; less where the coordinator takes less
 
     def __len__(self) -> int:
@@ -209,15 +209,15 @@ class Commits:
         # The second check matters until somebody else takes over: whoever saw that nobody was
         # active, and has read the tree since, must not have missed anything.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
-        self._is_open = True
+        self._is_open, self._is_reading = True, False
 
     def pause(self) -> None:
         """Commit nothing until :meth:`resume` or :meth:`loaded`."""
         self._is_open = False
 
     def resume(self) -> None:
-        """Go on as before."""
-        self._is_open = self._flight is None or not self._flight.is_uncertain
+        """Go on as before; while the tree is being read, what is known of it is out of date."""
+        self._is_open = not self._is_reading
 
     def end(self, error: NotController) -> None:
         """This zkserver is active no more: everybody who waits is told *error*."""
@@ -229,7 +229,7 @@ class Commits:
         if self._flight is not None:
             tasks.extendleft(task for task, _, _ in reversed(self._flight.items))
             self._flight = None
-        self._is_open = False
+        self._is_open = self._is_reading = False
         for task in tasks:
             self._answer(task, None, error)
 
@@ -309,7 +309,7 @@ class Commits:
                 flight.repeats += 1
                 self._submit(flight)
             else:
-                self._look_up(flight)
+                self._look_up()
             return
         if isinstance(event, Conflicted):
             if not flight.repeats:
@@ -317,14 +317,13 @@ class Commits:
                 self._flight = None
                 self.lost += 1
                 self._again(flight, now)
-                self._is_open = False
-                self._reload()
+                self._read_anew()
             elif event.index == len(self._fence) and event.reason == _done_already(flight.ops[0]):
                 mark("commits.was_done")
                 self._adopt(flight, tuple(map(_version, flight.ops)), now)
             else:
                 # Not the active zkserver any more, or somebody writes who should not.
-                self._look_up(flight)
+                self._look_up()
             return
         if flight.repeats:
             mark("commits.was_not_done")
@@ -335,11 +334,13 @@ class Commits:
         flight.tag = self._backend.next_tag()
         self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
 
-    def _look_up(self, flight: Flight) -> None:
+    def _look_up(self) -> None:
         """It was done or it was not; the tree will tell."""
         mark("commits.looked_up")
-        flight.is_uncertain = True
-        self._is_open = False
+        self._read_anew()
+
+    def _read_anew(self) -> None:
+        self._is_open, self._is_reading = False, True
         self._reload()
 
     def _adopt(self, flight: Flight, versions: tuple[int, ...], now: int) -> None:
@@ -356,7 +357,7 @@ class Commits:
     def loaded(self, image: Image, now: int) -> None:
         """The tree was read anew, and this zkserver is still the active one."""
         self.image = image
-        self._is_open = True
+        self._is_open, self._is_reading = True, False
         flight, self._flight = self._flight, None
         if flight is None:
             return
@@ -373,7 +374,7 @@ class Commits:
         if flight is None or flight.tag != tag:
             return
         if flight.repeats:
-            self._look_up(flight)  # Not by this attempt; but by an earlier one, perhaps.
+            self._look_up()  # Not by this attempt; but by an earlier one, perhaps.
             return
         self._flight = None
         limit = error.details.get("limit") if isinstance(error, InvalidRequest) else None

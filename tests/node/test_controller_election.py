@@ -247,6 +247,48 @@ def test_a_lost_race_is_planned_again_on_what_the_tree_is() -> None:
     assert zk.machine.is_active
 
 
+def test_nothing_is_committed_on_what_is_known_to_be_out_of_date() -> None:
+    """A connection that was lost and is back meanwhile does not change that.
+
+    Such a commit was refused, and taken for done if its answer before that was lost.
+    """
+    cluster = Cluster()
+    cluster.topic()
+    zk = cluster.active
+    commits: list[Commit] = []
+    loads: list[Load] = []
+
+    def race(request: CoordRequest) -> bool:
+        if isinstance(request, Load):
+            loads.append(request)
+            return False
+        assert isinstance(request, Commit)
+        commits.append(request)
+        if len(commits) == 1:
+            meddle(cluster)
+        elif len(commits) == 2:
+            zk.machine.decided(Uncertain(request.tag), cluster.now)
+            return False
+        return True
+
+    zk.on_submit = race
+    request = cluster.send(lambda i: SetPartitionState(i, *T0, AckMode.RAFT, 3))
+    assert len(commits) == 1
+    with counting() as marks:
+        zk.machine.decided(Suspended(), cluster.now)
+        zk.machine.decided(Resumed(), cluster.now)
+        cluster.run()
+    assert not marks["commits.was_done"]
+    assert len(commits) == 1
+    zk.on_submit = lambda request: True
+    for load in loads:
+        zk.coordinator.submit(load)
+    cluster.run()
+    assert cluster.answers[request].result is True
+    assert cluster.open().acks is AckMode.RAFT
+    assert zk.machine.image.versions == cluster.image.versions
+
+
 def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
     cluster = Cluster()
     cluster.topic()
