@@ -6,8 +6,8 @@ to be out of date.
 What is for the active zkserver is sent to the one that was active last. If it does not answer, or
 says that it is not the active one, the request goes to another, under the same id, until somebody
 has carried it out or its time is up. That time begins anew whenever a zkserver says that it is
-carrying the request out. So a request may be carried out twice: whoever asks for something that
-cannot be done twice looks at :attr:`Call.is_repeated`.
+carrying the request out. So a request may be carried out twice: a caller that asks for something
+which cannot be done twice looks at :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Router(Outbox):
         return True
 
     def _under_way(self, request: int, call: Call, source: str, now: int) -> None:
-        """It takes long, and whoever carries it out says that it does: no reason to give it up."""
+        """The zkserver says that it is at work on the request: no reason to give it up."""
         call.until = max(call.until, now + call.timeout_ms)
         call.peer = source
         self._timers.set(request, now + min(TRY_MAX_MS, call.timeout_ms // 2))

@@ -24,15 +24,13 @@ from pymq.node.candidates import TURN_MAX
 from pymq.node.image import Image
 from pymq.node.notices import STATES_MAX, STOPS_MAX, TOLD_MAX
 from tests.node.cluster import SESSION_MS, Cluster
-
-COUNT = 600
-NAMES = tuple(str(index) for index in range(COUNT))
+from tests.node.test_large_topics import COUNT, NAMES, create
 
 
 def large(**config: int) -> Cluster:
     """Four brokers, and a topic of which all partitions are told."""
     cluster = Cluster(brokers=4, **config)
-    cluster.ask(lambda i: CreateTopic(i, "t", NAMES, 3, AckMode.LEADER, {}))
+    cluster.ask(lambda i: create(i, "t"))
     cluster.pass_ms(2_000)
     assert all(len(b.states) == COUNT * 3 // 4 for b in cluster.brokers.values())
     for broker in cluster.brokers.values():
@@ -167,7 +165,7 @@ def test_a_decommission_of_many_partitions_goes_on_with_the_next_zkserver() -> N
 def test_a_large_topic_is_told_some_partitions_in_each_turn() -> None:
     cluster = Cluster()
     with counting() as marks:
-        cluster.ask(lambda i: CreateTopic(i, "t", NAMES, 3, AckMode.LEADER, {}))
+        cluster.ask(lambda i: create(i, "t"))
     assert marks["notices.large_topic"] == COUNT // TOLD_MAX
     for broker in cluster.brokers.values():
         assert len(broker.states) == COUNT

@@ -11,15 +11,10 @@ from pymq.core.message import Message, Seal, Sealed
 from pymq.testing import Cluster
 from pymq.testing.network import Link
 from pymq.testing.process import Process
+from tests.testing.test_takeovers import leader, slow_cluster
 
-SLOW_US = 300_000  # what the coordinator takes for a commit: so long between answer and roll
 ZKSERVER = "zkserver-0"
 Told = list[tuple[str, str, Message]]
-
-
-def leader(mq: Client) -> str | None:
-    """Who leads the partition."""
-    return mq.describe_topic("t").partitions[0].leader
 
 
 def given_up(c: Cluster, mq: Client, old: str) -> Told:
@@ -66,7 +61,7 @@ def bring_late(c: Cluster, told: Told) -> None:
 @pytest.mark.parametrize("is_takeover", [False, True])
 def test_what_was_told_to_the_zkserver_before_does_not_end_the_block(*, is_takeover: bool) -> None:
     """Since then its leader has gone on in it, and records were acknowledged."""
-    with Cluster(brokers=3, zkservers=1, seed=5, coordinator_us=SLOW_US, session_ms=1_500) as c:
+    with slow_cluster(brokers=3) as c:
         mq = c.client()
         mq.create_topic("t", acks="leader", replicas=3)
         with mq.producer(linger_ms=0) as producer:

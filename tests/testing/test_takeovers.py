@@ -11,11 +11,14 @@ from pymq.testing import Cluster
 SLOW_US = 300_000  # what the coordinator takes for a commit: so long between answer and roll
 
 
-def leader(mq: Client) -> str:
+def slow_cluster(brokers: int) -> Cluster:
+    """One of which the coordinator takes its time."""
+    return Cluster(brokers=brokers, zkservers=1, seed=5, coordinator_us=SLOW_US, session_ms=1_500)
+
+
+def leader(mq: Client) -> str | None:
     """Who leads the partition."""
-    name = mq.describe_topic("t").partitions[0].leader
-    assert name is not None
-    return name
+    return mq.describe_topic("t").partitions[0].leader
 
 
 @pytest.mark.parametrize("restarts_after_s", [None, 0.05, 0.25])
@@ -26,12 +29,13 @@ def test_a_replica_that_has_answered_follows_its_leader_no_more(
 
     Nor does it once it was started anew: what it does not know that it said is asked again.
     """
-    with Cluster(brokers=2, zkservers=1, seed=5, coordinator_us=SLOW_US, session_ms=1_500) as c:
+    with slow_cluster(brokers=2) as c:
         mq = c.client()
         mq.create_topic("t", acks="leader", replicas=2)
         with mq.producer(linger_ms=0) as producer:
             producer.send("t", b"first").result()
             old = leader(mq)
+            assert old is not None
             follower = next(name for name in c.brokers if name != old)
             answers: list[float] = []
             watched = c.brokers[follower].on_send.setdefault(Sealed, [])

@@ -216,9 +216,9 @@ Result = (
 
 @value
 class UnderWay:
-    """What was asked for was begun and takes several commits; an Answer follows.
+    """The zkserver has begun to carry out a request that takes several commits; an Answer follows.
 
-    Only who asks again is told, and only while it is being carried out.
+    It is sent to a client that asks again, and only while the request is being carried out.
     """
 
     id: int
@@ -226,7 +226,7 @@ class UnderWay:
 
 @value
 class Answer:
-    """The zkserver's answer to whatever was asked."""
+    """The zkserver's answer to a request."""
 
     id: int
     result: Result = None
