@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import attrs
 
@@ -23,7 +24,7 @@ from pymq.node.image import Draft
 from pymq.node.membership import Members
 from pymq.node.notices import Notices, Stop
 from pymq.node.rolls import Rolls
-from pymq.node.sweep import Sweep
+from pymq.node.sweep import LOOKS_MAX, Sweep
 
 
 class Registry:
@@ -189,17 +190,23 @@ class Registry:
 
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
+        at = planned = 0  # in *names*: after the last slice that is over, and after the next one
 
         def plan(draft: Draft) -> Result | Later:
+            nonlocal planned
             changed.clear()
-            for name in names:
+            planned = at
+            for name in islice(names, at, at + LOOKS_MAX):
                 if draft.is_full:
-                    return Later.MORE  # Those that were changed are not found again.
+                    break
+                planned += 1
                 if restarts.offline(draft, self._members, name):
                     changed.append(name)
-            return None
+            return None if planned == len(names) else Later.MORE
 
         def sliced(now: int) -> None:
+            nonlocal at
+            at = planned
             self._notices.tell_all(changed, now)
 
         self._commits.do(plan, sliced=sliced, is_urgent=True)

@@ -13,6 +13,8 @@ from pymq.core.message import (
     Decommission,
     LeaderAndIsr,
     Message,
+    OfflineReplica,
+    OfflineReplicas,
     Reassign,
     Seal,
     Stopped,
@@ -20,8 +22,10 @@ from pymq.core.message import (
 )
 from pymq.core.ready import Ready
 from pymq.core.types import AckMode, TopicPartition
+from pymq.node import restarts
 from pymq.node.candidates import TURN_MAX
-from pymq.node.image import Image
+from pymq.node.image import Draft, Image
+from pymq.node.membership import Members
 from pymq.node.notices import STATES_MAX, STOPS_MAX, TOLD_MAX
 from tests.node.cluster import SESSION_MS, Cluster
 from tests.node.test_large_topics import COUNT, NAMES, create
@@ -85,7 +89,7 @@ LOOKS = 40  # in a turn, of these tests
 @pytest.fixture
 def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few hundred partitions are very many."""
-    for module in ("sweep", "departures"):
+    for module in ("sweep", "departures", "registry"):
         monkeypatch.setattr(f"pymq.node.{module}.LOOKS_MAX", LOOKS)
     monkeypatch.setattr("pymq.node.candidates.TURN_MAX", TURN_MAX // 4)
 
@@ -136,6 +140,39 @@ def test_a_broker_of_many_partitions_stops_some_in_each_turn(
     assert 0 < most_in_a_turn(cluster, stop, Seal) <= TURN_MAX // 4
     assert not any(cluster.leader(name) == "b1" for name in names)
     assert looks.most <= 8 * LOOKS
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_replicas_on_a_failed_disk_leave_the_in_sync_sets_some_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each slice looked at all of them again."""
+    cluster = large()
+    names = cluster.image.hosting.opened("b1")
+    topic = cluster.image.topics["t"].node.id
+    offline, machine, counts = restarts.offline, cluster.active.machine, [0]
+
+    def counted(draft: Draft, members: Members, name: TopicPartition) -> bool:
+        counts[-1] += 1
+        return offline(draft, members, name)
+
+    def around(verb: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            counts.append(0)
+            verb(*arguments)
+
+        return call
+
+    monkeypatch.setattr(restarts, "offline", counted)
+    monkeypatch.setattr("pymq.node.image.SLICE_OPS", LOOKS)
+    for verb in ("step", "decided", "tick"):
+        monkeypatch.setattr(machine, verb, around(getattr(machine, verb)))
+    failed = tuple(OfflineReplica(*name, topic, False, "it is full") for name in names)
+    cluster.to_active("b1", OfflineReplicas("b1", 1, 1, failed))
+    cluster.pass_ms(2_000)
+    assert max(counts) <= LOOKS
+    assert sum(counts) == len(names)
+    assert not any("b1" in cluster.open(name).in_sync for name in names)
 
 
 def test_a_broker_of_many_partitions_is_decommissioned_some_in_each_turn() -> None:
