@@ -27,7 +27,7 @@ from pymq.node.access.requirements import CLUSTER_ACTION, Needs, Requirement, re
 from pymq.node.access.rules import Kind, Operation, Policy
 from pymq.node.grants import Grants
 
-MEMBERS_MAX = 100_000  # of groups, of which it is known what they consume; some 300 bytes each
+MEMBERS_MAX = 10_000  # a principal, of which it is known what they consume; some 300 bytes each
 
 
 class Guard:
@@ -44,7 +44,8 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
-        self._consumed: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        # By principal, of (group, member): the topic. One principal cannot drive out another's.
+        self._consumed: dict[str, OrderedDict[tuple[str, str], str]] = {}
         self.grants: Grants | None = None  # a node's, once it has been put together
 
     def allows(self, principal: str, need: Requirement) -> bool:
@@ -60,7 +61,8 @@ class Guard:
         needed = requirements(message)
         if isinstance(message, msg.Acquire | msg.Heartbeat):
             # Else it would lease records that it cannot read, and keep its partitions from others.
-            topic = self._consumed.get((principal, message.group, message.member))
+            members = self._consumed.get(principal)
+            topic = members.get((message.group, message.member)) if members else None
             if topic is not None:
                 needed = (*needed, Requirement(Operation.READ, Kind.TOPIC, topic))
         for need in needed:
@@ -68,8 +70,6 @@ class Guard:
                 return self._refuse(principal, source, message, need)
         if not principal:
             return self._refuse(principal, source, message, None)
-        if isinstance(message, msg.Join | msg.Leave):
-            self._note_member(principal, message)
         is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
         if not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
             refusal = self._disown(principal, source, message)
@@ -81,18 +81,23 @@ class Guard:
             answers = self._measure(principal, source, message)
         if answers is None and self._policy.audited:
             self._note_allowed(principal, source, message, needed)
+        if answers is None and isinstance(message, msg.Join | msg.Leave):
+            self._note_member(principal, message)
         if answers is None and isinstance(message, msg.InitProducer):
             return self._give(principal, message)
         return answers
 
     def _note_member(self, principal: str, message: msg.Join | msg.Leave) -> None:
         """Remember what a member of a group consumes, as long as it is one."""
-        key = principal, message.group, message.member
-        self._consumed.pop(key, None)
+        members = self._consumed.setdefault(principal, OrderedDict())
+        key = message.group, message.member
+        members.pop(key, None)
         if isinstance(message, msg.Join):
-            self._consumed[key] = message.topic
-            if len(self._consumed) > MEMBERS_MAX:
-                self._consumed.popitem(last=False)
+            members[key] = message.topic
+            if len(members) > MEMBERS_MAX:
+                members.popitem(last=False)
+        elif not members:
+            del self._consumed[principal]
 
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
         """Give out ids: only the door knows to whom. One without the secret leaves it to others."""

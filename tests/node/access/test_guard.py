@@ -225,12 +225,43 @@ def test_a_member_that_may_not_read_its_topic_any_more_is_no_member_for_long() -
     assert door.ask(acquire) is None, "the coordinator knows no such member"
 
 
-def test_what_members_consume_is_remembered_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def everybody(*resources: str, **more: Any) -> Policy:
+    allow = {"principal": "*", "operations": ["Read"], "resources": list(resources)}
+    return parse_policy({"rule": [allow], **more})
+
+
+def is_refused(door: Door, member: str, principal: str) -> bool:
+    """Whether a member is, once nobody may read its topic any more."""
+    door.guard.replace(everybody("group:g"))
+    answers = door.ask(msg.Heartbeat(2, "g", member, ()), principal)
+    door.guard.replace(everybody("topic:t", "group:g"))
+    return answers is not None
+
+
+def test_a_principal_with_many_members_drives_out_its_own_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever joins under names without end lets others keep what they may not read."""
     monkeypatch.setattr(guard, "MEMBERS_MAX", 10)
-    door = Door(allowing("Read", resources=("topic:t", "group:g")))
+    door = Door(everybody("topic:t", "group:g"))
+    assert door.ask(join(), "other") is None
     for number in range(30):
         assert door.ask(join(f"m{number}")) is None
-    assert len(door.guard._consumed) == 10
+    assert is_refused(door, "m", "other")
+    refused = [is_refused(door, f"m{number}", "p") for number in range(30)]
+    assert refused == [False] * 20 + [True] * 10
+    for number in range(30):
+        assert door.ask(msg.Leave(3, "g", f"m{number}")) is None
+    assert list(door.guard._consumed) == ["other"]
+
+
+def test_a_member_that_a_quota_keeps_out_is_not_remembered() -> None:
+    """It is none: the coordinator has not heard of it."""
+    door = Door(everybody("topic:t", "group:g", quota={"p": {"requests_per_second": 1}}))
+    assert door.ask(join("m0")) is None
+    assert door.ask(join("m1")) is not None
+    assert is_refused(door, "m0", "p")
+    assert not is_refused(door, "m1", "p")
 
 
 def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
