@@ -8,7 +8,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import common, endpoints, limits, parse, secure, serve, web
+from pymq.nodes.service import common, endpoints, limits, parse, secure, serve, web
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pymq
-from pymq.cli.flights import data_folder, read_flights
+from pymq.cli.commands.demo.flights import data_folder, read_flights
 
 
 def main() -> None:

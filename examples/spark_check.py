@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pymq
-from pymq.cli.flights import Flight, data_folder, read_flights
+from pymq.cli.commands.demo.flights import Flight, data_folder, read_flights
 from pymq.cli.show import Show
 
 HOUR_MS = 3_600_000

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:  # Whoever starts this may have none of it: see `go_where_spark_is`.
     import pymq
-    from pymq.cli.flights import Flight
+    from pymq.cli.commands.demo.flights import Flight
     from pymq.cli.show import Show, Step
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def main() -> int:
     go_where_spark_is()
     check_java()
 
-    from pymq.cli.flights import data_folder, read_flights
+    from pymq.cli.commands.demo.flights import data_folder, read_flights
     from pymq.cli.show import Show
 
     flights = sorted(read_flights(data_folder()), key=left_ms)[: args.quick]

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 import pymq
-from pymq.deployed.service import common, parse, secure, serve, web
+from pymq.nodes.service import common, parse, secure, serve, web
 
 
 def main() -> int:

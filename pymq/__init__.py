@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymq import errors
 from pymq.client.client import Client
-from pymq.client.delivery import Deliveries, Delivery
-from pymq.client.producer import Producer
-from pymq.core.config import TopicConfig
-from pymq.core.metadata import (
+from pymq.client.producer.delivery import Deliveries, Delivery
+from pymq.client.producer.producer import Producer
+from pymq.core.batch.record import Record, RecordMetadata
+from pymq.core.metadata.nodes import (
     BlockDescription,
     BrokerDescription,
     ClusterDescription,
@@ -29,22 +29,22 @@ from pymq.core.metadata import (
     PartitionDescription,
     TopicDescription,
 )
-from pymq.core.record import Record, RecordMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode, TopicPartition
-from pymq.embedded import BROKERS_MAX, open_folder, open_memory
+from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio
-    from pymq.client.consumer import Consumer
-    from pymq.client.groups import (
+    from pymq.client.admin.groups import (
         GroupDescription,
         LeaseDescription,
         LeasesDescription,
         MemberDescription,
     )
-    from pymq.client.status import ConsumerStatus
-    from pymq.core.view import BatchView as RecordBatch
-    from pymq.deployed.nodes import Broker, ZkServer
+    from pymq.client.consumer.consumer import Consumer
+    from pymq.client.consumer.status import ConsumerStatus
+    from pymq.core.batch.view import RecordBatch
+    from pymq.nodes.assembly import Broker, ZkServer
 
 __version__ = "0.1.0"
 
@@ -121,7 +121,7 @@ def open(
         if scheme in ("zmq+tcp", "zmq+ipc"):
             if brokers is not None:
                 raise errors.ConfigError(f"the brokers of {url!r} are not in this process")
-            from pymq.deployed.remote import open_cluster  # only now: most need no network
+            from pymq.nodes.remote import open_cluster  # only now: most need no network
 
             return open_cluster(text, curve_dir=curve_dir, principal=principal)
         raise errors.ConfigError(
@@ -133,15 +133,15 @@ def open(
 # What opening a folder and sending a record do without is loaded when it is first asked for
 # (PEP 562); tests/test_import.py says which modules that leaves.
 _LATER = {
-    "Broker": "pymq.deployed.nodes",
-    "Consumer": "pymq.client.consumer",
-    "ConsumerStatus": "pymq.client.status",
-    "GroupDescription": "pymq.client.groups",
-    "LeaseDescription": "pymq.client.groups",
-    "LeasesDescription": "pymq.client.groups",
-    "MemberDescription": "pymq.client.groups",
-    "RecordBatch": "pymq.core.view",
-    "ZkServer": "pymq.deployed.nodes",
+    "Broker": "pymq.nodes.assembly",
+    "Consumer": "pymq.client.consumer.consumer",
+    "ConsumerStatus": "pymq.client.consumer.status",
+    "GroupDescription": "pymq.client.admin.groups",
+    "LeaseDescription": "pymq.client.admin.groups",
+    "LeasesDescription": "pymq.client.admin.groups",
+    "MemberDescription": "pymq.client.admin.groups",
+    "RecordBatch": "pymq.core.batch.view",
+    "ZkServer": "pymq.nodes.assembly",
     "aio": "pymq.aio",
 }
 
@@ -150,9 +150,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'pymq' has no attribute {name!r}")
     module = import_module(_LATER[name])
-    found = (
-        module if name == "aio" else getattr(module, "BatchView" if name == "RecordBatch" else name)
-    )
+    found = module if name == "aio" else getattr(module, name)
     globals()[name] = found  # Who asks again does not come here.
     return found
 

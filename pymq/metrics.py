@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pymq.client.client import Client
-from pymq.core.metrics import BOUNDS, METRICS, Histogram, Metrics
+from pymq.core.observe.metrics import BOUNDS, METRICS, Histogram, Metrics
 from pymq.errors import MissingExtra
 
 if TYPE_CHECKING:

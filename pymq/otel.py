@@ -29,11 +29,11 @@ from time import time_ns
 from typing import Any
 
 from pymq.client.client import Client
-from pymq.client.consumer import Consumer
-from pymq.client.delivery import Deliveries, Delivery, batch_of
-from pymq.client.producer import Producer
-from pymq.core.columns import Headers
-from pymq.core.record import Record
+from pymq.client.consumer.consumer import Consumer
+from pymq.client.producer.delivery import Deliveries, Delivery, batch_of
+from pymq.client.producer.producer import Producer
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.record import Record
 from pymq.errors import MissingExtra, PymqError
 
 try:

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,18 +33,18 @@ LAYERS = (
     ("cli", "spark"),
     ("testing",),
     ("root",),
-    ("node", "client"),
-    ("replication", "transport", "coord", "store"),
+    ("monitoring",),
+    ("broker", "controller", "client", "runtime"),
+    ("access", "replication", "transport", "coord", "store"),
     ("core", "hash"),
     ("errors", "descriptors"),
 )
-# The front doors join node and client into one object for the user, so they stand above both.
+# The front doors join machines and client into one object for the user, so they stand above both.
 MODULES = {
     "__init__": "root",
-    "embedded": "root",
     "aio": "root",
-    "deployed": "root",
     "metrics": "root",
+    "nodes": "root",
     "otel": "root",
     "web": "root",
     "__main__": "cli",
@@ -65,7 +66,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 
 # One place each: a package is needed only by those who use it, and replacing it is a local matter.
 OWNERS = {
-    "cbor2": "core/codec.py",
+    "cbor2": "core/cbor.py",
     "kazoo": "coord/",
     "opentelemetry": "otel.py",
     "prometheus_client": "metrics.py",
@@ -229,8 +230,67 @@ def is_set(node: ast.expr) -> bool:
             return False
 
 
+def packages(package: Path) -> dict[str, set[str]]:
+    """Which folder of modules imports which, when it is loaded; a front stands for its folder."""
+    homes: dict[str, str] = {}
+    for path in package.rglob("*.py"):
+        parts = ("pymq", *path.relative_to(package).with_suffix("").parts)
+        homes[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ".".join(parts[:-1])
+    found: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        home = ("pymq", *path.relative_to(package).parts[:-1])
+        imports = Imports(home)
+        imports.visit(ast.parse(path.read_text(encoding="utf-8")))
+        for each in imports.found:
+            other = homes.get(f"{each.module}.{each.name}") or homes.get(each.module)
+            if each.at_top and other is not None:
+                found.setdefault(".".join(home), set()).add(other)
+    return found
+
+
+def circles(package: Path) -> Iterator[str]:
+    """Find folders that import each other, over any number of others.
+
+    A folder and one inside of it are one house: what they owe each other is left to their modules.
+    """
+    edges = {
+        one: {b for b in others if not f"{b}.".startswith(f"{one}.") | one.startswith(f"{b}.")}
+        for one, others in packages(package).items()
+    }
+    for start in sorted(edges):
+        reached, todo = set[str](), [start]
+        while todo:
+            for other in edges.get(todo.pop(), set()) - reached:
+                reached.add(other)
+                todo.append(other)
+        if start in reached:
+            yield start
+
+
 def test_the_package_keeps_its_layers() -> None:
     assert list(complaints(ROOT / "pymq")) == []
+
+
+def test_no_folders_import_each_other() -> None:
+    assert list(circles(ROOT / "pymq")) == []
+
+
+def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:
+    plant(tmp_path / "core/a/x.py", "from pymq.core.b import y")
+    plant(tmp_path / "core/b/y.py", "from pymq.core.c.z import what")
+    plant(tmp_path / "core/c/z.py", "import pymq.core.a.x\nimport pymq.core.b.y")
+    plant(tmp_path / "core/top.py", "from pymq.core.a import x")
+    assert list(circles(tmp_path)) == ["pymq.core.a", "pymq.core.b", "pymq.core.c"]
+
+
+def test_no_folder_has_more_than_a_dozen_modules() -> None:
+    """A room that is found by its path: more in a folder are searched, not found."""
+    count = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / "pymq").rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert {folder: n for folder, n in count.items() if n > 12} == {}
 
 
 @pytest.mark.parametrize(
@@ -276,9 +336,9 @@ def test_the_package_keeps_its_layers() -> None:
             "a = tuple(frozenset(y))",
             "core is pure and may not put a set in order by chance",
         ),
-        ("core/x.py", "import cbor2", "cbor2 may be imported in pymq/core/codec.py only"),
-        ("store/x.py", "import cbor2", "cbor2 may be imported in pymq/core/codec.py only"),
-        ("node/x.py", "import zmq.auth", "zmq may be imported in pymq/transport/ only"),
+        ("core/x.py", "import cbor2", "cbor2 may be imported in pymq/core/cbor.py only"),
+        ("store/x.py", "import cbor2", "cbor2 may be imported in pymq/core/cbor.py only"),
+        ("broker/x.py", "import zmq.auth", "zmq may be imported in pymq/transport/ only"),
         (
             "cli/x.py",
             "from kazoo.client import KazooClient",
@@ -293,8 +353,8 @@ def test_the_package_keeps_its_layers() -> None:
         ),
         (
             "core/x.py",
-            "import pymq.node.loop",
-            "core may not import node: layers look downwards only",
+            "import pymq.runtime.loop",
+            "core may not import runtime: layers look downwards only",
         ),
         (
             "errors.py",
@@ -307,14 +367,18 @@ def test_the_package_keeps_its_layers() -> None:
             "store may not import client: layers look downwards",
         ),
         (
-            "node/x.py",
+            "broker/x.py",
             "from pymq import open",
-            "node may not import root: layers look downwards only",
+            "broker may not import root: layers look downwards only",
         ),
-        ("node/x.py", "import pymq", "node may not import root: layers look downwards only"),
-        ("client/aio.py", "from pymq.embedded import x", "client may not import root: layers look"),
+        ("broker/x.py", "import pymq", "broker may not import root: layers look downwards only"),
         (
-            "embedded.py",
+            "client/aio.py",
+            "from pymq.nodes.embedded import x",
+            "client may not import root: layers look",
+        ),
+        (
+            "nodes/embedded.py",
             "from pymq.testing import World",
             "root may not import testing: layers look",
         ),
@@ -337,17 +401,17 @@ def test_the_package_keeps_its_layers() -> None:
             "transport may not import coord: neighbours do not",
         ),
         (
-            "node/x.py",
+            "broker/x.py",
             "from pymq.client.router import x",
-            "node may not import client: neighbours do",
+            "broker may not import client: neighbours",
         ),
         ("spark/x.py", "from pymq.cli import x", "spark may not import cli: neighbours do not see"),
         ("utils.py", "", "pymq/utils.py belongs to no layer"),
         ("misc/x.py", "", "pymq/misc/x.py belongs to no layer"),
         (
-            "node/x.py",
+            "broker/x.py",
             "from pymq.utils import x",
-            "node imports pymq.utils, which belongs to no layer",
+            "broker imports pymq.utils, which belongs to no layer",
         ),
     ],
 )
@@ -361,20 +425,22 @@ def test_a_planted_violation_is_found(
 
 def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     plant(
-        tmp_path / "__init__.py", "from pymq.node import x\nfrom .client import y\nimport pymq.aio"
+        tmp_path / "__init__.py",
+        "from pymq.broker import x\nfrom .client import y\nimport pymq.aio",
     )
     plant(
-        tmp_path / "aio.py", "import asyncio\nfrom pymq.embedded import x\nfrom pymq import errors"
+        tmp_path / "aio.py",
+        "import asyncio\nfrom pymq.nodes.embedded import x\nfrom pymq import errors",
     )
     plant(tmp_path / "aio/x.py", "import pymq\nfrom pymq.aio.y import x\nfrom ..client import x")
-    plant(tmp_path / "core/codec.py", "import cbor2\nfrom io import BytesIO\nfrom .values import x")
+    plant(tmp_path / "core/cbor.py", "import cbor2\nfrom io import BytesIO\nfrom .values import x")
     plant(tmp_path / "core/x.py", "def f():\n import lz4.frame, pyarrow\n for x in sorted({1}): x")
     plant(tmp_path / "core/y.py", "if TYPE_CHECKING:\n import pyarrow\nimport collections.abc")
     plant(tmp_path / "core/z.py", "import sys\nx = sys.byteorder\ndef __hash__(y): return hash(y)")
     plant(tmp_path / "coord/x.py", "import sqlite3, kazoo, os\nfrom ..core import types")
-    plant(tmp_path / "node/x.py", "for x in {1, 2}: print(x, hash(x))")
+    plant(tmp_path / "broker/x.py", "for x in {1, 2}: print(x, hash(x))")
     plant(tmp_path / "transport/x.py", "import zmq\nfrom pymq.core.message import Append")
-    plant(tmp_path / "testing/x.py", "import pymq\nfrom pymq.node import x")
+    plant(tmp_path / "testing/x.py", "import pymq\nfrom pymq.broker import x")
     plant(tmp_path / "spark/x.py", "import pyspark, pyarrow, pymq")
     plant(tmp_path / "__main__.py", "from pymq.cli import main")
     assert list(complaints(tmp_path)) == []

@@ -43,7 +43,7 @@ def test_a_store_opens_files_when_all_other_descriptors_are_taken() -> None:
         import errno, os, resource, tempfile, threading
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         from pymq import descriptors
-        from pymq.store.files import OsFiles
+        from pymq.store.file.os_files import OsFiles
         files, folder = OsFiles(), tempfile.mkdtemp()
         assert descriptors.keep_back().kept == 25
         taken = []
@@ -78,7 +78,7 @@ def test_a_store_opens_files_when_all_other_descriptors_are_taken() -> None:
 def test_what_is_wrong_otherwise_is_told() -> None:
     said = run("""
         from pymq import descriptors
-        from pymq.store.files import OsFiles
+        from pymq.store.file.os_files import OsFiles
         descriptors.keep_back()
         try:
             OsFiles().open("/nowhere/at/all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from pymq import errors
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MODULES = "pymq pymq.aio pymq.metrics pymq.otel pymq.spark pymq.testing pymq.web".split()
+KINDS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SECONDS = 300  # for a build, on a busy machine
 
 
@@ -39,6 +41,21 @@ def test_everything_public_is_in_the_reference(module: str) -> None:
     kinds = r"(?:auto(?!module)\w+|data)"
     told = set(re.findall(rf"^\.\. {kinds}:: {module}\.(\w+)$", pages, re.MULTILINE))
     assert told == set(import_module(module).__all__) - {"aio", "errors"}
+
+
+def test_the_architecture_names_functions_that_are_there() -> None:
+    """``[`Class.method`](../pymq/file.py)``: each step of a record's life leads to its function."""
+    page = (DOCS / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./(pymq/[\w/]+\.py)\)", page)
+    assert len(links) >= 30
+    for name, file in links:
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        found = {node.name: node for node in tree.body if isinstance(node, KINDS)}
+        first, _, method = name.partition(".")
+        assert first in found, f"{file} has no {first}"
+        if method:
+            inside = {node.name for node in found[first].body if isinstance(node, KINDS)}
+            assert method in inside, f"{file} has no {name}"
 
 
 def test_tables_are_read_from_the_code() -> None:

@@ -18,11 +18,13 @@ import pymq
 NOT_BY_ANY_RECORD = set(
     """asyncio concurrent.futures email hashlib http logging pathlib shutil socket subprocess
     tempfile urllib.parse
-    pymq.aio pymq.cli pymq.deployed pymq.testing pymq.transport pymq.web
-    pymq.client.consumer pymq.client.consuming pymq.client.groups pymq.client.reader
-    pymq.client.settling pymq.client.status pymq.client.worker
-    pymq.coord.address pymq.coord.zookeeper pymq.core.view pymq.hash.assign pymq.hash.ring
-    pymq.replication.raft pymq.store.compact pymq.store.memory pymq.store.verify""".split()
+    pymq.aio pymq.cli pymq.nodes.assembly pymq.nodes.remote pymq.nodes.service pymq.testing
+    pymq.transport pymq.web pymq.client.consumer.consumer pymq.client.consumer.options
+    pymq.client.admin.groups pymq.client.consumer.reader pymq.client.group.acknowledgements
+    pymq.client.consumer.status pymq.client.group.group_member pymq.coord.address
+    pymq.coord.zookeeper.coordinator pymq.core.batch.view pymq.hash.assign pymq.hash.ring
+    pymq.replication.raft.raft pymq.store.block.compaction pymq.store.memory
+    pymq.store.verification.verify""".split()
 )
 
 SCRIPT = """
@@ -50,7 +52,12 @@ def test_what_is_not_needed_is_not_loaded(tmp_path: Path) -> None:
         timeout=120,
     )
     first, second = (set(names) for names in json.loads(run.stdout))
-    assert {"pymq", "pymq.embedded", "pymq.store.file", "pymq.node.broker"} <= first
+    assert {
+        "pymq",
+        "pymq.nodes.embedded",
+        "pymq.store.file.file_store",
+        "pymq.broker.broker",
+    } <= first
     assert (first | second) & NOT_BY_ANY_RECORD == set()
     # Neither who opens a folder nor who sends the first record waits for anything but SQLite.
     assert {name for name in second if name.startswith("pymq.")} == {"pymq.coord.sqlite"}
@@ -64,8 +71,8 @@ def test_all_names_are_there_before_they_are_loaded() -> None:
     )
     names, found = run.stdout.splitlines()
     assert set(pymq.__all__) <= set(names.split())
-    assert "pymq.core.view.BatchView" in found
-    assert "pymq.client.consumer.Consumer" in found
+    assert "pymq.core.batch.view.RecordBatch" in found
+    assert "pymq.client.consumer.consumer.Consumer" in found
 
 
 def test_what_is_loaded_later_is_the_same_for_everybody() -> None:

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pymq
 import pymq.metrics
-from pymq.core.journal import EVENTS
-from pymq.core.metrics import METRICS
+from pymq.core.observe.events import EVENTS
+from pymq.core.observe.metrics import METRICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "monitoring.md"
 DASHBOARD = PAGE.parent / "grafana.json"

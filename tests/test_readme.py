@@ -19,9 +19,11 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 import pymq
 from pymq import errors
 from pymq.coord import paths, sqlite
-from pymq.core import columns, compression, header, index, metadata
-from pymq.core.config import FSYNC, TopicConfig
-from pymq.store import blockfile, compact, folder
+from pymq.core.batch import columns, compression, header, offset_index
+from pymq.core.metadata import nodes
+from pymq.core.metadata.topic_config import FSYNC, TopicConfig
+from pymq.store.block import block_file, compaction
+from pymq.store.file import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -130,13 +132,13 @@ def test_numbers_of_the_format() -> None:
     page = text("docs/format.md")
     for name, value in {
         "magic of a batch": header.MAGIC,
-        "magic of a block file": blockfile.BLOCK_MAGIC,
-        "magic of a checkpoint and an index": blockfile.KNOWN_MAGIC,
-        "magic of the positions": index._MAGIC,
+        "magic of a block file": block_file.BLOCK_MAGIC,
+        "magic of a checkpoint and an index": block_file.KNOWN_MAGIC,
+        "magic of the positions": offset_index._MAGIC,
     }.items():
         assert f"| {name} | `{value.decode()}` |" in page
-    assert f'"{blockfile._FRAME.format}"' in page
-    assert f'"{index._HEAD.format}"' in page
+    assert f'"{block_file._FRAME.format}"' in page
+    assert f'"{offset_index._HEAD.format}"' in page
     assert folder.FORMAT.decode() in page
     assert {int(bit): name for bit, name, *_ in rows("docs/format.md", "### Body")} == {
         columns.VALUES: "values",
@@ -148,7 +150,7 @@ def test_numbers_of_the_format() -> None:
     assert (compression.NONE, compression.LZ4, compression.ZSTD) == (0, 1, 2)
     assert (header.CONTROL, header.COMPACTED) == (8, 16)
     assert f"{header.BATCH_BYTES_MAX >> 20} MiB" in page
-    assert f'("{compact.TOMBSTONE[0]}", b"")' in page
+    assert f'("{compaction.TOMBSTONE[0]}", b"")' in page
     for statement in sqlite._SCHEMA[:2]:
         assert re.sub(r"\s+", " ", statement) in re.sub(r"\s+", " ", page)
 
@@ -157,8 +159,8 @@ def test_every_node_and_its_fields_are_told() -> None:
     """In the order in which they are written."""
     told = {row[1].strip("`"): words(row[2]) for row in rows("docs/format.md", "### Nodes")}
     for name, fields in told.items():
-        assert fields == [field.name for field in attrs.fields(getattr(metadata, name))], name
-    written = {cls.__name__ for cls in metadata.Node.__args__} - {"BrokerState"}
+        assert fields == [field.name for field in attrs.fields(getattr(nodes, name))], name
+    written = {cls.__name__ for cls in nodes.Node.__args__} - {"BrokerState"}
     assert told.keys() == written
 
 

@@ -43,11 +43,11 @@ def _client(job: Job) -> Measures:
 
 
 def _layers(job: Job) -> Measures:
+    from pymq.core.batch.batch_sequence import split
+    from pymq.core.batch.record import EncodedBatch
     from pymq.core.ready import Append, CreateBlock
-    from pymq.core.record import RecordBatch
-    from pymq.core.runs import split
     from pymq.core.types import BlockId
-    from pymq.store.file import FileStore
+    from pymq.store.file.file_store import FileStore
 
     count = max(4 * BATCH, job.count(COUNT))
     values = random_values(count, SIZE)
@@ -58,7 +58,7 @@ def _layers(job: Job) -> Measures:
     for number in range(2):  # the second time counts
         block = BlockId("0" * 32, 0, number)
         with Stopwatch() as watch:
-            batches = [RecordBatch.encode(group, timestamp_ms=1) for group in groups]
+            batches = [EncodedBatch.encode(group, timestamp_ms=1) for group in groups]
         found["encode"] = watch.each_ns(count)
         with Stopwatch() as watch:
             stamped = [batch.stamp(i * BATCH, 1, 0) for i, batch in enumerate(batches)]

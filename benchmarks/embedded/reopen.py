@@ -45,7 +45,7 @@ def _fill_killed(job: Job) -> None:
 
 def _reopen(job: Job) -> Measures:
     import pymq
-    import pymq.embedded
+    import pymq.nodes.embedded
 
     with Stopwatch() as watch:
         mq = pymq.open(job.folder / "pymq")
@@ -64,7 +64,7 @@ def _reopen(job: Job) -> Measures:
 
 
 def _verify(job: Job) -> Measures:
-    from pymq.store.verify import verify
+    from pymq.store.verification.verify import verify
 
     size = sum(path.stat().st_size for path in Path(job.folder).rglob("*.block"))
     with Stopwatch() as watch:

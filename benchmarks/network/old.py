@@ -43,7 +43,7 @@ def write(url: str) -> Generator[None, None, int]:
 def read(url: str, count: int, is_spread: bool) -> Generator[None, None, int]:
     """Read the first *count* records, from the leader alone or from whoever is best."""
     import pymq
-    from pymq.client import reader
+    from pymq.client.consumer import reader
 
     if not is_spread:
         setattr(reader, "BEHIND_BYTES", NEVER)  # noqa: B010 # so nothing is far from the end

@@ -45,7 +45,7 @@ def make_keys(folder: Path) -> Path:
 
     The quota is never reached, but counted.
     """
-    from pymq.transport.curvefiles import Public, make_pair, write_pair
+    from pymq.transport.curve.key_files import Public, make_pair, write_pair
 
     keys = folder / "keys"
     for name in ("zkserver", "broker-0", "bench"):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from benchmarks.model import At, Goal, Job, Measures, Part, Side, Unit, resident_bytes
 
 if TYPE_CHECKING:
+    from pymq.broker.broker import BrokerMachine
     from pymq.core.message import Message
-    from pymq.core.metadata import PartitionState
+    from pymq.core.metadata.nodes import PartitionState
     from pymq.core.types import AckMode
-    from pymq.node.broker import Broker
 
 MANY = 10_000
 SOME = 500
@@ -31,9 +31,9 @@ class Cluster:
     def __init__(self) -> None:
         import random
 
+        from pymq.broker.broker import BrokerMachine
+        from pymq.broker.registration import BrokerConfig
         from pymq.hash.assign import assignor
-        from pymq.node.broker import Broker
-        from pymq.node.registration import BrokerConfig
         from pymq.replication.factory import replicator
         from pymq.store.memory import MemoryStore
 
@@ -41,7 +41,7 @@ class Cluster:
         self.messages = 0
         self.stores = {name: MemoryStore() for name in BROKERS}
         self.brokers = {
-            name: Broker(
+            name: BrokerMachine(
                 BrokerConfig(name, ("zk",)), replicator, assignor, random.Random(name), (), (), 0
             )
             for name in BROKERS
@@ -70,7 +70,7 @@ class Cluster:
             for name, broker in self.brokers.items():
                 is_busy |= self._act(name, broker)
 
-    def _act(self, name: str, broker: Broker) -> bool:
+    def _act(self, name: str, broker: BrokerMachine) -> bool:
         from pymq.core.ready import Recover
 
         ready = broker.ready(self.now)
@@ -91,8 +91,8 @@ class Cluster:
 
 
 def _state(index: int, acks: AckMode) -> PartitionState:
-    from pymq.core.config import TopicConfig
-    from pymq.core.metadata import BlockNode, PartitionState
+    from pymq.core.metadata.nodes import BlockNode, PartitionState
+    from pymq.core.metadata.topic_config import TopicConfig
 
     turn = index % len(BROKERS)
     replicas = BROKERS[turn:] + BROKERS[:turn]
@@ -102,8 +102,8 @@ def _state(index: int, acks: AckMode) -> PartitionState:
 
 
 def _idle(job: Job, usual: int, mode: int) -> Measures:
+    from pymq.core.batch.record import EncodedBatch
     from pymq.core.message import LeaderAndIsr, Produce
-    from pymq.core.record import RecordBatch
     from pymq.core.types import AckMode
 
     count = min(usual, job.pick(tiny=50, default=MANY))
@@ -113,7 +113,7 @@ def _idle(job: Job, usual: int, mode: int) -> Measures:
     before = resident_bytes()
     for name in BROKERS:
         cluster.step("zk", name, LeaderAndIsr(1, "zk", 1, states, full=True))
-    batch = RecordBatch.encode([b"x"], timestamp_ms=0)
+    batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
     for index in range(count):  # each has a record: what has none costs less still
         leader = BROKERS[index % len(BROKERS)]
         cluster.step("p", leader, Produce(index, "t", str(index), acks, batch))

@@ -12,15 +12,15 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from pymq.client.base import Loop, Waitable
 from pymq.client.client import Client
-from pymq.client.consumer import Consumer
-from pymq.client.producer import Producer
+from pymq.client.consumer.consumer import Consumer
+from pymq.client.producer.producer import Producer
 from pymq.errors import PymqError
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Handle(ABC):
+class AsyncHandle(ABC):
     """Something with a resource: ``async with`` closes it."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Handle(ABC):
             error.add_note(f"and on closing it: {second}")
 
 
-H = TypeVar("H", bound=Handle)
+H = TypeVar("H", bound=AsyncHandle)
 
 
 class Opening(Generic[H]):

@@ -12,19 +12,19 @@ from types import TracebackType
 from typing import Any
 
 import pymq
-from pymq.aio.bridge import Bridge, Handle, Opening, called, close_late, in_thread
+from pymq.aio.bridge import AsyncHandle, Bridge, Opening, called, close_late, in_thread
 from pymq.aio.consumer import AsyncConsumer
 from pymq.aio.producer import AsyncProducer
+from pymq.client.admin.groups import GroupDescription, LeasesDescription
 from pymq.client.base import Loop
 from pymq.client.client import Client
-from pymq.client.consumer import Consumer
-from pymq.client.consuming import CalledElsewhere
-from pymq.client.groups import GroupDescription, LeasesDescription
-from pymq.client.producer import Producer
-from pymq.core.metadata import BrokerDescription, ClusterDescription, Loss, TopicDescription
-from pymq.core.metrics import Metrics
-from pymq.core.producers import REMEMBERED
-from pymq.core.record import Record
+from pymq.client.consumer.consumer import Consumer
+from pymq.client.consumer.options import CalledElsewhere
+from pymq.client.producer.producer import Producer
+from pymq.core.batch.record import Record
+from pymq.core.block.idempotence import REMEMBERED
+from pymq.core.metadata.nodes import BrokerDescription, ClusterDescription, Loss, TopicDescription
+from pymq.core.observe.metrics import Metrics
 from pymq.core.types import AckMode
 
 
@@ -56,7 +56,7 @@ def _nothing(loop: Loop) -> None:
     """An errand for those who only want the loop to turn."""
 
 
-class AsyncClient(Handle):
+class AsyncClient(AsyncHandle):
     """What :func:`pymq.aio.open` returns: :class:`pymq.Client`, for one event loop."""
 
     def __init__(self, client: Client) -> None:

@@ -9,17 +9,17 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pymq.aio.bridge import Bridge, Handle, called
+from pymq.aio.bridge import AsyncHandle, Bridge, called
 from pymq.client.base import Loop, Waitable, check_timeout
-from pymq.client.consumer import CHUNK, STUCK_S, Consumer
-from pymq.client.ending import Ending
+from pymq.client.consumer.consumer import CHUNK, STUCK_S, Consumer
+from pymq.client.consumer.push import give_back
+from pymq.client.consumer.status import ConsumerStatus
+from pymq.client.consumer.until_end import UntilEnd
+from pymq.client.fetching.offset_spans import Records
+from pymq.client.group.acknowledgements import Settling
 from pymq.client.options import REQUEST_S
-from pymq.client.pump import give_back
-from pymq.client.settling import Settling
-from pymq.client.spans import Records
-from pymq.client.status import ConsumerStatus
-from pymq.core.record import Record
-from pymq.core.view import BatchView
+from pymq.core.batch.record import Record
+from pymq.core.batch.view import RecordBatch
 from pymq.errors import Closed, PymqError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNTIL_END_S = 0.05  # how often ``until_end`` looks whether others of the group have finished
 
 
-class AsyncConsumer(Handle):
+class AsyncConsumer(AsyncHandle):
     """Gets records; made by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
     One task at a time may poll it. A poll that is cancelled has taken nothing.
@@ -73,7 +73,7 @@ class AsyncConsumer(Handle):
 
     async def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
-    ) -> list[BatchView]:
+    ) -> list[RecordBatch]:
         """Return record batches with their columns; the way to read in bulk."""
         check_timeout(timeout)
         consumer = self._consumer
@@ -172,7 +172,7 @@ class AsyncConsumer(Handle):
     async def until_end(self) -> AsyncIterator[Record]:
         """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
-        ending = Ending(consumer, await self._bridge.call(consumer._last_offsets))
+        ending = UntilEnd(consumer, await self._bridge.call(consumer._last_offsets))
         try:
             while not await self._is_reached(ending):
                 if consumer._unread.records:
@@ -188,7 +188,7 @@ class AsyncConsumer(Handle):
         finally:
             consumer._unread.bring_back()
 
-    async def _is_reached(self, ending: Ending) -> bool:
+    async def _is_reached(self, ending: UntilEnd) -> bool:
         consumer = self._consumer
         if consumer._reader is not None or consumer._unread.records or self._intake.chunks:
             return ending.is_reached()  # This asks nobody.

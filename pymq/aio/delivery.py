@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, wait_for
 from pymq.client.base import Loop, Waitable, check_timeout
-from pymq.client.delivery import Deliveries, Delivery, batch_of
-from pymq.core.record import RecordMetadata
+from pymq.client.producer.delivery import Deliveries, Delivery, batch_of
+from pymq.core.batch.record import RecordMetadata
 from pymq.errors import ConfigError, DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pymq.aio.bridge import Bridge, Handle, resolve
+from pymq.aio.bridge import AsyncHandle, Bridge, resolve
 from pymq.aio.delivery import AsyncDeliveries, AsyncDelivery
 from pymq.client.base import Loop, check_timeout
-from pymq.client.delivery import Batch, Deliveries, Delivery, batch_of
-from pymq.client.producer import HeaderPairs, Producer, Topic, _bytes, _headers
-from pymq.client.sender import Queue
+from pymq.client.producer.delivery import Batch, Deliveries, Delivery, batch_of
+from pymq.client.producer.producer import HeaderPairs, Producer, ProducerTopic, _bytes, _headers
+from pymq.client.producer.sender import PartitionQueue
 from pymq.errors import BufferFull, Closed, DeliveryFailed, DeliveryTimeout
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class Feed(Producer):
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer._client, producer._sender, producer._config)
         self._topics = producer._topics
-        self._filled: set[Queue] = set()  # to be sealed by the errand under way
+        self._filled: set[PartitionQueue] = set()  # to be sealed by the errand under way
 
     def _wait_for_space(self) -> None:
         """The asynchronous ``send`` has looked for room before."""
 
-    def _fill(self, topic: Topic, queue: Queue) -> None:
+    def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
         """The batch is full: have it sent."""
         if queue is topic.sticky:
             topic.rotate()
@@ -46,7 +46,7 @@ class Feed(Producer):
         loop.touch(self._sender.name)
 
 
-class AsyncProducer(Handle):
+class AsyncProducer(AsyncHandle):
     """Sends records; made by :meth:`AsyncClient.producer`. See :class:`pymq.Producer`."""
 
     def __init__(self, client: AsyncClient, bridge: Bridge, producer: Producer) -> None:
@@ -308,7 +308,7 @@ def _answer(
             asyncio.get_running_loop().call_soon(waiter)
 
 
-def _has(topic: Topic, partition: str | int) -> bool:
+def _has(topic: ProducerTopic, partition: str | int) -> bool:
     if isinstance(partition, int) and not isinstance(partition, bool):
         return 0 <= partition < len(topic.queues)
     return partition in topic.by_name

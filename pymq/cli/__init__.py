@@ -3,7 +3,7 @@
 A subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds its own; and
 ``run(args, show)``, which does it and returns the exit code. What it does not catch is told in one
 line by :func:`main`, with what to do next below it. A command with commands of its own adds each
-with :func:`pymq.cli.words.word`.
+with :func:`pymq.cli.subcommands.word`.
 
 Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was interrupted.
 """
@@ -19,9 +19,9 @@ from typing import Protocol, cast
 
 import pymq
 from pymq.cli.hints import hints
-from pymq.cli.misuse import Misused, Parser, is_for_programs
 from pymq.cli.show import FAILED, INTERRUPTED, OK, USAGE, Show
-from pymq.cli.words import common
+from pymq.cli.subcommands import common
+from pymq.cli.usage_errors import Parser, UsageError, is_for_programs
 from pymq.errors import ConfigError, InvalidName, PymqError
 
 COMMANDS = (
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
     except SystemExit:  # argparse has shown the help, or the version
         return OK
-    except Misused as error:
+    except UsageError as error:
         _tell(error, Show(is_json=is_for_programs(argv)))
         return USAGE
     show = Show(is_json=args.json)
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"pymq {pymq.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        command = cast(Command, import_module(f"pymq.cli.{name}"))
+        command = cast(Command, import_module(f"pymq.cli.commands.{name}"))
         sub = commands.add_parser(
             name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pymq
-from pymq.core.metadata import TopicDescription
-from pymq.embedded import METADATA
+from pymq.core.metadata.nodes import TopicDescription
 from pymq.errors import ConfigError, PymqError, StoreError, UnknownGroup, UnknownTopic
+from pymq.nodes.embedded import METADATA
 
 URL = "PYMQ_URL"
 

@@ -85,7 +85,7 @@ def _call(callback: Callable[[], None]) -> None:
 
 
 class Machine(Protocol):
-    """What a loop drives; see :class:`pymq.node.loop.Machine`."""
+    """What a loop drives; see :class:`pymq.runtime.loop.Machine`."""
 
     @property
     def deadline(self) -> int: ...
@@ -114,7 +114,7 @@ class Loop(Protocol):
 
 
 class Driver(Protocol):
-    """Who turns the loop; see :class:`pymq.node.driver.Driver`."""
+    """Who turns the loop; see :class:`pymq.runtime.driver.Driver`."""
 
     @property
     def loop(self) -> Loop: ...

@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pymq.client.admin import Admin
+from pymq.client.admin.admin import Admin
+from pymq.client.admin.requests import Requests
 from pymq.client.base import Driver
-from pymq.client.identities import Identities
+from pymq.client.counters import Counters
 from pymq.client.options import (
     REQUEST_S,
     check_callback,
@@ -17,15 +18,14 @@ from pymq.client.options import (
     parse_offset,
     sender_config,
 )
-from pymq.client.producer import Producer
-from pymq.client.questions import Questions
+from pymq.client.producer.producer import Producer
+from pymq.client.producer.sender import Sender
+from pymq.client.producer_ids import ProducerIdentities
 from pymq.client.router import Router
-from pymq.client.sender import Sender
-from pymq.client.tally import Tally
 from pymq.core import message as msg
-from pymq.core.header import EPOCH_HALF
-from pymq.core.metrics import Metrics
-from pymq.core.producers import REMEMBERED
+from pymq.core.batch.header import EPOCH_HALF
+from pymq.core.block.idempotence import REMEMBERED
+from pymq.core.observe.metrics import Metrics
 from pymq.core.types import AckMode, check_name
 from pymq.errors import (
     Closed,
@@ -33,9 +33,9 @@ from pymq.errors import (
 )
 
 if TYPE_CHECKING:
-    from pymq.client.consumer import Consumer
-    from pymq.client.intake import Intake
-    from pymq.core.record import Record
+    from pymq.client.consumer.consumer import Consumer
+    from pymq.client.fetching.consumer_machine import ConsumerMachine
+    from pymq.core.batch.record import Record
 
 __all__ = ["Client"]
 
@@ -62,16 +62,16 @@ class Client(Admin):
         self._on_close = on_close
         self._random_bytes = random_bytes
         router = Router(name, controllers, lambda: driver.loop.touch(name), trouble)
-        questions = Questions(name, router, driver)
-        questions.identities = Identities(questions.ask, random_bytes, has_keys=has_keys)
+        questions = Requests(name, router, driver)
+        questions.identities = ProducerIdentities(questions.ask, random_bytes, has_keys=has_keys)
         super().__init__(questions, router, wall_ms)
         self._producers: dict[Producer, None] = {}
         # A consumer that nobody holds any more is given up, so it must not be held here.
         self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
-        self._intakes: dict[str, Intake] = {}
+        self._intakes: dict[str, ConsumerMachine] = {}
         self._made = 0
         self._is_closed = False
-        self.tally = Tally()
+        self.tally = Counters()
         self.sources: list[Callable[[], Metrics]] = []  # of metrics, of nodes in this process
         with driver as loop:
             loop.add(name, self._router)
@@ -218,8 +218,9 @@ class Client(Admin):
             UnknownTopic, UnknownPartition, InvalidName, ConfigError: as they say.
         """
         # Only now: many only produce, and what is behind a consumer takes 10 ms to load.
-        from pymq.client.consumer import Consumer
-        from pymq.client.consuming import (
+        from pymq.client.consumer.consumer import Consumer
+        from pymq.client.consumer.dead_letters import DeadLetters
+        from pymq.client.consumer.options import (
             CalledElsewhere,
             check_consumer,
             check_rack,
@@ -227,9 +228,8 @@ class Client(Admin):
             dead_letter_topic,
             worker_config,
         )
-        from pymq.client.reader import Reader
-        from pymq.client.undertaker import Undertaker
-        from pymq.client.worker import Worker
+        from pymq.client.consumer.reader import Reader
+        from pymq.client.group.group_member import GroupConsumer
 
         check_consumer(group, mode, partition, delivery, on_record, credit, offset, unknown)
         check_rack(rack)
@@ -267,7 +267,7 @@ class Client(Admin):
         metadata = self.questions.topic_metadata(topic)
         letters = dead_letter_topic(topic, dead_letter, mode, max_deliver)
         name = self._next("c")
-        intake: Intake
+        intake: ConsumerMachine
         if mode == "psb":
             names = [p.partition for p in metadata.partitions]
             if partition is not None:
@@ -284,14 +284,16 @@ class Client(Admin):
                 now=self.driver.loop.clock(),
             )
         else:
-            intake = Worker(name, topic, self._router, self.driver, worker, self._new_member, rack)
+            intake = GroupConsumer(
+                name, topic, self._router, self.driver, worker, self._new_member, rack
+            )
         subscription = intake.group or name
         self.questions.ask(lambda r: msg.Subscribe(r, subscription, topic, mode, intake.group))
         consumer = Consumer(
             self,
             intake,
             auto_ack=auto_ack,
-            undertaker=Undertaker(self, letters, intake.group),
+            undertaker=DeadLetters(self, letters, intake.group),
             on_assigned=on_assigned,
             on_revoked=on_revoked,
         )
@@ -317,7 +319,7 @@ class Client(Admin):
         self._made += 1
         return f"{self.name}.{kind}{self._made}"
 
-    def _add(self, handle: Producer | Consumer, machine: Sender | Intake) -> None:
+    def _add(self, handle: Producer | Consumer, machine: Sender | ConsumerMachine) -> None:
         with self.driver as loop:
             loop.add(machine.name, machine, tells=not isinstance(machine, Sender))
             buried = [intake for intake in self._intakes.values() if intake.is_buried]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from pymq.client.sender import SenderConfig
-from pymq.core.compression import codec_number
-from pymq.core.config import check_options
-from pymq.core.header import NO_PRODUCER
+from pymq.client.producer.sender import SenderConfig
+from pymq.core.batch.compression import codec_number
+from pymq.core.batch.header import NO_PRODUCER
+from pymq.core.block.idempotence import REMEMBERED
 from pymq.core.message import BEGIN, END
-from pymq.core.producers import REMEMBERED
+from pymq.core.metadata.topic_config import check_options
 from pymq.core.types import AckMode
 from pymq.errors import ConfigError, InvalidName
 

@@ -18,10 +18,10 @@ from typing import Any
 import attrs
 
 from pymq.client.base import Outbox, Waitable
-from pymq.core.deadlines import Deadlines
 from pymq.core.message import Answer, GetMetadata, Message, UnderWay
-from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
+from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
 from pymq.hash.partitioner import key_partition
@@ -108,7 +108,7 @@ class Router(Outbox):
         self._refreshing: dict[str, int] = {}  # requests, by topic
         self._asked_at: dict[str, int] = {}  # when the zkserver was asked about which topic last
         self._tries: dict[str, int] = {}  # to find all leaders of a topic, so far
-        self._timers: Deadlines[int | str] = Deadlines()  # calls by id; topics to be asked for
+        self._timers: TimerHeap[int | str] = TimerHeap()  # calls by id; topics to be asked for
         self._listeners: dict[str, Callable[[], None]] = {}
         self.silent: str | None = None  # the zkserver that did not answer when it was asked last
 

@@ -20,7 +20,7 @@ def open(
     of this process answer within ``submit`` and never call it.
 
     A backend that is elsewhere must be reached within *timeout_s*; with 0 nobody waits for it, and
-    its first event is :class:`~pymq.core.coordination.Suspended` until it is.
+    its first event is :class:`~pymq.core.metadata.coordination.Suspended` until it is.
 
     Raises:
         ConfigError: *url* is not understood.
@@ -40,7 +40,9 @@ def open(
 
         return SqliteCoordinator.open(address.path)
     try:
-        from pymq.coord.zookeeper import ZookeeperCoordinator  # only now: it loads kazoo
+        from pymq.coord.zookeeper.coordinator import (
+            ZookeeperCoordinator,  # only now: it loads kazoo
+        )
     except ImportError as error:
         raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error
     return ZookeeperCoordinator(address, wake=wake, timeout_s=timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pymq.core.coordination import CoordEvent, CoordRequest
+from pymq.core.metadata.coordination import CoordEvent, CoordRequest
 
 
 class Coordinator(Protocol):

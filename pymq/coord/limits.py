@@ -7,7 +7,7 @@ members, producers. A backend that would take more hides a plan that does.
 
 from __future__ import annotations
 
-from pymq.core.coordination import Commit, Create, Put
+from pymq.core.metadata.coordination import Commit, Create, Put
 from pymq.errors import InvalidRequest
 
 REQUEST_BYTES = 1 << 20  # as ZooKeeper's servers have it by default

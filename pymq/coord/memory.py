@@ -14,8 +14,8 @@ from threading import RLock
 from weakref import WeakSet
 
 from pymq.coord.limits import REQUEST_BYTES, refusal
-from pymq.coord.tree import Plan, Tree, Watches, validate
-from pymq.core.coordination import (
+from pymq.coord.tree import CommitPlan, Tree, TreeWatches, validate
+from pymq.core.metadata.coordination import (
     Changed,
     Commit,
     Committed,
@@ -47,7 +47,7 @@ class MemoryTree:
     def __init__(self) -> None:
         self.request_bytes = REQUEST_BYTES  # that a commit may have
         self._tree = Tree()
-        self._watches = Watches()
+        self._watches = TreeWatches()
         self._clients: dict[str, MemoryCoordinator] = {}
         self._named = 0  # sessions that were named here; a name is never given twice
         self._lock = RLock()
@@ -116,10 +116,10 @@ class MemoryTree:
             client._deliver(Committed(request.tag, plan.versions))
             self._announce(plan)
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: CommitPlan) -> None:
         """Make *plan* durable before it is adopted; if this raises, nothing has happened."""
 
-    def _announce(self, plan: Plan) -> None:
+    def _announce(self, plan: CommitPlan) -> None:
         changes = [Changed(path) for path in plan.changes]
         for session, client in self._clients.items():
             for change in self._watches.match(session, changes):

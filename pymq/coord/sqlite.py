@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
-from pymq.coord.tree import Plan
-from pymq.core.coordination import CoordRequest, Entry
+from pymq.coord.tree import CommitPlan
+from pymq.core.metadata.coordination import CoordRequest, Entry
 from pymq.errors import (
     Closed,
     CorruptMetadata,
@@ -104,7 +104,7 @@ class SqliteTree(MemoryTree):
         self._file.check()
         super()._carry_out(client, request)
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: CommitPlan) -> None:
         kept = [entry for entry in plan.changes.values() if entry and entry.owner is None]
         before = map(self._tree.get, plan.changes)
         gone = [entry for entry in before if entry and entry.owner is None]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import assert_never
 
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Changed,
     Check,
     Commit,
@@ -31,7 +31,7 @@ from pymq.core.coordination import (
 from pymq.core.values import Factory, define, value
 from pymq.errors import CorruptMetadata, InvalidRequest
 
-__all__ = ["MAX_DATA_BYTES", "Plan", "Tree", "Watches", "validate"]
+__all__ = ["MAX_DATA_BYTES", "CommitPlan", "Tree", "TreeWatches", "validate"]
 
 MAX_DATA_BYTES = 1 << 19  # ZooKeeper refuses 1 MiB a request; half leaves room for the rest of it
 
@@ -86,7 +86,7 @@ def _parent(path: str) -> str:
 
 
 @value
-class Plan:
+class CommitPlan:
     """What a commit would do: the versions to answer with, and each touched node as it will be.
 
     ``None`` stands for a node that will be gone. Parents that are made come before their children.
@@ -140,7 +140,7 @@ class Tree:
         self.adopt(plan)
         return Committed(commit.tag, plan.versions)
 
-    def plan(self, commit: Commit, session: str) -> Plan | Conflicted:
+    def plan(self, commit: Commit, session: str) -> CommitPlan | Conflicted:
         """Say what *commit* would do, or which of its ops does not hold. Changes nothing."""
         draft = _Draft(self._nodes, session)
         versions = []
@@ -149,12 +149,12 @@ class Tree:
             if isinstance(outcome, str):
                 return Conflicted(commit.tag, index, outcome)
             versions.append(outcome)
-        return Plan(tuple(versions), draft.changes)
+        return CommitPlan(tuple(versions), draft.changes)
 
-    def plan_expiry(self, session: str) -> Plan:
+    def plan_expiry(self, session: str) -> CommitPlan:
         """Say what the end of *session* would remove: its ephemeral nodes. Changes nothing."""
         # Ephemeral nodes never have children, so nothing can stand in the way.
-        return Plan((), dict.fromkeys(self._owned.get(session, ())))
+        return CommitPlan((), dict.fromkeys(self._owned.get(session, ())))
 
     def expire(self, session: str) -> tuple[str, ...]:
         """Remove the ephemeral nodes of *session*; their paths, in the order of their creation."""
@@ -162,7 +162,7 @@ class Tree:
         self.adopt(plan)
         return tuple(plan.changes)
 
-    def adopt(self, plan: Plan) -> None:
+    def adopt(self, plan: CommitPlan) -> None:
         """Carry out *plan*, which must have been made from the tree as it is now."""
         for path, entry in plan.changes.items():
             if entry is None:
@@ -274,7 +274,7 @@ class _Draft:
         self._grown[parent] = self._grown.get(parent, 0) + by
 
 
-class Watches:
+class TreeWatches:
     """Which session wants to hear of changes below which roots."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymq.core.coordination import CoordRequest
-from pymq.core.header import Header
-from pymq.core.record import RecordBatch
+from pymq.core.batch.header import Header
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.metadata.coordination import CoordRequest
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 
@@ -42,12 +42,13 @@ class Append:
     Who appends stamps ``durable`` with what its *own* disk holds: all of the block before it was
     synced here when the batch was made. Recovery takes what lies before it and is bad for damage,
     and refuses it; what lies behind it and is bad for a write that was cut short, and cuts it off.
-    So a follower stamps what its leader sends anew (:func:`pymq.core.runs.restamp`): the leader's
-    disk was ahead, and its word would turn a torn tail of the follower's into damage.
+    So a follower stamps what its leader sends anew
+    (:func:`pymq.core.batch.batch_sequence.restamp`): the leader's disk was ahead, and its word
+    would turn a torn tail of the follower's into damage.
     """
 
     block: BlockId
-    batches: list[RecordBatch]
+    batches: list[EncodedBatch]
     sync: bool  # durable before ``after`` leaves
 
 

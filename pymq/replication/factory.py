@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pymq.core.replicator import Replica, Replicator
+from pymq.core.block.replicator import Replica, Replicator
 from pymq.core.types import AckMode
-from pymq.replication.fetch import Fetch
-from pymq.replication.raft import Raft
+from pymq.replication.fetch import FetchReplicator
+from pymq.replication.raft.raft import Raft
 from pymq.replication.solo import Solo
 
 
@@ -16,4 +16,4 @@ def replicator(replica: Replica, now: int) -> Replicator:
         return Solo(replica, now)
     if block.acks is AckMode.RAFT:
         return Raft(replica, now)
-    return Fetch(replica, now)
+    return FetchReplicator(replica, now)

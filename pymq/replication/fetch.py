@@ -14,12 +14,12 @@ perhaps lost what was not synced, so it does not lead that block again.
 
 from __future__ import annotations
 
-from pymq.core.attention import Attention
-from pymq.core.marks import mark
+from pymq.core.block.replicator import Replica
 from pymq.core.message import AlterIsr, ReplicaFetch, ReplicaFetched, Replication
-from pymq.core.metadata import PartitionState
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.observe.coverage import mark
 from pymq.core.ready import Ready, SaveState
-from pymq.core.replicator import Replica
+from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
@@ -66,7 +66,7 @@ class Follower:
         self.served_from, self.served_at = self.end, now
 
 
-class Fetch:
+class FetchReplicator:
     """One replica of a fetch block, as leader or as follower."""
 
     def __init__(self, replica: Replica, now: int) -> None:
@@ -90,7 +90,7 @@ class Fetch:
         self._join_at = 0  # nobody is to join before, after what was asked for was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
-        self._attention = Attention(host.replication.lag_max_ms // LOOKS)
+        self._attention = PausableClock(host.replication.lag_max_ms // LOOKS)
         self._request = 0
         self._retry_at = NEVER  # a follower's
         if block.leader != host.me:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pymq.core.block.replicator import Replica
 from pymq.core.message import Replication
-from pymq.core.metadata import PartitionState
+from pymq.core.metadata.nodes import PartitionState
 from pymq.core.ready import Ready
-from pymq.core.replicator import Replica
 from pymq.core.types import NEVER
 
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
-from pymq.spark.progress import lag
+from pymq.spark.read.progress import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pymq.spark.produce import (
+    from pymq.spark.write.produce import (
         ACK_SCHEMA,
         foreach_batch,
         foreach_partition,
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from pymq.spark import produce
+        from pymq.spark.write import produce
     except ImportError as error:
         raise _missing(error) from error
     return getattr(produce, name)

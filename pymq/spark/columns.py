@@ -23,8 +23,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pymq.core import columns
-from pymq.core.record import RecordBatch
+from pymq.core.batch import columns
+from pymq.core.batch.record import EncodedBatch
 
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TYPES: dict[str, pa.DataType] = {
@@ -54,10 +54,10 @@ def schema(*, has_headers: bool) -> StructType:
     return StructType([StructField(name, FIELDS[name], name in NULLABLE) for name in names])
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Some records of a batch, by their indexes in it."""
 
-    batch: RecordBatch
+    batch: EncodedBatch
     first: int
     last: int
 
@@ -67,17 +67,17 @@ class Part(NamedTuple):
         return self.last - self.first
 
 
-class Columns:
+class ArrowColumns:
     """Gathers parts of record batches until they are worth an Arrow batch."""
 
     def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:
         self._names = names
         self._schema = schema
-        self._parts: list[Part] = []
+        self._parts: list[BatchPart] = []
         self.count = 0
         self.size = 0  # bytes of the batches that the rows came from
 
-    def add(self, batch: RecordBatch, start: int, end: int) -> None:
+    def add(self, batch: EncodedBatch, start: int, end: int) -> None:
         """Take those records of *batch* whose offsets are in ``range(start, end)``."""
         offsets = batch.offsets
         first, last = 0, len(offsets)
@@ -85,7 +85,7 @@ class Columns:
             first, last = (int(at) for at in np.searchsorted(np.asarray(offsets), (start, end)))
         if first >= last:
             return
-        self._parts.append(Part(batch, first, last))
+        self._parts.append(BatchPart(batch, first, last))
         self.count += last - first
         self.size += batch.size
 
@@ -105,7 +105,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 # --- columns of some parts, which have *count* records in all -----------------------------------
 
 
-def _value(parts: Sequence[Part], count: int) -> pa.Array:
+def _value(parts: Sequence[BatchPart], count: int) -> pa.Array:
     found = _runs(parts, count, columns.VALUES)
     if found is not None:
         return found
@@ -114,7 +114,7 @@ def _value(parts: Sequence[Part], count: int) -> pa.Array:
     )
 
 
-def _key(parts: Sequence[Part], count: int) -> pa.Array:
+def _key(parts: Sequence[BatchPart], count: int) -> pa.Array:
     if all(batch.column(columns.KEYS) is None for batch, _, _ in parts):
         return pa.nulls(count, pa.binary())
     found = _runs(parts, count, columns.KEYS)
@@ -127,7 +127,7 @@ def _key(parts: Sequence[Part], count: int) -> pa.Array:
     return pa.array(keys, pa.binary())
 
 
-def _runs(parts: Sequence[Part], count: int, kind: int) -> pa.Array | None:
+def _runs(parts: Sequence[BatchPart], count: int, kind: int) -> pa.Array | None:
     """Byte strings that have one length in each part; None when they have not.
 
     They are cut out of what lies between them in CBOR, and copied once.
@@ -153,7 +153,7 @@ def _runs(parts: Sequence[Part], count: int, kind: int) -> pa.Array | None:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def _offset(parts: Sequence[Part], count: int) -> pa.Array:
+def _offset(parts: Sequence[BatchPart], count: int) -> pa.Array:
     numbers = np.empty(count, np.int64)
     at = 0
     for part in parts:
@@ -167,7 +167,7 @@ def _offset(parts: Sequence[Part], count: int) -> pa.Array:
     return pa.array(numbers)
 
 
-def _timestamp(parts: Sequence[Part], count: int) -> pa.Array:
+def _timestamp(parts: Sequence[BatchPart], count: int) -> pa.Array:
     times = np.empty(count, np.int64)
     at = 0
     for batch, first, last in parts:
@@ -179,7 +179,7 @@ def _timestamp(parts: Sequence[Part], count: int) -> pa.Array:
     return pa.Array.from_buffers(TYPES["timestamp"], count, [None, pa.py_buffer(times)])
 
 
-def _headers(parts: Sequence[Part], count: int) -> pa.Array:
+def _headers(parts: Sequence[BatchPart], count: int) -> pa.Array:
     if all(batch.column(columns.HEADERS) is None for batch, _, _ in parts):
         return pa.nulls(count, TYPES["headers"])
     rows = [
@@ -190,11 +190,11 @@ def _headers(parts: Sequence[Part], count: int) -> pa.Array:
     return pa.array(rows, TYPES["headers"])
 
 
-def _topic(parts: Sequence[Part], count: int) -> pa.Array:
+def _topic(parts: Sequence[BatchPart], count: int) -> pa.Array:
     return _names([(part.batch.topic, part.length) for part in parts], count)
 
 
-def _partition(parts: Sequence[Part], count: int) -> pa.Array:
+def _partition(parts: Sequence[BatchPart], count: int) -> pa.Array:
     return _names([(part.batch.partition, part.length) for part in parts], count)
 
 
@@ -215,7 +215,7 @@ def _repeated(name: str, count: int) -> pa.Array:
     )
 
 
-_MAKERS: dict[str, Callable[[Sequence[Part], int], pa.Array]] = {
+_MAKERS: dict[str, Callable[[Sequence[BatchPart], int], pa.Array]] = {
     "key": _key,
     "value": _value,
     "topic": _topic,

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 from pymq.spark import columns
 from pymq.spark.options import sink_options, source_options
 from pymq.spark.process import settle
-from pymq.spark.sink import StreamWriter, Writer
-from pymq.spark.source import Reader, StreamReader
+from pymq.spark.read.source import StreamReader, TableReader
+from pymq.spark.write.sink import StreamWriter, TableWriter
 
 
 class PymqDataSource(DataSource):
@@ -39,17 +39,17 @@ class PymqDataSource(DataSource):
         has_headers = (self.options.get("includeheaders") or "").lower() == "true"
         return columns.schema(has_headers=has_headers)
 
-    def reader(self, schema: StructType) -> Reader:
+    def reader(self, schema: StructType) -> TableReader:
         """For ``spark.read``."""
-        return Reader(source_options(self.options, is_stream=False), schema, self.slots)
+        return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For ``spark.readStream``."""
         return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
 
-    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """For ``df.write``."""
-        return Writer(sink_options(self.options), schema, is_overwrite=overwrite)
+        return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """For ``df.writeStream``."""

@@ -43,24 +43,24 @@ _SPARKS_OWN = (
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
-class Point(NamedTuple):
+class OffsetPoint(NamedTuple):
     """Where to begin or end in one partition: an offset, EARLIEST, LATEST, or a time."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
 
 
-Points = Mapping[tuple[str, str], Point]  # by (topic, partition)
+Points = Mapping[tuple[str, str], OffsetPoint]  # by (topic, partition)
 
 
 @value
-class Where:
+class PartitionPoints:
     """Where to begin or end: for single partitions, and for all others."""
 
-    default: Point
+    default: OffsetPoint
     points: Points
 
-    def of(self, topic: str, partition: str) -> Point:
+    def of(self, topic: str, partition: str) -> OffsetPoint:
         """The point of one partition."""
         return self.points.get((topic, partition), self.default)
 
@@ -73,8 +73,8 @@ class SourceOptions:
     topics: tuple[str, ...]  # as subscribed; none when a pattern or an assignment says which
     pattern: str | None
     assigned: Mapping[str, tuple[str, ...]] | None
-    starting: Where
-    ending: Where
+    starting: PartitionPoints
+    ending: PartitionPoints
     is_strict_in_time: bool  # a time after the last record is an error
     fail_on_data_loss: bool
     max_offsets: int | None  # of a trigger
@@ -285,28 +285,32 @@ def _assigned(tree: dict[str, Any] | None) -> dict[str, tuple[str, ...]] | None:
     return {topic: tuple(map(str, partitions)) for topic, partitions in tree.items()}
 
 
-def _where(options: Options, prefix: str, default: int) -> Where:
+def _where(options: Options, prefix: str, default: int) -> PartitionPoints:
     """The point for all partitions, and those for some; times win over offsets, as in Kafka's."""
     offsets, moment = f"{prefix}Offsets", f"{prefix}Timestamp"
     times = f"{prefix}OffsetsByTimestamp"
     millis = options.number(moment, 0)
     if millis is not None:
-        return Where(Point(timestamp_ms=millis), {})
+        return PartitionPoints(OffsetPoint(timestamp_ms=millis), {})
     by_time = options.tree(times)
     if by_time is not None:
-        points = {place: Point(timestamp_ms=number) for place, number in _leaves(by_time, times, 0)}
-        return Where(Point(default), points)
+        points = {
+            place: OffsetPoint(timestamp_ms=number) for place, number in _leaves(by_time, times, 0)
+        }
+        return PartitionPoints(OffsetPoint(default), points)
     text = options.text(offsets)
     if text is None:
-        return Where(Point(default), {})
+        return PartitionPoints(OffsetPoint(default), {})
     if text.lower() in _WORDS:
         word = _WORDS[text.lower()]
         if prefix == "ending" and word == EARLIEST:
             raise ConfigError("option 'endingOffsets' cannot be 'earliest'")
-        return Where(Point(word), {})
+        return PartitionPoints(OffsetPoint(word), {})
     tree = options.tree(offsets) or {}
     leaves = list(_leaves(tree, offsets, LATEST if prefix == "ending" else EARLIEST))
-    return Where(Point(default), {place: Point(number) for place, number in leaves})
+    return PartitionPoints(
+        OffsetPoint(default), {place: OffsetPoint(number) for place, number in leaves}
+    )
 
 
 def _leaves(tree: dict[str, Any], name: str, low: int) -> list[tuple[tuple[str, str], int]]:

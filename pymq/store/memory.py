@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from pymq.core.columns import Buffer
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -23,7 +24,6 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define
 from pymq.errors import (
@@ -35,14 +35,14 @@ from pymq.errors import (
     PymqError,
     StoreError,
 )
-from pymq.store.compact import compacted, is_due, last_offsets
-from pymq.store.openblock import check_append, first_at
+from pymq.store.block.compaction import compacted, is_due, last_offsets
+from pymq.store.block.stored_block import check_append, first_at
 
 
 @define
 class _Block:
     start: int
-    batches: list[RecordBatch] = Factory(list)
+    batches: list[EncodedBatch] = Factory(list)
     is_sealed: bool = False
     checkpoint: tuple[int, bytes] | None = None  # (the block's end at that time, state)
     clean: int | None = None  # bytes of all up to here, if they were compacted together
@@ -129,7 +129,7 @@ class MemoryStore:
         check_append(write.block, block.end, block.epoch, write.batches)
         # What comes from a socket lies in a buffer that is used again: keep a copy.
         block.batches += [
-            RecordBatch(bytes(batch.head), bytes(batch.body), batch.header)
+            EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
             for batch in write.batches
         ]
 

@@ -5,10 +5,10 @@ from pymq.testing.check_store import check_store
 from pymq.testing.check_transport import check_transport
 from pymq.testing.cluster import Cluster, NotReached
 from pymq.testing.crashpoints import enumerate_crashes
-from pymq.testing.disk import PowerCut, SimDisk
-from pymq.testing.faults import Faults
-from pymq.testing.nodes import Knobs
-from pymq.testing.world import Violation
+from pymq.testing.faults.kinds import Faults
+from pymq.testing.simulation.disk import PowerCut, SimDisk
+from pymq.testing.simulation.nodes import Knobs
+from pymq.testing.simulation.world import Violation
 
 __all__ = [
     "Cluster",

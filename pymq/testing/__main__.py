@@ -11,10 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from pymq.testing.faults import PROFILES
+from pymq.testing.faults.kinds import PROFILES
+from pymq.testing.faults.plan import Plan, generate
 from pymq.testing.marks import all_marks
-from pymq.testing.plan import Plan, generate
-from pymq.testing.swarm import LIVENESS, Result, run_plan
+from pymq.testing.run import LIVENESS, Result, run_plan
 
 USAGE = """
 Examples:

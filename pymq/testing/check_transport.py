@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Fetched, Message, Produce, Produced
-from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import Closed, ForkedError
 from pymq.transport.base import Arrival, Transport
@@ -212,7 +212,7 @@ def _check_payload(suite: _Suite) -> None:
     suite.meet(a, b)
     for size in (1, 1_000, 4_095, 4_097, 100_000, 3_000_000):
         values = [os.urandom(size)]
-        batch = RecordBatch.encode(values, timestamp_ms=1).stamp(7, 3, 0)
+        batch = EncodedBatch.encode(values, timestamp_ms=1).stamp(7, 3, 0)
         a.send("b", "a", Produce(size, "t", "0", AckMode.LEADER, batch))
         a.flush()
         ((_, _, message),) = suite.take(b, 1)

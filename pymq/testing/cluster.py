@@ -26,21 +26,21 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from pymq.client.client import Client
-from pymq.core.config import check_options
+from pymq.core.metadata.topic_config import check_options
 from pymq.errors import ConfigError
-from pymq.testing import probe
-from pymq.testing.coordinator import COORDINATOR, Ensemble
-from pymq.testing.driver import SimDriver
-from pymq.testing.network import LinkFaults, Network
-from pymq.testing.nodes import BrokerHost, ClientHost, Host, Knobs, ZkserverHost
-from pymq.testing.plan import faults_for
-from pymq.testing.process import PPM, Process
-from pymq.testing.rules import watch
+from pymq.testing.checkers.rules import watch
+from pymq.testing.faults.plan import faults_for
+from pymq.testing.simulation import probe
+from pymq.testing.simulation.coordinator import COORDINATOR, Ensemble
+from pymq.testing.simulation.driver import SimDriver
+from pymq.testing.simulation.network import LinkFaults, Network
+from pymq.testing.simulation.nodes import BrokerHost, ClientHost, Knobs, SimulatedHost, ZkserverHost
+from pymq.testing.simulation.process import PPM, Process
+from pymq.testing.simulation.world import SECOND, WALL_MS, Violation, World
 from pymq.testing.trace import line
-from pymq.testing.world import SECOND, WALL_MS, Violation, World
 
 if TYPE_CHECKING:
-    from pymq.testing.nemesis import Nemesis
+    from pymq.testing.faults.nemesis import Nemesis
 
 SLICE_US = 2_000  # how often a predicate is looked at while waiting for it
 START_S = 30.0
@@ -59,7 +59,7 @@ class Cluster:
         zkservers: how many zkservers.
         seed: decides everything that could be one way or another.
         faults: None, or ``"swarm"`` for faults of any kind (or another of ``PROFILES`` in
-            ``pymq.testing.faults``), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
+            ``pymq.testing.faults.kinds``), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
         knobs: the fields of :class:`pymq.testing.Knobs`.
     """
 
@@ -130,7 +130,7 @@ class Cluster:
             self.world.after(rng.randrange(20_000), self._start, host)
         self.run_until(self._is_up, seconds=START_S)
         if self._plan is not None:
-            from pymq.testing.nemesis import Nemesis  # which knows this module
+            from pymq.testing.faults.nemesis import Nemesis  # which knows this module
 
             self._nemesis = Nemesis(self, self._plan, self.world.now)
         return self
@@ -210,11 +210,11 @@ class Cluster:
 
     # --- processes --------------------------------------------------------------------------------
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> SimulatedHost:
         """The process of that name."""
         for hosts in (self.brokers, self.zkservers, self.clients):
             if name in hosts:
-                found: Host = hosts[name]
+                found: SimulatedHost = hosts[name]
                 return found
         raise ConfigError(f"there is no {name!r}; there are {', '.join(self.network.names)}")
 

@@ -2,9 +2,10 @@
 
 A script is run once to count the effects of each broker and zkserver: each message that leaves,
 each operation of a disk, each commit to the coordinator. Then it is run once more for each of them,
-and for each state that the disk may be in (:mod:`pymq.testing.remains`) or, at a zkserver, for each
-number of commits that may have arrived; and the node dies there. It is started again, the script
-goes on, and in the end all must be as it should, and nothing that was promised may be missing.
+and for each state that the disk may be in (:mod:`pymq.testing.simulation.remains`) or, at a
+zkserver, for each number of commits that may have arrived; and the node dies there. It is started
+again, the script goes on, and in the end all must be as it should, and nothing that was promised
+may be missing.
 
 >>> def script(cluster):
 ...     mq = cluster.client()
@@ -27,10 +28,10 @@ from typing import Any, Self
 from pymq.core.values import Factory, define, value
 from pymq.errors import PymqError
 from pymq.testing.cluster import Cluster
-from pymq.testing.nodes import BrokerHost, Host, ZkserverHost
-from pymq.testing.process import Process
-from pymq.testing.remains import remains
-from pymq.testing.world import SECOND, Violation, uncollected
+from pymq.testing.simulation.nodes import BrokerHost, SimulatedHost, ZkserverHost
+from pymq.testing.simulation.process import Process
+from pymq.testing.simulation.remains import remains
+from pymq.testing.simulation.world import SECOND, Violation, uncollected
 
 Script = Callable[[Cluster], None]
 
@@ -53,7 +54,7 @@ class Scenario:
 
 
 @value
-class Point:
+class CrashPoint:
     """A crash: who, where, what is left, and for how long."""
 
     node: str
@@ -96,7 +97,7 @@ class CrashRun:
     what: str  # the effect that did not happen any more
     disk: str
     problem: str
-    point: Point
+    point: CrashPoint
     digest: str = ""
     events: int = 0
 
@@ -150,7 +151,7 @@ def enumerate_crashes(
     for boundary in survey(scenario, nodes)[::every]:
         found.boundaries += every
         for keep in states or (f"state-{i}" for i in range(boundary.states)):
-            point = Point(
+            point = CrashPoint(
                 boundary.node, boundary.number, keep, restart_ms, -1 if again is None else again
             )
             found.add(crash(scenario, point, boundary.what))
@@ -179,7 +180,7 @@ def survey(scenario: Scenario, nodes: Iterable[str] | None = None) -> list[Bound
     return found
 
 
-def _note(found: list[Boundary], host: Host) -> Callable[[str], None]:
+def _note(found: list[Boundary], host: SimulatedHost) -> Callable[[str], None]:
     first = host.boundaries + 1
 
     def note(what: str) -> None:
@@ -189,7 +190,7 @@ def _note(found: list[Boundary], host: Host) -> Callable[[str], None]:
     return note
 
 
-def _states(host: Host) -> int:
+def _states(host: SimulatedHost) -> int:
     """How many different things may be left of a node that dies now."""
     if isinstance(host, BrokerHost):
         return len(remains(host.disk))
@@ -198,7 +199,7 @@ def _states(host: Host) -> int:
     return 1
 
 
-def points(boundaries: Sequence[Boundary]) -> list[Point]:
+def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
     """Every crash there is.
 
     Each state once; the first two, which are nothing and everything, also with a long time down;
@@ -207,13 +208,13 @@ def points(boundaries: Sequence[Boundary]) -> list[Point]:
     found = []
     for b in boundaries:
         states = [f"state-{state}" for state in range(b.states)]
-        found += [Point(b.node, b.number, keep) for keep in states]
-        found += [Point(b.node, b.number, keep, LONG_MS) for keep in states[:2]]
-        found.append(Point(b.node, b.number, states[0], again=b.number * 7 % AGAIN_MAX))
+        found += [CrashPoint(b.node, b.number, keep) for keep in states]
+        found += [CrashPoint(b.node, b.number, keep, LONG_MS) for keep in states[:2]]
+        found.append(CrashPoint(b.node, b.number, states[0], again=b.number * 7 % AGAIN_MAX))
     return found
 
 
-def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[Point]:
+def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[CrashPoint]:
     """About one in *share* of :func:`points`, the same every time, with each kind of effect.
 
     Of each kind the points are taken evenly, beginning at a place that *shift* moves, so that the
@@ -222,7 +223,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[P
     by_kind: dict[tuple[str, str], list[Boundary]] = {}
     for boundary in boundaries:
         by_kind.setdefault(boundary.kind, []).append(boundary)
-    found: list[Point] = []
+    found: list[CrashPoint] = []
     for number, kind in enumerate(sorted(by_kind)):
         every = points(by_kind[kind])
         start = (shift + number) % share
@@ -233,7 +234,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[P
 # --- a crash --------------------------------------------------------------------------------------
 
 
-def crash(scenario: Scenario, point: Point, what: str = "") -> CrashRun:
+def crash(scenario: Scenario, point: CrashPoint, what: str = "") -> CrashRun:
     """Run a script with one crash, and see what comes of it."""
     run = CrashRun(point.boundary, what, point.keep, "", point)
     with uncollected():
@@ -252,7 +253,7 @@ def _crash(scenario: Scenario, run: CrashRun) -> None:
     run.digest, run.events = cluster.digest, cluster.world.events
 
 
-def _crash_at(scenario: Scenario, point: Point, cluster: Cluster) -> None:
+def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     cluster.start()
     host = cluster.host(point.node)
     died: list[int] = []

@@ -1,4 +1,6 @@
-"""Which marks there are, to find those that no run has passed; see :mod:`pymq.core.marks`."""
+"""Which marks there are, to find those that no run has passed; see
+:mod:`pymq.core.observe.coverage`.
+"""
 
 from __future__ import annotations
 

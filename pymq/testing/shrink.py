@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pymq.core.values import define
-from pymq.testing.plan import Plan
-from pymq.testing.swarm import Result, run_plan
+from pymq.testing.faults.plan import Plan
+from pymq.testing.run import Result, run_plan
 
 OFTEN = 0.5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.record import RecordBatch
+from pymq.core.batch.record import EncodedBatch
 
 WIDTH = 110
 
@@ -25,7 +25,7 @@ def short(item: object) -> str:
         return item
     if isinstance(item, (bytes, bytearray, memoryview)):
         return f"<{len(item)} bytes>"
-    if isinstance(item, RecordBatch):
+    if isinstance(item, EncodedBatch):
         header = item.header
         return f"<{header.count} records at {header.base_offset}>"
     names = getattr(type(item), "__match_args__", None)

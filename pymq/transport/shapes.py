@@ -18,17 +18,17 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
-from pymq.core.config import TopicConfig
-from pymq.core.header import HEADER_SIZE, parse_header
+from pymq.core.batch.header import HEADER_SIZE, parse_header
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location
-from pymq.core.metadata import (
+from pymq.core.metadata.nodes import (
     ClusterDescription,
     Loss,
     ProducerIds,
     TopicDescription,
     TopicMetadata,
 )
-from pymq.core.record import RecordBatch
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
 
@@ -229,11 +229,11 @@ def _unpack_bytes(place: Any, payload: Payload) -> Buffer:
     return payload.take(place)
 
 
-def _pack_batch(batch: RecordBatch, frames: Frames) -> list[Any]:
+def _pack_batch(batch: EncodedBatch, frames: Frames) -> list[Any]:
     return [bytes(batch.head), _pack_bytes(batch.body, frames)]
 
 
-def _unpack_batch(part: Any, payload: Payload) -> RecordBatch:
+def _unpack_batch(part: Any, payload: Payload) -> EncodedBatch:
     """A batch with a sound header; its body is checked by whoever opens it."""
     if type(part) is not list or len(part) != 2 or type(part[0]) is not bytes:
         raise InvalidRequest("a batch is a list of its header and its body")
@@ -241,7 +241,7 @@ def _unpack_batch(part: Any, payload: Payload) -> RecordBatch:
     header = parse_header(head)
     if len(head) != HEADER_SIZE or header.length != HEADER_SIZE + len(body):
         raise InvalidRequest(f"a batch of {header.length} bytes has a body of {len(body)}")
-    return RecordBatch(head, body, header)
+    return EncodedBatch(head, body, header)
 
 
 def _pack_error(error: PymqError, frames: Frames) -> list[Any]:
@@ -333,7 +333,7 @@ def _kinds() -> dict[Any, tuple[Pack | None, Unpack]]:
         bool: (None, _scalar(bool)),
         bytes: (None, _scalar(bytes)),
         AckMode: (lambda mode, frames: int(mode), _unpack_acks),
-        RecordBatch: (_pack_batch, _unpack_batch),
+        EncodedBatch: (_pack_batch, _unpack_batch),
         PymqError: (_pack_error, _unpack_error),
         TopicConfig: (_pack_config, _unpack_config),
         dict[str, Any]: (None, _unpack_options),

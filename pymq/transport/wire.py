@@ -10,7 +10,7 @@ their nodes, which the connection knows: ``""`` is the node's main machine, ``"p
 one of a client. So nobody can write in the name of another node.
 
 Many messages share a packet, which costs as much as one. Decoding checks everything: sizes before
-anything is looked at, then the CBOR (:mod:`pymq.core.codec`), then the type of every field.
+anything is looked at, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymq.core import codec
+from pymq.core import cbor
 from pymq.core import message as msg
-from pymq.core.header import BATCH_BYTES_MAX
+from pymq.core.batch.header import BATCH_BYTES_MAX
 from pymq.core.message import Message
 from pymq.core.values import value
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
@@ -213,7 +213,7 @@ class Packet:
         Raises:
             RecordTooLarge: the header is larger than it may be.
         """
-        header = codec.dumps(self.rows)
+        header = cbor.dumps(self.rows)
         if len(header) > HEADER_BYTES_MAX:
             raise RecordTooLarge(f"a header of {len(header)} bytes is more than a packet may have")
         return [header, *self.frames]
@@ -239,7 +239,7 @@ def decode(
         raise InvalidRequest(f"the header has {len(header)} bytes, the most is {header_max}")
     if len(frames) > FRAMES_MAX:
         raise InvalidRequest(f"there are {len(frames)} payload frames, the most is {FRAMES_MAX}")
-    rows = codec.loads(header)
+    rows = cbor.loads(header)
     if type(rows) is not list or not rows or type(rows[0]) is not int:
         raise InvalidRequest("the header is not a list that begins with a version")
     if not VERSIONS[0] <= rows[0] <= VERSIONS[1]:

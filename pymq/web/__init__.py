@@ -18,12 +18,12 @@ from __future__ import annotations
 import secrets
 
 from pymq.client.client import Client
-from pymq.core.metrics import Metrics
-from pymq.node.meters import process
-from pymq.web.app import App
-from pymq.web.desk import Desks
-from pymq.web.gate import Gate, OneToken
+from pymq.core.observe.metrics import Metrics
+from pymq.monitoring.collector import process
+from pymq.web.app import WebApp
+from pymq.web.authentication import Authentication, OneToken
 from pymq.web.server import Server
+from pymq.web.snapshots import ClusterSnapshots
 
 __all__ = ["Server", "serve"]
 
@@ -58,11 +58,11 @@ def serve(
         process(found)
         return found
 
-    gate = Gate(OneToken(token) if token else None)
-    app = App(
+    gate = Authentication(OneToken(token) if token else None)
+    app = WebApp(
         gate,
         metrics,
-        desks=Desks(lambda principal: client, is_ours=False),
+        desks=ClusterSnapshots(lambda principal: client, is_ours=False),
         writable=writable,
         title="pymq",
     )

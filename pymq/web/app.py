@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
-from pymq.core.metrics import Metrics
+from pymq.core.observe.metrics import Metrics
 from pymq.errors import (
     AuthenticationFailed,
     AuthorizationFailed,
@@ -16,8 +16,8 @@ from pymq.errors import (
     PymqError,
     QuotaExceeded,
 )
-from pymq.web.desk import Desk, Desks
-from pymq.web.gate import SESSION_S, Gate, is_local_name
+from pymq.web.authentication import SESSION_S, Authentication, is_local_name
+from pymq.web.snapshots import ClusterSnapshot, ClusterSnapshots
 
 log = logging.getLogger("pymq.http")
 
@@ -46,7 +46,7 @@ FILES = {
 }
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """A request."""
 
     method: str
@@ -58,7 +58,7 @@ class Request(NamedTuple):
     address: str = ""  # from where it comes
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """What is answered."""
 
     status: int
@@ -66,22 +66,22 @@ class Response(NamedTuple):
     body: bytes
 
 
-def respond(status: int, body: bytes, kind: str, *more: tuple[str, str]) -> Response:
+def respond(status: int, body: bytes, kind: str, *more: tuple[str, str]) -> HttpResponse:
     """An answer, with what keeps a browser from being talked into anything."""
-    return Response(status, (("Content-Type", kind), *SAFE, *more), body)
+    return HttpResponse(status, (("Content-Type", kind), *SAFE, *more), body)
 
 
-def as_json(found: object, status: int = 200, *more: tuple[str, str]) -> Response:
+def as_json(found: object, status: int = 200, *more: tuple[str, str]) -> HttpResponse:
     """An answer for programs."""
     return respond(status, json.dumps(found).encode(), "application/json", *more)
 
 
-def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> Response:
+def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> HttpResponse:
     """An answer that says why not."""
     return as_json({"error": why, "code": code}, status)
 
 
-class App:
+class WebApp:
     """Serves metrics, and the page if there are *desks* to look at a cluster from.
 
     *may_scrape* is asked whether a principal may see the metrics.
@@ -89,10 +89,10 @@ class App:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: Authentication,
         metrics: Callable[[], Metrics],
         *,
-        desks: Desks | None = None,
+        desks: ClusterSnapshots | None = None,
         may_scrape: Callable[[str], bool] = lambda principal: True,
         writable: bool = False,
         title: str = "pymq",
@@ -116,7 +116,7 @@ class App:
         if self._desks is not None:
             self._desks.close()
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, whatever comes."""
         try:
             return self._answer(request)
@@ -131,7 +131,7 @@ class App:
             log.exception("a request has failed")
             return refuse(500, "it has failed; the log says why", "INTERNAL_ERROR")
 
-    def _answer(self, request: Request) -> Response:
+    def _answer(self, request: HttpRequest) -> HttpResponse:
         path, is_read = request.path, request.method in ("GET", "HEAD")
         if self.checks_host and not is_local_name(request.headers.get("host", "")):
             return refuse(421, "this is served to this machine only, by the name of localhost")
@@ -163,7 +163,7 @@ class App:
             return respond(200, b"metrics are at /metrics, the page is at a zkserver\n", TEXT)
         return refuse(404, "there is nothing here", "NOT_FOUND")
 
-    def _sign_in(self, request: Request) -> Response:
+    def _sign_in(self, request: HttpRequest) -> HttpResponse:
         token = _object(request.body).get("token")
         cookie = self._gate.sign_in(token, request.address) if isinstance(token, str) else None
         if cookie is None:
@@ -175,7 +175,7 @@ class App:
         secure = "; Secure" if self.is_secure else ""
         return "Set-Cookie", f"{_cookie_name(port)}={cookie}; {flags}{secure}"
 
-    def _api(self, desk: Desk, principal: str, request: Request) -> Response:
+    def _api(self, desk: ClusterSnapshot, principal: str, request: HttpRequest) -> HttpResponse:
         query, name = request.query, request.path.removeprefix("/api/")
         if request.method == "POST":
             if not self._writable:
@@ -204,7 +204,7 @@ def _file(name: str) -> bytes:
     return resources.files("pymq.web").joinpath("page", name).read_bytes()
 
 
-def _bearer(request: Request) -> str | None:
+def _bearer(request: HttpRequest) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
@@ -213,7 +213,7 @@ def _cookie_name(port: int) -> str:
     return f"pymq_{port}"  # Cookies do not know of ports: two nodes of a machine must not share.
 
 
-def _cookie(request: Request) -> str | None:
+def _cookie(request: HttpRequest) -> str | None:
     # Not by http.cookies: that finds none if any is odd, and localhost has those of all who serve.
     wanted = _cookie_name(request.port)
     for pair in request.headers.get("cookie", "").split(";"):
@@ -223,7 +223,7 @@ def _cookie(request: Request) -> str | None:
     return None
 
 
-def _is_ours(request: Request) -> bool:
+def _is_ours(request: HttpRequest) -> bool:
     """Whether what changes something was sent by our own page, or by no browser at all."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     is_plain = request.headers.get("content-type", "").startswith("application/json")

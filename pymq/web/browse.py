@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymq.client.client import Client
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import Record
+from pymq.core.batch.view import RecordBatch
 from pymq.core.message import Fetch, Fetched
-from pymq.core.record import Record
-from pymq.core.runs import split
 from pymq.core.types import is_internal
-from pymq.core.view import BatchView
 from pymq.errors import AuthorizationFailed, InvalidRequest
 
 LIMIT = 50
@@ -76,7 +76,7 @@ def _read(
         if not isinstance(answer, Fetched) or not answer.data:
             break
         for batch in split(answer.data):
-            view = BatchView(batch.verify().at(topic, partition), at)
+            view = RecordBatch(batch.verify().at(topic, partition), at)
             if not view.is_control:
                 # No more of a large batch than is shown.
                 records += view.part(at, min(end, at + limit - len(records)), 1).records()

@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, urlsplit
 from pymq.client.base import Handle
 from pymq.core.values import define
 from pymq.errors import ConfigError
-from pymq.web.app import App, Request, Response, refuse
-from pymq.web.gate import is_loopback
+from pymq.web.app import HttpRequest, HttpResponse, WebApp, refuse
+from pymq.web.authentication import is_loopback
 
 CONNECTIONS_MAX = 64
 IDLE_S = 15.0  # a connection that says nothing for so long is ended, ...
@@ -46,7 +46,7 @@ class Server(Handle):
     def __init__(
         self,
         listen: str,
-        app: App,
+        app: WebApp,
         *,
         token: str = "",
         cert: str | os.PathLike[str] | None = None,
@@ -137,7 +137,7 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 32
 
-    def __init__(self, host: str, port: int, app: App, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, host: str, port: int, app: WebApp, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.app = app
@@ -326,12 +326,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers = {name.lower(): text for name, text in self.headers.items()}
         port = self.server.server_port
-        request = Request(
+        request = HttpRequest(
             self.command, parts.path, query, headers, body, port, self.client_address[0]
         )
         self._answer(self.server.app.answer(request))
 
-    def _answer(self, response: Response) -> None:
+    def _answer(self, response: HttpResponse) -> None:
         self.server.expect(REQUEST_S)  # From here on it is the other side that is waited for.
         self.send_response(response.status)
         for name, text in response.headers:

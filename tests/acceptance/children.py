@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pymq
-from pymq.client.producer import Producer
+from pymq.client.producer.producer import Producer
 from pymq.errors import CommitFailed
 
 PARTITIONS = 3
@@ -204,7 +204,7 @@ def nursery() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        import pymq.embedded  # what every child needs
+        import pymq.nodes.embedded  # what every child needs
 
         nursery()
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 import pymq
-from pymq.core.record import Record
+from pymq.core.batch.record import Record
 
 CHILDREN = str(Path(__file__).with_name("children.py"))
 

@@ -33,7 +33,7 @@ from pymq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from pymq.store.verify import verify
+from pymq.store.verification.verify import verify
 from tests.acceptance.helpers import contents, fill, may_mount, mounted, python, remount, values
 
 Wrong = Any  # what a type checker would have told
@@ -997,6 +997,6 @@ def test_an_unused_import_is_cheap() -> None:
     """``import pymq`` loads neither zmq nor asyncio nor pyarrow; nor does an embedded queue."""
     code = "import pymq, sys; pymq.open('memory:').close(); print(*sys.modules)"
     loaded = set(python(code).stdout.split())
-    assert "pymq.embedded" in loaded
+    assert "pymq.nodes.embedded" in loaded
     assert not loaded & {"zmq", "asyncio", "pyarrow", "kazoo", "rich", "sqlite3", "numpy"}
     assert shutil.which(sys.executable)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.core.header import MAGIC
+from pymq.core.batch.header import MAGIC
 from pymq.errors import CorruptBatch, CorruptBlock
-from pymq.store.verify import verify
+from pymq.store.verification.verify import verify
 from tests.acceptance.helpers import contents, values
 
 RECORDS = [b"%03d " % number + b"x" * 400 for number in range(40)]

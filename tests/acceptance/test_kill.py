@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import pymq
-from pymq.embedded import broker_folders
 from pymq.errors import UnknownGroup
-from pymq.store.verify import verify
+from pymq.nodes.embedded import broker_folders
+from pymq.store.verification.verify import verify
 from tests.acceptance.children import PARTITIONS, payload
 from tests.acceptance.helpers import Nursery, contents
 

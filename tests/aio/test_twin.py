@@ -12,9 +12,9 @@ import pymq
 from pymq.aio import AsyncClient, AsyncConsumer, AsyncDeliveries, AsyncDelivery, AsyncProducer
 from pymq.aio.producer import Feed
 from pymq.client.client import Client
-from pymq.client.consumer import Consumer
-from pymq.client.delivery import Deliveries, Delivery
-from pymq.client.producer import Producer
+from pymq.client.consumer.consumer import Consumer
+from pymq.client.producer.delivery import Deliveries, Delivery
+from pymq.client.producer.producer import Producer
 
 PAIRS = [
     (Client, AsyncClient),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pymq
-from pymq.cli import printed
+from pymq.cli import record_text
 from pymq.cli.escape import escaped, escaped_json
 from pymq.cli.show import Show
 
@@ -51,7 +51,7 @@ RECORD = pymq.Record("t", "0", 1, 2, EVIL.encode(), EVIL.encode(), ((EVIL, EVIL.
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_record_is_harmless(form: str) -> None:
-    line = printed.FORMATS[form](RECORD, True).decode()
+    line = record_text.FORMATS[form](RECORD, True).decode()
     assert line.endswith("\n")
     assert is_harmless(line[:-1])
 
@@ -61,7 +61,7 @@ def test_a_value_alone_is_harmless_on_a_terminal(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
-    line = printed.FORMATS["value"](RECORD, False)
+    line = record_text.FORMATS["value"](RECORD, False)
     assert is_harmless(line[:-1].decode()) is is_terminal
     if not is_terminal:
         assert line == EVIL.encode() + b"\n"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.cli import COMMANDS, main, verify
+from pymq.cli import COMMANDS, main
+from pymq.cli.commands import verify
 from pymq.cli.show import Show
 
 

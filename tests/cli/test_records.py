@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.cli.printed import printable, shorten
+from pymq.cli.record_text import printable, shorten
 from tests.cli.conftest import Queue
 from tests.client.helpers import polled
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pymq
 from pymq.client.router import Router
-from pymq.core.config import TopicConfig
 from pymq.core.message import Answer, GetMetadata
-from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 
 WAIT_S = 10.0  # how long anything may take on a busy machine

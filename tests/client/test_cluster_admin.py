@@ -11,7 +11,7 @@ import pymq
 from pymq.core.message import Answer, CreateTopic
 from pymq.errors import PartitionExists, RequestTimeout, TopicExists, UnknownTopic
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
+from pymq.testing.simulation.network import LinkFaults
 
 
 def active(cluster: Cluster) -> str:

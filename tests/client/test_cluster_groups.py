@@ -8,7 +8,7 @@ import pymq
 from pymq.core.message import Unsubscribe
 from pymq.errors import FencedMember, NotSubscribed, RequestTimeout, UnknownTopic
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
+from pymq.testing.simulation.network import LinkFaults
 
 OFFSETS = "__consumer_offsets"
 

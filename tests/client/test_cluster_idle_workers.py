@@ -8,7 +8,7 @@ import pytest
 
 import pymq
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
+from pymq.testing.simulation.network import LinkFaults
 
 WORKERS = 4
 TASKS = 200

@@ -9,7 +9,7 @@ import pytest
 import pymq
 from pymq.hash.partitioner import key_partition
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
+from pymq.testing.simulation.network import LinkFaults
 
 
 def leader(mq: pymq.Client, topic: str = "t") -> str:

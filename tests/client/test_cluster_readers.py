@@ -7,8 +7,8 @@ import pytest
 import pymq
 from pymq.errors import OffsetOutOfRange, RequestTimeout
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
-from pymq.testing.world import WALL_MS
+from pymq.testing.simulation.network import LinkFaults
+from pymq.testing.simulation.world import WALL_MS
 
 
 def put(mq: pymq.Client, *numbers: int, partition: int = 0, time_ms: int | None = None) -> None:

@@ -9,7 +9,8 @@ import pytest
 import pymq
 from pymq.core.message import Fetch, Message
 from pymq.errors import OffsetOutOfRange, RequestTimeout
-from pymq.testing import Cluster, probe
+from pymq.testing import Cluster
+from pymq.testing.simulation import probe
 
 
 def put(mq: pymq.Client, *numbers: int, size: int = 0) -> None:

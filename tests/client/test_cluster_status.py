@@ -11,7 +11,7 @@ import pymq
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.hash.partitioner import key_partition
 from pymq.testing import Cluster
-from pymq.testing.network import LinkFaults
+from pymq.testing.simulation.network import LinkFaults
 
 AT_END = "it has reached the end of all its partitions"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import pymq
-from pymq.client.pace import AHEAD_MS, FIRST, Pace
+from pymq.client.group.lease_pace import AHEAD_MS, FIRST, LeasePace
 
 WORKERS = 4
 TASKS = 100
@@ -127,9 +127,9 @@ def test_options_that_make_no_sense_are_refused(
 # --- pace ---------------------------------------------------------------------------------------
 
 
-def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: Pace | None = None) -> int:
+def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: LeasePace | None = None) -> int:
     """How many records an application of some speed gets at a time, after a while."""
-    pace = pace or Pace()
+    pace = pace or LeasePace()
     for _ in range(polls):
         records = pace.limit(500)
         pace.took(records, takes_ms(records))
@@ -146,7 +146,7 @@ def test_an_application_that_asks_by_a_timer_is_not_slow() -> None:
 
 
 def test_an_application_that_becomes_slow_gets_few_at_once() -> None:
-    pace = Pace()
+    pace = LeasePace()
     assert paced(lambda records: records * 0.01, pace=pace) == 500
     assert paced(lambda records: records * 50, polls=1, pace=pace) == 1
 

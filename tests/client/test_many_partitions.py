@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.store.files import OsFiles
+from pymq.store.file.os_files import OsFiles
 
 COUNT = 1_000
 

@@ -9,10 +9,10 @@ import pytest
 
 import pymq
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
-from pymq.embedded import Part, assemble
-from pymq.store.file import FileStore
+from pymq.nodes.embedded import EmbeddedNode, assemble
+from pymq.store.file.file_store import FileStore
 from pymq.testing import Cluster
-from pymq.testing.disk import SimDisk
+from pymq.testing.simulation.disk import SimDisk
 from tests.client.helpers import polled, produce, values
 
 
@@ -28,7 +28,7 @@ class Machine:
     def open(self) -> pymq.Client:
         self.lives += 1
         parts = [
-            Part(FileStore("/data", files=disk), str(number), self.lives)
+            EmbeddedNode(FileStore("/data", files=disk), str(number), self.lives)
             for number, disk in enumerate(self.disks)
         ]
         with ExitStack() as stack:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pymq.client.router import LOST_MS, REFRESH_LOST_MS, REFRESH_MS, Call, Router
-from pymq.core.config import TopicConfig
 from pymq.core.message import Answer, DeleteTopic, GetMetadata, Message, UnderWay
-from pymq.core.metadata import PartitionLeader, TopicMetadata
+from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotController, QuotaExceeded, RequestTimeout
 

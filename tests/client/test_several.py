@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.embedded import broker_folders
 from pymq.errors import ConfigError, CorruptMetadata, StoreLocked
+from pymq.nodes.embedded import broker_folders
 
 
 def put(mq: pymq.Client, count: int = 100) -> None:

@@ -10,8 +10,8 @@ from typing import TypeVar
 from kazoo.client import KazooClient
 
 import pymq.coord
-from pymq.coord.zookeeper import ZookeeperCoordinator
-from pymq.core.coordination import (
+from pymq.coord.zookeeper.coordinator import ZookeeperCoordinator
+from pymq.core.metadata.coordination import (
     Changed,
     Commit,
     Committed,

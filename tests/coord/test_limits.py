@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pymq.coord.limits import refusal, size
-from pymq.core.coordination import Check, Commit, Create, Delete, Put
+from pymq.core.metadata.coordination import Check, Commit, Create, Delete, Put
 
 COMMIT = Commit(
     1,
@@ -20,7 +20,7 @@ COMMIT = Commit(
 
 
 def test_the_size_of_a_commit_is_what_zookeeper_would_see() -> None:
-    dialect = pytest.importorskip("pymq.coord.dialect")
+    dialect = pytest.importorskip("pymq.coord.zookeeper.dialect")
     exact = dialect.Dialect("", is_owned=False, max_request_bytes=size(COMMIT))
     exact.check_size(COMMIT)
     less = dialect.Dialect("", is_owned=False, max_request_bytes=size(COMMIT) - 1)

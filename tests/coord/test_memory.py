@@ -11,8 +11,8 @@ import pytest
 
 from pymq.coord.base import Coordinator
 from pymq.coord.memory import MemoryCoordinator, MemoryTree
-from pymq.coord.tree import Plan
-from pymq.core.coordination import (
+from pymq.coord.tree import CommitPlan
+from pymq.core.metadata.coordination import (
     Changed,
     Commit,
     Committed,
@@ -243,15 +243,15 @@ class Gossip(MemoryCoordinator):
 class Deaf(MemoryTree):
     """Reports no change."""
 
-    def _announce(self, plan: Plan) -> None:
+    def _announce(self, plan: CommitPlan) -> None:
         pass
 
 
 class NoDeletions(MemoryTree):
     """Does not report deletions."""
 
-    def _announce(self, plan: Plan) -> None:
-        super()._announce(Plan((), {p: e for p, e in plan.changes.items() if e is not None}))
+    def _announce(self, plan: CommitPlan) -> None:
+        super()._announce(CommitPlan((), {p: e for p, e in plan.changes.items() if e is not None}))
 
 
 class Undead(MemoryTree):

@@ -8,7 +8,7 @@ import pytest
 
 from pymq.coord import paths, tree
 from pymq.coord.tree import validate
-from pymq.core.coordination import Load
+from pymq.core.metadata.coordination import Load
 from pymq.errors import InvalidName
 
 EVERY = [

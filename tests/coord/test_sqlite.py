@@ -16,7 +16,7 @@ import pytest
 
 from pymq.coord.base import Coordinator
 from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Changed,
     Commit,
     Committed,
@@ -44,7 +44,7 @@ def script(body: str, *args: object) -> list[str]:
     head = """
         import os, signal, sys
         from pymq.coord.sqlite import *
-        from pymq.core.coordination import *
+        from pymq.core.metadata.coordination import *
     """
     text = textwrap.dedent(head) + textwrap.dedent(body)
     return [sys.executable, "-c", text, *map(str, args)]

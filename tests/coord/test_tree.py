@@ -2,8 +2,8 @@
 
 import pytest
 
-from pymq.coord.tree import MAX_DATA_BYTES, Plan, Tree, Watches, validate
-from pymq.core.coordination import (
+from pymq.coord.tree import MAX_DATA_BYTES, CommitPlan, Tree, TreeWatches, validate
+from pymq.core.metadata.coordination import (
     Changed,
     Check,
     Commit,
@@ -66,7 +66,7 @@ def test_plan_changes_nothing_until_adopted() -> None:
     """A backend may fail between the two steps and has nothing to undo."""
     tree = Tree()
     plan = tree.plan(Commit(1, (Create("/a", b""), Create("/a/b", b"", ephemeral=True))), "s")
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CommitPlan)
     assert len(tree) == 0
     assert tree.load("/") == ()
     assert tree.plan_expiry("s").changes == {}
@@ -135,7 +135,7 @@ def test_restore_gives_the_same_tree() -> None:
 
 def test_watches_match_roots_and_what_is_below() -> None:
     """Each change once, in order, and only below the roots of that session."""
-    watches = Watches()
+    watches = TreeWatches()
     for root in ("/a", "/a/b", "/none"):
         watches.add("s", root)
     watches.add("all", "/")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import pymq.coord
-from pymq.coord.link import session_name
-from pymq.core.coordination import (
+from pymq.coord.zookeeper.session import session_name
+from pymq.core.metadata.coordination import (
     Changed,
     Check,
     Committed,
@@ -107,7 +107,7 @@ def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
     script = """
         import sys, time
         from tests.coord.sessions import *
-        from pymq.core.coordination import *
+        from pymq.core.metadata.coordination import *
         with session(sys.argv[1], "/stopped", session_ms=SESSION_MS) as one:
             one.must(Create("/mine", b"", ephemeral=True))
             print("ready", flush=True)

@@ -9,7 +9,7 @@ import pytest
 
 from pymq.coord import paths
 from pymq.core.message import CreateTopic, DeleteTopic
-from pymq.core.metadata import TopicNode, decode_node
+from pymq.core.metadata.nodes import TopicNode, decode_node
 from pymq.core.types import AckMode
 from pymq.testing.zookeeper import ZooKeeper
 from tests.coord.sessions import expire, session

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pymq.controller.controller import Controller, ControllerConfig
 from pymq.coord import paths
 from pymq.core.message import Answer, CreateTopic, Message
-from pymq.core.metadata import ControllerEpoch, decode_node
+from pymq.core.metadata.nodes import ControllerEpoch, decode_node
 from pymq.core.types import AckMode
 from pymq.errors import NotController
-from pymq.node.controller import Controller, ControllerConfig
-from pymq.node.loop import Loop
+from pymq.runtime.loop import Loop
 from pymq.testing.zookeeper import ZooKeeper
 from tests.coord.sessions import WAIT_S, Session, expire, kazoo, session
 

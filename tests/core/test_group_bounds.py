@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pymq.core import membership
-from pymq.core.bounds import GroupLimits
-from pymq.core.group import GroupCoordinator
-from pymq.core.leases import AVAILABLE, Leases
+from pymq.core.group import membership
+from pymq.core.group.coordinator import GroupCoordinator
+from pymq.core.group.group_limits import GroupLimits
+from pymq.core.group.leases import AVAILABLE, Leases
+from pymq.core.group.request_validation import SESSION_MAX_MS, GroupRequest
 from pymq.core.message import (
     BEGIN,
     Acquire,
@@ -23,7 +24,6 @@ from pymq.core.message import (
     Settle,
     Settled,
 )
-from pymq.core.sensible import SESSION_MAX_MS, GroupRequest
 from pymq.errors import (
     AuthorizationFailed,
     ConfigError,
@@ -33,8 +33,8 @@ from pymq.errors import (
     UnknownGroup,
 )
 from pymq.hash.assign import assignor
-from tests.core.test_group import ACK_WAIT, SESSION, Host
-from tests.core.test_leases import Watched
+from tests.core.group.test_coordinator import ACK_WAIT, SESSION, Host
+from tests.core.group.test_leases import Watched
 
 
 def bounded(limits: GroupLimits) -> Host:

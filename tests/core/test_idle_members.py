@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pymq.core.group import IDLE_TRIES
+from pymq.core.batch.offset_ranges import Ranges
+from pymq.core.group.coordinator import IDLE_TRIES
 from pymq.core.message import BEGIN, Acquire, Acquired, Join, Leave, Message, Settle
-from pymq.core.ranges import Ranges
-from tests.core.test_group import ACK_WAIT, SESSION, Host, leases
+from tests.core.group.test_coordinator import ACK_WAIT, SESSION, Host, leases
 
 Grants = Sequence[tuple[str, int, int, int]]
 

@@ -7,16 +7,16 @@ from random import Random
 
 import pytest
 
-from pymq.core import codec
-from pymq.core.header import Header
-from pymq.core.producers import (
+from pymq.core import cbor
+from pymq.core.batch.header import Header
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import (
     NAMED,
     PAST_BYTES,
     PRODUCERS_MAX,
     UNDER_WAY_MS,
     ProducerTable,
 )
-from pymq.core.record import RecordBatch
 from pymq.errors import CorruptMetadata
 
 PRODUCER = 7
@@ -24,7 +24,7 @@ PRODUCER = 7
 
 def header(sequence: int, offset: int) -> Header:
     """Of a batch of one record."""
-    batch = RecordBatch.encode(
+    batch = EncodedBatch.encode(
         [b"x"], timestamp_ms=0, producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence
     )
     return batch.stamp(offset, 1, 0).header
@@ -51,7 +51,7 @@ def test_what_could_not_be_written_is_no_repeat() -> None:
 def test_what_is_no_snapshot_is_refused(item: object) -> None:
     """Whoever keeps a checkpoint goes by what it raises, and does without."""
     with pytest.raises(CorruptMetadata):
-        ProducerTable.restore(codec.dumps(item))
+        ProducerTable.restore(cbor.dumps(item))
 
 
 # --- what goes with a roll ----------------------------------------------------------------------
@@ -78,7 +78,7 @@ def table_of(count: int, batches: int, now_ms: int = 0, *, first: int = 0) -> Pr
 
 
 def known(table: ProducerTable) -> set[int]:
-    return {item[0] for item in codec.loads(table.snapshot())}
+    return {item[0] for item in cbor.loads(table.snapshot())}
 
 
 def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
@@ -102,12 +102,12 @@ def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
     for name in names:
         early.replay(header(0, 0)._replace(producer_id=name))
     table = ProducerTable.restore(
-        codec.dumps([*codec.loads(early.snapshot()), *codec.loads(table.snapshot())])
+        cbor.dumps([*cbor.loads(early.snapshot()), *cbor.loads(table.snapshot())])
     )
     packed = table.hand_on(UNDER_WAY_MS, bytes_max)
     assert len(packed) <= bytes_max
     left = ProducerTable.restore(packed)
-    order = [item[0] for item in codec.loads(table.snapshot()) if item[0] not in names]
+    order = [item[0] for item in cbor.loads(table.snapshot()) if item[0] not in names]
     kept = known(left)
     anonymous = [item for item in order if item in kept]
     assert anonymous == order[len(order) - len(anonymous) :]
@@ -120,13 +120,13 @@ def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
     """They wait for no answer any more; but where they go on is known."""
     late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
     table = ProducerTable.restore(
-        codec.dumps([*codec.loads(late.snapshot()), *codec.loads(busy.snapshot())])
+        cbor.dumps([*cbor.loads(late.snapshot()), *cbor.loads(busy.snapshot())])
     )
     is_busy = known(busy)
-    handed = {item[0]: item for item in codec.loads(table.snapshot())}
+    handed = {item[0]: item for item in cbor.loads(table.snapshot())}
     left = ProducerTable.restore(table.hand_on(UNDER_WAY_MS + 1, 200_000))
     assert known(left) == known(table)
-    for producer, epoch, following, batches, seen in codec.loads(left.snapshot()):
+    for producer, epoch, following, batches, seen in cbor.loads(left.snapshot()):
         kept = 5 if producer in is_busy else 1
         before = handed[producer]
         assert [epoch, following, batches, seen] == [*before[1:3], before[3][-kept:], before[4]]
@@ -147,7 +147,7 @@ def test_who_was_silent_too_long_is_forgotten_but_a_name_is_not() -> None:
 
 def test_silence_is_counted_only_once_it_is_known_since_when() -> None:
     """After a restart, of a table of before, or of a clock that was ahead: none goes too early."""
-    old = ProducerTable.restore(codec.dumps([[7, 0, 1, [[0, 0, 1, 5]]]]))
+    old = ProducerTable.restore(cbor.dumps([[7, 0, 1, [[0, 0, 1, 5]]]]))
     replayed = ProducerTable()
     replayed.replay(header(0, 5))
     ahead = ProducerTable()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import ProducerTable
 from pymq.core.message import (
     Fetch,
     Fetched,
@@ -19,12 +21,10 @@ from pymq.core.message import (
     Sealed,
     Sequence,
 )
-from pymq.core.metadata import PartitionState
-from pymq.core.open_block import READ_AGAIN_MAX_MS
-from pymq.core.partition import Partition
-from pymq.core.producers import ProducerTable
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.partition.open_block import READ_AGAIN_MAX_MS
+from pymq.core.partition.partition import Partition
 from pymq.core.ready import Recover, Recovered, RecoverFailed, RemoveBlock
-from pymq.core.record import RecordBatch
 from pymq.core.types import NEVER, AckMode
 from pymq.errors import (
     CorruptBatch,
@@ -34,10 +34,10 @@ from pymq.errors import (
     PymqError,
     StoreError,
 )
-from pymq.replication.election import HardState
 from pymq.replication.factory import replicator
-from tests.core import test_recovery
-from tests.core.test_recovery import COUNT, PRODUCER, header, states
+from pymq.replication.raft.election import HardState
+from tests.core.block import test_recovery
+from tests.core.block.test_recovery import COUNT, PRODUCER, header, states
 
 FIRST_MS = 10 * test_recovery.Host.replication.retry_ms
 NAMES = ("me", "b", "c")
@@ -119,7 +119,7 @@ class Bench:
         return found.error if isinstance(found, Fetched) else None
 
     def produce(self) -> PymqError | None:
-        batch = RecordBatch.encode([b"x"], timestamp_ms=0)
+        batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
         self.partition.produce("sender", Produce(1, "t", "0", AckMode.LEADER, batch), self.now)
         found = self.host.replies.pop() if self.host.replies else None
         return found.error if isinstance(found, Produced) else None

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pymq.core import columns, compression
-from pymq.core.columns import Headers
-from pymq.core.header import COMPACTED, CONTROL, HEADER, HEADER_SIZE, Header, parse_header
-from pymq.core.record import RecordBatch
-from pymq.core.runs import restamp, split
+from pymq.core.batch import columns, compression
+from pymq.core.batch.batch_sequence import restamp, split
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.header import COMPACTED, CONTROL, HEADER, HEADER_SIZE, Header, parse_header
+from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, InvalidRequest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "batch-v1.bin"
@@ -78,10 +78,10 @@ GOLDEN_BATCHES: list[dict[str, object]] = [
 ]
 
 
-def golden() -> list[RecordBatch]:
+def golden() -> list[EncodedBatch]:
     """Encode what the golden file holds."""
     time = 1_700_000_000_000
-    first = RecordBatch.encode(
+    first = EncodedBatch.encode(
         [b"first", b"", b"the third value"],
         keys=[b"k1", None, b"k3"],
         headers=[(), (("trace", b"\x00\x01"), ("é", b"")), ()],
@@ -91,9 +91,9 @@ def golden() -> list[RecordBatch]:
         producer_epoch=3,
         base_sequence=500,
     )
-    control = RecordBatch.control(b"control", timestamp_ms=time + 10)
+    control = EncodedBatch.control(b"control", timestamp_ms=time + 10)
     numbers = range(4)
-    whole = RecordBatch.encode(
+    whole = EncodedBatch.encode(
         [b"value %d" % number for number in numbers],
         keys=[b"key %d" % number for number in numbers],
         timestamp_ms=time + 20,
@@ -105,7 +105,7 @@ def golden() -> list[RecordBatch]:
     ]
 
 
-def raw(batch: RecordBatch) -> bytes:
+def raw(batch: EncodedBatch) -> bytes:
     return bytes(batch.head) + bytes(batch.body)
 
 
@@ -120,10 +120,10 @@ def test_the_format_on_disk_does_not_change() -> None:
 @pytest.mark.parametrize("epoch", [0, (1 << 32) - 1, 1 << 32, (1 << 64) - 1])
 def test_a_producer_epoch_has_64_bits(epoch: int) -> None:
     """As it is made, as it is given another, and as it is read."""
-    made = RecordBatch.encode([b""], timestamp_ms=0, producer_id=1, producer_epoch=epoch)
+    made = EncodedBatch.encode([b""], timestamp_ms=0, producer_id=1, producer_epoch=epoch)
     for batch in (made, golden()[0].numbered(epoch, 0)):
         assert batch.header.producer_epoch == epoch
-        read = RecordBatch.parse(raw(batch.stamp(5, 1, 0))).verify()
+        read = EncodedBatch.parse(raw(batch.stamp(5, 1, 0))).verify()
         assert read.header.producer_epoch == epoch
 
 
@@ -174,9 +174,9 @@ codecs = st.sampled_from([compression.NONE, compression.LZ4, compression.ZSTD])
 Row = tuple[bytes, bytes | None, int, Headers]
 
 
-def encode(records: Sequence[Row], codec: int) -> RecordBatch:
+def encode(records: Sequence[Row], codec: int) -> EncodedBatch:
     values, keys, stamps, headers = zip(*records, strict=True)
-    return RecordBatch.encode(
+    return EncodedBatch.encode(
         values, keys=keys, timestamps=stamps, headers=headers, timestamp_ms=0, codec=codec
     )
 
@@ -185,7 +185,7 @@ def encode(records: Sequence[Row], codec: int) -> RecordBatch:
 @settings(deadline=None)
 def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> None:
     batch = encode(records, codec).stamp(offset, 9, offset)
-    found = RecordBatch.parse(bytearray(b"xx" + raw(batch) + b"yy"), 2).verify().at("t", "p")
+    found = EncodedBatch.parse(bytearray(b"xx" + raw(batch) + b"yy"), 2).verify().at("t", "p")
     assert (found.base_offset, found.end_offset) == (offset, offset + len(records))
     assert found.header == batch.header
     assert found.header.max_timestamp == max(time for _, _, time, _ in records)
@@ -198,19 +198,19 @@ def test_what_goes_in_comes_out(records: list[Row], codec: int, offset: int) -> 
 @settings(deadline=None)
 def test_values_of_one_length(value: bytes, count: int, codec: int) -> None:
     if count:
-        batch = RecordBatch.encode([value] * count, timestamp_ms=5, codec=codec)
-        assert RecordBatch.parse(raw(batch)).verify().values == [value] * count
+        batch = EncodedBatch.encode([value] * count, timestamp_ms=5, codec=codec)
+        assert EncodedBatch.parse(raw(batch)).verify().values == [value] * count
 
 
 @pytest.mark.parametrize("codec", [compression.LZ4, compression.ZSTD])
 def test_what_compresses_is_kept_compressed(codec: int) -> None:
     values = [b"all the same " * 10] * 100
-    batch = RecordBatch.encode(values, timestamp_ms=1, codec=codec)
+    batch = EncodedBatch.encode(values, timestamp_ms=1, codec=codec)
     assert batch.header.attributes == codec
     assert batch.size < 1_000
-    assert RecordBatch.parse(raw(batch)).verify().values == values
+    assert EncodedBatch.parse(raw(batch)).verify().values == values
     noise = [random.Random(1).randbytes(1_000)]
-    assert RecordBatch.encode(noise, timestamp_ms=1, codec=codec).header.attributes == 0
+    assert EncodedBatch.encode(noise, timestamp_ms=1, codec=codec).header.attributes == 0
 
 
 @given(st.lists(rows, min_size=1, max_size=20), codecs, st.data())
@@ -225,7 +225,7 @@ def test_keep_leaves_the_chosen_records(
         chosen = sorted(data.draw(st.sets(st.integers(0, max(len(left) - 1, 0)))))
         chosen = [at for at in chosen if at < len(left)]
         left = [left[at] for at in chosen]
-        batch = RecordBatch.parse(raw(batch.keep(chosen))).verify()
+        batch = EncodedBatch.parse(raw(batch.keep(chosen))).verify()
         found = [(r.offset, (r.value, r.key, r.timestamp_ms, r.headers)) for r in batch.records()]
         assert found == left
         assert (batch.base_offset, batch.end_offset) == (100, 100 + len(records))
@@ -234,7 +234,7 @@ def test_keep_leaves_the_chosen_records(
 
 
 def test_keep_is_not_quadratic() -> None:
-    batch = RecordBatch.encode(
+    batch = EncodedBatch.encode(
         [b"x%d" % i for i in range(20_000)],
         keys=[b"k%d" % i for i in range(20_000)],
         timestamp_ms=0,
@@ -243,7 +243,7 @@ def test_keep_is_not_quadratic() -> None:
 
 
 def test_a_gap_covers_offsets_and_holds_nothing() -> None:
-    gap = RecordBatch.parse(raw(RecordBatch.gap(50, 1_000_000, 4))).verify()
+    gap = EncodedBatch.parse(raw(EncodedBatch.gap(50, 1_000_000, 4))).verify()
     assert (gap.base_offset, gap.end_offset, len(gap)) == (50, 1_000_050, 0)
     assert (gap.header.leader_epoch, gap.records()) == (4, [])
 
@@ -251,7 +251,7 @@ def test_a_gap_covers_offsets_and_holds_nothing() -> None:
 @given(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 32) - 1), codecs)
 @settings(deadline=None)
 def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, codec: int) -> None:
-    batch = RecordBatch.encode([b"value"] * 50, timestamp_ms=1, codec=codec)
+    batch = EncodedBatch.encode([b"value"] * 50, timestamp_ms=1, codec=codec)
     stamped = batch.stamp(offset, epoch, offset // 2)
     assert stamped.body is batch.body
     assert bytes(stamped.head)[28:] == bytes(batch.head)[28:]
@@ -259,7 +259,7 @@ def test_stamping_touches_only_what_the_leader_owns(offset: int, epoch: int, cod
     assert (stamped.header.base_offset, stamped.header.leader_epoch) == (offset, epoch)
     assert stamped.header.durable == offset // 2
     if offset + 50 < 1 << 63:
-        found = RecordBatch.parse(raw(stamped)).verify()
+        found = EncodedBatch.parse(raw(stamped)).verify()
         assert found.header == stamped.header
     assert batch.base_offset == 0
 
@@ -275,7 +275,7 @@ def test_every_flipped_bit_is_seen(codec: int) -> None:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptBatch):
-            RecordBatch.parse(flipped).verify()
+            EncodedBatch.parse(flipped).verify()
         if bit < 8 * HEADER_SIZE:
             with pytest.raises(CorruptBatch):
                 parse_header(flipped)
@@ -285,7 +285,7 @@ def test_every_cut_is_seen() -> None:
     data = raw(golden()[0])
     for size in range(len(data)):
         with pytest.raises(CorruptBatch):
-            RecordBatch.parse(data[:size])
+            EncodedBatch.parse(data[:size])
         if size:
             with pytest.raises(CorruptBatch):
                 list(split(data[:size]))
@@ -295,20 +295,20 @@ def test_every_cut_is_seen() -> None:
 @settings(deadline=None)
 def test_random_bytes_are_no_batch(data: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        RecordBatch.parse(data)
+        EncodedBatch.parse(data)
     with pytest.raises(CorruptBatch):
-        RecordBatch.parse(b"PMQB" + data)
+        EncodedBatch.parse(b"PMQB" + data)
 
 
 def resealed(header: Header, body: bytes) -> bytes:
     """A batch whose CRCs hold, whatever is in it: what a stranger may send."""
-    return raw(RecordBatch._seal(header._replace(length=HEADER_SIZE + len(body)), body))
+    return raw(EncodedBatch._seal(header._replace(length=HEADER_SIZE + len(body)), body))
 
 
 def look(data: bytes) -> None:
     """Do with a batch what a consumer does; only the errors for bad batches may come."""
     try:
-        batch = RecordBatch.parse(data).verify()
+        batch = EncodedBatch.parse(data).verify()
         records = batch.records()
         assert len(records) == len(batch)
         offsets = [record.offset for record in records]
@@ -377,7 +377,7 @@ def test_a_bomb_does_not_go_off(codec: int, declared: int) -> None:
     data = resealed(header, bomb)
     tracemalloc.start()
     with pytest.raises(CorruptBatch):
-        RecordBatch.parse(data).records()
+        EncodedBatch.parse(data).records()
     assert tracemalloc.get_traced_memory()[1] < 3 * declared + (4 << 20)
     tracemalloc.stop()
 
@@ -389,7 +389,7 @@ def test_a_huge_count_costs_nothing() -> None:
     tracemalloc.start()
     for name in ("values", "keys", "timestamps", "headers", "offsets"):
         with pytest.raises(CorruptBatch):
-            getattr(RecordBatch.parse(data), name)
+            getattr(EncodedBatch.parse(data), name)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -397,12 +397,12 @@ def test_a_huge_count_costs_nothing() -> None:
 # --- what a follower does -----------------------------------------------------------------------
 
 
-def run(*spans: int, start: int = 10, epoch: int = 3) -> list[RecordBatch]:
+def run(*spans: int, start: int = 10, epoch: int = 3) -> list[EncodedBatch]:
     """Batches of *spans* records that follow each other, attesting all before them."""
     batches = []
     for count in spans:
         values = [b"value %d" % number for number in range(count)]
-        batches.append(RecordBatch.encode(values, timestamp_ms=5).stamp(start, epoch, start))
+        batches.append(EncodedBatch.encode(values, timestamp_ms=5).stamp(start, epoch, start))
         start += count
     return batches
 
@@ -453,7 +453,7 @@ def test_a_follower_takes_whole_batches_only() -> None:
 def test_a_follower_takes_what_follows_only() -> None:
     first, second, third = run(2, 3, 1)
     older = run(1, start=15, epoch=2)[0]
-    nothing = RecordBatch.gap(12, 0, 3)
+    nothing = EncodedBatch.gap(12, 0, 3)
     for batches in (
         [first, third],  # a gap
         [first, first],

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 import pymq
-from pymq.client.consumer import Consumer
-from pymq.client.delivery import Delivery
+from pymq.client.consumer.consumer import Consumer
+from pymq.client.producer.delivery import Delivery
 from pymq.errors import FencedMember, PymqError, StoreFull
-from pymq.testing.history import Delivered, History, Part, Sent
+from tests.simulator.history import Delivered, Part, RecordedHistory, RecordedSend
 
 GROUP = "workers"
 EVERY_S = 0.02  # a record to each partition
@@ -27,7 +27,7 @@ class Load:
     """
 
     def __init__(self, url: str, topics: dict[str, Sequence[str]]) -> None:
-        self.history = History()
+        self.history = RecordedHistory()
         self.topics = topics
         self.parts: list[Part] = [(t, p) for t, parts in topics.items() for p in parts]
         self.consumers: dict[str, Consumer] = {}
@@ -95,7 +95,7 @@ class Load:
             self._flush(producer)
 
     def _send_one(self, producer: pymq.Producer, topic: str, partition: str, number: int) -> None:
-        sent = Sent(topic, (topic, partition), number, time.monotonic())
+        sent = RecordedSend(topic, (topic, partition), number, time.monotonic())
         self.history.sent.append(sent)
 
         def answered(delivery: Delivery) -> None:

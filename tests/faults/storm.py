@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pymq
-from pymq.core.header import MAGIC, parse_header
-from pymq.store.verify import verify
-from pymq.testing.history import Outage, Part, outages, percentile
-from pymq.testing.namespaces import HOST, Namespaces
-from pymq.testing.processes import NodeFailed, NodeProcess, ProcessCluster
-from tests.deployed.processes import ROOT
+from pymq.core.batch.header import MAGIC, parse_header
+from pymq.store.verification.verify import verify
 from tests.faults.load import Load, whole_log
+from tests.nodes.processes import ROOT
+from tests.simulator.history import Outage, Part, outages, percentile
+from tests.simulator.namespaces import HOST, Namespaces
+from tests.simulator.processes import NodeFailed, NodeProcess, ProcessCluster
 
 SAFE, QUICK = "safe", "quick"  # topics with ack mode raft and leader
 TOPICS: dict[str, Sequence[str]] = {SAFE: ("0", "1", "2"), QUICK: ("0", "1")}

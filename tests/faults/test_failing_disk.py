@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.testing.history import percentile
-from pymq.testing.processes import ProcessCluster
+from tests.simulator.history import percentile
+from tests.simulator.processes import ProcessCluster
 
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).with_name("fail_sync.c")

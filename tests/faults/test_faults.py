@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pymq.core.record import Record
-from pymq.testing.history import Delivered, History, Sent, outages, percentile
-from pymq.testing.namespaces import Namespaces
-from pymq.testing.processes import Disk
+from pymq.core.batch.record import Record
 from tests.faults.storm import Storm
+from tests.simulator.history import Delivered, RecordedHistory, RecordedSend, outages, percentile
+from tests.simulator.namespaces import Namespaces
+from tests.simulator.processes import Disk
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -73,22 +73,22 @@ def test_everything_for_long(tmp_path: Path, tell: Tell) -> None:
 def test_the_judge_sees_what_is_wrong() -> None:
     """A history with each kind of mistake is found out, and one without is not."""
     part = ("t", "0")
-    sent = [Sent("p", part, n, 0.1 * n, 0.1 * n + 0.05, n) for n in range(3)]
+    sent = [RecordedSend("p", part, n, 0.1 * n, 0.1 * n + 0.05, n) for n in range(3)]
     log = [Record("t", "0", each.offset, 0, None, each.payload, (), 1) for each in sent]
     given = [Delivered("c", part, s.offset, s.payload, 1.0, 1.1) for s in sent]
-    good = History(sent, given, [(part, 0, 1.2)])
+    good = RecordedHistory(sent, given, [(part, 0, 1.2)])
     assert good.problems({part: log}) == []
     assert "lost (1)" in str(good.problems({part: log[:2]}))
     twice = [*log, log[0]._replace(offset=3)]
     assert "twice in the log (1)" in str(good.problems({part: twice}))
     assert "out of order (1)" in str(good.problems({part: twice}))
     assert "offsets do not rise (1)" in str(good.problems({part: [*log, log[2]]}))
-    missed = History(sent, given[:2], [])
+    missed = RecordedHistory(sent, given[:2], [])
     assert "never delivered to the group (1)" in str(missed.problems({part: log}))
     late = Delivered("c", part, 0, sent[0].payload, 1.3, 1.4)
-    again = History(sent, [*given, late], [(part, 0, 1.2)])
+    again = RecordedHistory(sent, [*given, late], [(part, 0, 1.2)])
     assert "delivered after it was settled (1)" in str(again.problems({part: log}))
-    wrong = History(sent, given, [], {part: [(0, b"other/0/0")]})
+    wrong = RecordedHistory(sent, given, [], {part: [(0, b"other/0/0")]})
     assert "the reader saw otherwise (1)" in str(wrong.problems({part: log}))
     assert [o.seconds for o in outages(sent, [("x", 0.0, 1.0)], [part])] == [0.75]
     assert (percentile(range(1, 101), 99), percentile([], 50)) == (99, 0.0)

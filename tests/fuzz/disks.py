@@ -6,20 +6,21 @@ from collections.abc import Callable
 from random import Random
 from typing import get_args
 
-from pymq.core import codec, metadata
-from pymq.core.index import Index
-from pymq.core.producers import ProducerTable
+from pymq.core import cbor
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.offset_index import Index
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import ProducerTable
+from pymq.core.metadata import nodes as metadata
 from pymq.core.ready import Append, Checkpoint, CreateBlock, RecoverFailed, SaveState, SealBlock
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, PymqError, StoreError
-from pymq.replication.election import HardState
-from pymq.store import states
-from pymq.store.blockfile import FileHead, Known
-from pymq.store.file import FileStore
-from pymq.store.verify import verify
-from pymq.testing.disk import SimDisk
+from pymq.replication.raft.election import HardState
+from pymq.store.block.block_file import FileHead, Known
+from pymq.store.file import states
+from pymq.store.file.file_store import FileStore
+from pymq.store.verification.verify import verify
+from pymq.testing.simulation.disk import SimDisk
 from tests.fuzz.damage import distort, scramble, write
 from tests.fuzz.targets import as_bytes, forged, sound_batches
 from tests.transport.samples import sample
@@ -63,7 +64,7 @@ class Blocks:
 
     @staticmethod
     def _read(
-        store: FileStore, batches: list[RecordBatch], is_open: bool, rng: Random, is_forged: bool
+        store: FileStore, batches: list[EncodedBatch], is_open: bool, rng: Random, is_forged: bool
     ) -> bool:
         start = batches[0].base_offset
         is_recovered = is_open or rng.random() < 0.5
@@ -93,7 +94,7 @@ class Blocks:
         return True
 
 
-def _disk(rng: Random, kind: int) -> tuple[SimDisk, list[RecordBatch], bool]:
+def _disk(rng: Random, kind: int) -> tuple[SimDisk, list[EncodedBatch], bool]:
     """A store with one block, open or sealed, with and without a checkpoint."""
     disk = SimDisk()
     store = FileStore(FOLDER, files=disk)
@@ -123,7 +124,7 @@ class Notes:
         disk, batches, _ = _disk(rng, 2)
         table, index = ProducerTable(), Index()
         for number in range(20):
-            batch = RecordBatch.encode([b"x"], timestamp_ms=1, producer_id=number, base_sequence=0)
+            batch = EncodedBatch.encode([b"x"], timestamp_ms=1, producer_id=number, base_sequence=0)
             table.replay(batch.stamp(number, 1, 0).header)
             index.add(batch.stamp(number, 1, 0).header, number * 40_000)
         saved = disk.data(f"{FOLDER}/states.log")
@@ -147,7 +148,7 @@ class Notes:
         made, read = rng.choice(self.readers)
         data = rng.choice(made)
         try:
-            item = codec.loads(data) if rng.random() < 0.6 else None
+            item = cbor.loads(data) if rng.random() < 0.6 else None
         except PymqError:
             item = None
         data = scramble(rng, data, made) if item is None else write(distort(rng, item, ()))

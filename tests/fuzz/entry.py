@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from pymq.core.header import parse_header
-from pymq.core.record import RecordBatch
+from pymq.core.batch.header import parse_header
+from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, PymqError
-from pymq.spark.appends import append
+from pymq.spark.write.appends import append
 from pymq.testing import Cluster
-from pymq.testing.world import WALL_MS
+from pymq.testing.simulation.world import WALL_MS
 from tests.fuzz.damage import scramble
 from tests.fuzz.targets import forged, sound_batches
 
@@ -42,7 +42,7 @@ class Entry:
                     taken += 1
                 except PymqError:
                     pass  # It is refused, for whatever reason.
-                mine = RecordBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
+                mine = EncodedBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
                 told[append(mq.questions, topic, {"0": mine}, 10.0)["0"]] = b"mine %d" % number
             cluster.crash("broker-0")
             cluster.restart("broker-0")
@@ -52,11 +52,11 @@ class Entry:
             assert told.items() <= read.items(), "an acknowledged record of another is lost"
         return taken > 0
 
-    def _batch(self, rng: Random) -> RecordBatch:
+    def _batch(self, rng: Random) -> EncodedBatch:
         """As the decoder of a broker lets it in: its header holds, and has the body's length."""
         batch = rng.choice(self.batches)
         header = batch.header._replace(producer_id=-1, base_sequence=-1)
-        batch = RecordBatch._seal(header, batch.body)
+        batch = EncodedBatch._seal(header, batch.body)
         data = bytes(batch.head) + bytes(batch.body)
         if rng.random() < 0.3:
             head, body = data[: len(batch.head)], scramble(rng, bytes(batch.body), ())
@@ -67,4 +67,4 @@ class Entry:
             parsed = parse_header(data)
         except CorruptBatch:
             return batch
-        return RecordBatch.parse(data) if parsed.length == len(data) else batch
+        return EncodedBatch.parse(data) if parsed.length == len(data) else batch

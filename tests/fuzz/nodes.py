@@ -8,20 +8,20 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
+from pymq.access.requirements import CLUSTER_ACTION, requirements
+from pymq.broker.broker import BrokerMachine
+from pymq.broker.registration import BrokerConfig
+from pymq.controller.controller import Controller, ControllerConfig
 from pymq.coord.memory import MemoryCoordinator
 from pymq.core import message as msg
-from pymq.core.header import parse_header
+from pymq.core.batch.header import parse_header
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Message
-from pymq.core.record import RecordBatch
 from pymq.core.types import OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch
 from pymq.hash.assign import assignor
-from pymq.node.access.requirements import CLUSTER_ACTION, requirements
-from pymq.node.broker import Broker
-from pymq.node.controller import Controller, ControllerConfig
-from pymq.node.loop import Loop
-from pymq.node.registration import BrokerConfig
 from pymq.replication.solo import Solo
+from pymq.runtime.loop import Loop
 from pymq.store.memory import MemoryStore
 from tests.fuzz.damage import INTEGERS
 from tests.fuzz.targets import forged, sound_batches
@@ -98,7 +98,7 @@ class Nodes:
             return rng.random() < 0.5
         if hint is AckMode:
             return rng.choice(list(AckMode))
-        if hint is RecordBatch:
+        if hint is EncodedBatch:
             return self._batch(rng)
         if hint is bytes:
             return rng.choice((b"", b"x", rng.randbytes(rng.randrange(100))))
@@ -108,7 +108,7 @@ class Nodes:
         odd: tuple[Any, ...] = (None, True, -1, 1 << 62, "os", "", [], b"x", {"a": 1})
         return {rng.choice(_OPTIONS): rng.choice(odd) for _ in range(rng.randrange(3))}
 
-    def _batch(self, rng: Random) -> RecordBatch:
+    def _batch(self, rng: Random) -> EncodedBatch:
         batch = rng.choice(self.batches)
         if rng.random() < 0.3:
             return batch.numbered(0, rng.choice((0, 0, 1, 5)))
@@ -119,7 +119,7 @@ class Nodes:
             return batch
         if header.length != len(data):
             return batch  # The decoder has refused it.
-        return RecordBatch.parse(data)
+        return EncodedBatch.parse(data)
 
 
 class _Node:
@@ -136,7 +136,7 @@ class _Node:
         )
         store = MemoryStore()
         config = BrokerConfig(BROKER, (ZKSERVER,))
-        broker = Broker(config, Solo, assignor, rng, store.blocks(), (), self.now)
+        broker = BrokerMachine(config, Solo, assignor, rng, store.blocks(), (), self.now)
         self.loop.add_zkserver(ZKSERVER, zkserver, MemoryCoordinator())
         self.loop.add_broker(BROKER, broker, store)
         for _ in range(20):
@@ -178,7 +178,7 @@ class _Node:
         self.tell(ZKSERVER, msg.Recommission(6, BROKER))
         self.tell(ZKSERVER, msg.CreateTopic(7, "after", ("0",), 1, AckMode.LEADER, {}))
         self._pass(300)
-        batch = RecordBatch.encode([b"x"], timestamp_ms=1)
+        batch = EncodedBatch.encode([b"x"], timestamp_ms=1)
         self.tell(BROKER, msg.Produce(77, "after", "0", AckMode.LEADER, batch))
         self._pass(300)
         self.tell(BROKER, msg.Fetch(777, "after", "0", 0, 1_000, 0))

@@ -12,11 +12,12 @@ from random import Random
 from typing import Any, Protocol
 from zlib import crc32
 
-from pymq.core import codec, columns, compression
-from pymq.core.header import CRC, HEADER, HEADER_CRC, HEADER_SIZE, SIGNED, Header, header_crc
-from pymq.core.record import RecordBatch
-from pymq.core.runs import clip, restamp, split
-from pymq.core.view import BatchView
+from pymq.core import cbor
+from pymq.core.batch import columns, compression
+from pymq.core.batch.batch_sequence import clip, restamp, split
+from pymq.core.batch.header import CRC, HEADER, HEADER_CRC, HEADER_SIZE, SIGNED, Header, header_crc
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.batch.view import RecordBatch
 from pymq.errors import CorruptBatch, InvalidRequest
 from pymq.transport import wire
 from tests.fuzz.damage import NUMBERS, distort, scramble, write
@@ -47,7 +48,7 @@ class Packets:
                 items = [("", "p", sample(cls, rng)) for _ in range(rng.choice((1, 1, 1, 3)))]
                 header, *frames = wire.encode(items)
                 self.packets.append([bytes(header), *map(bytes, frames)])
-                self.rows.append(codec.loads(header))
+                self.rows.append(cbor.loads(header))
         self.headers = [packet[0] for packet in self.packets]
         self.parts = [row for rows in self.rows for row in rows[1:]]
 
@@ -86,10 +87,10 @@ class Packets:
 # --- batches --------------------------------------------------------------------------------------
 
 
-def sound_batches() -> list[RecordBatch]:
+def sound_batches() -> list[EncodedBatch]:
     """Batches with all that batches may have, stamped."""
     rng = Random("batches")
-    made: list[RecordBatch] = []
+    made: list[EncodedBatch] = []
     for count in (1, 2, 7, 65, 300):
         values = [rng.randbytes(rng.choice((0, 3, 100))) for _ in range(count)]
         even = [bytes(20)] * count
@@ -97,7 +98,7 @@ def sound_batches() -> list[RecordBatch]:
         headers = [(("a", b"1"), ("ä", b"")) if rng.random() < 0.5 else () for _ in range(count)]
         times = [1_000 + rng.randrange(-50, 1 << rng.choice((4, 40))) for _ in range(count)]
         made += [
-            RecordBatch.encode(
+            EncodedBatch.encode(
                 even if which & 1 else values,
                 timestamp_ms=1_000,
                 keys=keys if which & 2 else None,
@@ -110,11 +111,11 @@ def sound_batches() -> list[RecordBatch]:
             for which in range(8)
         ]
     made += [batch.keep(range(0, len(batch), 2)) for batch in made[8:24]]
-    made += [RecordBatch.gap(5, 100, 2), RecordBatch.control(b"x", timestamp_ms=5, kind=2)]
+    made += [EncodedBatch.gap(5, 100, 2), EncodedBatch.control(b"x", timestamp_ms=5, kind=2)]
     return made
 
 
-def as_bytes(batch: RecordBatch) -> bytes:
+def as_bytes(batch: EncodedBatch) -> bytes:
     """A batch as it travels and rests."""
     return bytes(batch.head) + bytes(batch.body)
 
@@ -132,7 +133,7 @@ def mended(head: bytes, body: bytes) -> bytes:
     return bytes(signed) + body
 
 
-def forged(rng: Random, batch: RecordBatch, others: Sequence[bytes]) -> bytes:
+def forged(rng: Random, batch: EncodedBatch, others: Sequence[bytes]) -> bytes:
     """A batch that lies in its header, in the lengths of its columns or in what they hold."""
     header, body = batch.header, bytes(batch.body)
     codec_number = header.attributes & 7
@@ -144,7 +145,7 @@ def forged(rng: Random, batch: RecordBatch, others: Sequence[bytes]) -> bytes:
         parts = [bytes(part) for part in found.values()]
         at = rng.randrange(len(parts))
         if rng.random() < 0.5:
-            parts[at] = write(distort(rng, codec.loads(parts[at]), ()))
+            parts[at] = write(distort(rng, cbor.loads(parts[at]), ()))
         else:
             parts[at] = scramble(rng, parts[at], parts)
         body = columns.pack(parts)
@@ -192,9 +193,9 @@ class Batches:
         else:
             data = scramble(rng, self.data[number], self.data)
         try:
-            batch = RecordBatch.parse(data).verify()
+            batch = EncodedBatch.parse(data).verify()
             whole = list(batch.records())
-            view = BatchView(batch.at("t", "0"), batch.base_offset + 1, batch.end_offset)
+            view = RecordBatch(batch.at("t", "0"), batch.base_offset + 1, batch.end_offset)
             some = view.records()
         except CorruptBatch:
             return False
@@ -231,7 +232,7 @@ class Runs:
         return taken
 
 
-def _run(rng: Random) -> list[RecordBatch]:
+def _run(rng: Random) -> list[EncodedBatch]:
     made, offset, epoch = [], rng.choice((0, 1_000, 1 << 40)), 1
     for _ in range(rng.randrange(1, 6)):
         epoch += rng.choice((0, 0, 1))

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pymq.core import codec
-from pymq.core.record import RecordBatch
-from pymq.core.runs import restamp
+from pymq.core import cbor
+from pymq.core.batch.batch_sequence import restamp
+from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, InvalidRequest, PymqError
 from pymq.transport import wire
 from tests.fuzz.damage import RAW, distort, scramble, write
@@ -105,7 +105,7 @@ _PLAIN = st.recursive(
 @given(st.sampled_from(sorted(wire.NUMBERS)), st.lists(_PLAIN, max_size=9))
 def test_any_fields_are_a_message_or_refused(number: int, fields: list[object]) -> None:
     try:
-        found = wire.decode(codec.dumps([1, [number, "", "", *fields]]), [])
+        found = wire.decode(cbor.dumps([1, [number, "", "", *fields]]), [])
     except InvalidRequest:
         return
     header, *frames = wire.encode(found)
@@ -121,7 +121,7 @@ def test_a_header_with_a_sound_checksum_is_read_or_refused(
     head = bytearray(batch.head)
     head[at : at + len(lie)] = lie
     data = mended(bytes(head[: len(batch.head)]).ljust(len(batch.head), b"\0"), bytes(batch.body))
-    for read in (lambda: RecordBatch.parse(data).verify().records(), lambda: restamp(data, 0)):
+    for read in (lambda: EncodedBatch.parse(data).verify().records(), lambda: restamp(data, 0)):
         try:
             read()
         except CorruptBatch:
@@ -134,7 +134,7 @@ def test_the_tools_do_what_they_say() -> None:
     batch = as_bytes(sound_batches()[5])
     assert sum(scramble(rng, batch, [batch]) != batch for _ in range(200)) > 150
     item = [1, ["a", {"b": b"c"}], None]
-    assert codec.loads(write(item)) == item
+    assert cbor.loads(write(item)) == item
     assert sum(write(distort(rng, item, ())) != write(item) for _ in range(200)) > 150
     for raw in RAW:
         assert write([item, raw]).endswith(raw)

@@ -12,11 +12,11 @@ import random
 
 import attrs
 
-from pymq.core.marks import BrokenInvariant
+from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot, RaftVote, RaftVoted
-from pymq.core.replicator import ReplicationConfig
+from pymq.core.observe.coverage import BrokenInvariant
 from pymq.core.types import NEVER
-from pymq.replication.election import Role
+from pymq.replication.raft.election import RaftRole
 from tests.replication.harness import (
     Batch,
     Cluster,
@@ -275,7 +275,7 @@ class Chaos:
     def check(self) -> None:
         for node in self.cluster.up:
             raft = node.raft
-            if raft.role is Role.LEADER:
+            if raft.role is RaftRole.LEADER:
                 self.check_leader(node)
             if raft.high_watermark < self.marks[node.me]:
                 raise Violation(f"{node.me}: the high watermark went back")

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from pymq.core.config import TopicConfig
+from pymq.core.block.replicator import Replica, ReplicationConfig
 from pymq.core.message import AlterIsr, Message, ReplicaFetch, ReplicaFetched
-from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.ready import Ready, SaveState
-from pymq.core.replicator import Replica, ReplicationConfig
 from pymq.core.types import NEVER, AckMode
-from pymq.replication.fetch import Fetch
+from pymq.replication.fetch import FetchReplicator
 from tests.replication.harness import (
     BLOCK,
     Batch,
@@ -51,13 +51,13 @@ class Replicas(NamedTuple):
 class FetchNode(Node):
     """One replica of a fetch block."""
 
-    fetch: Fetch
+    fetch: FetchReplicator
 
     def start(self, is_new: bool) -> None:
         """Make the replicator, as the broker does when it starts or is given the block."""
         self.log = FetchLog(self)
         replica = Replica(BLOCK, self.log, self, self.cluster.state, self.disk.saved, is_new)
-        self.fetch = Fetch(replica, self.cluster.now)
+        self.fetch = FetchReplicator(replica, self.cluster.now)
         self.writing, self.reads, self.is_up = None, [], True
 
     def tell_controller(self, message: Message) -> None:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import attrs
 
-from pymq.core.config import TopicConfig
-from pymq.core.header import parse_header
+from pymq.core.batch.header import parse_header
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.replicator import Replica, ReplicationConfig
 from pymq.core.message import (
     Message,
     RaftAppend,
@@ -24,14 +25,13 @@ from pymq.core.message import (
     RaftVoted,
     ReplicaFetched,
 )
-from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.ready import Envelope, Ready, SaveState
-from pymq.core.record import RecordBatch
-from pymq.core.replicator import Replica, ReplicationConfig
 from pymq.core.types import NEVER, AckMode, BlockId, Rng
 from pymq.errors import CorruptBatch
-from pymq.replication.election import HardState
-from pymq.replication.raft import Raft
+from pymq.replication.raft.election import HardState
+from pymq.replication.raft.raft import Raft
 
 BLOCK = BlockId("0" * 32, 0, 0)
 
@@ -46,8 +46,8 @@ class Batch(NamedTuple):
 
 
 @cache
-def encoded(text: str, count: int) -> RecordBatch:
-    return RecordBatch.encode([text.encode()] * count, timestamp_ms=0)
+def encoded(text: str, count: int) -> EncodedBatch:
+    return EncodedBatch.encode([text.encode()] * count, timestamp_ms=0)
 
 
 def batch(base: int, epoch: int, text: str = "", count: int = 1) -> Batch:
@@ -61,7 +61,7 @@ def split(data: bytes) -> list[Batch]:
     while position < len(data):
         header = parse_header(data, position)
         part = data[position : position + header.length]
-        RecordBatch.parse(part).verify()
+        EncodedBatch.parse(part).verify()
         found.append(Batch(header.base_offset, header.end_offset, header.leader_epoch, part))
         position += header.length
     return found

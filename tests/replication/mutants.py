@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from pymq.core.block.replicator import Replica
 from pymq.core.message import Message, RaftAppend, RaftSnapshot, RaftTimeout, RaftVote
 from pymq.core.ready import Ready, SaveState
-from pymq.core.replicator import Replica
 from pymq.errors import CorruptBatch
-from pymq.replication import beginning
-from pymq.replication.copy import Copy
-from pymq.replication.election import HardState
-from pymq.replication.group import SnapshotLog
-from pymq.replication.leadership import Leadership
-from pymq.replication.matching import conflict
-from pymq.replication.progress import Progress
 from pymq.replication.quorum import reached
-from pymq.replication.raft import Raft
+from pymq.replication.raft import initial_state
+from pymq.replication.raft.election import HardState
+from pymq.replication.raft.group import SnapshotLog
+from pymq.replication.raft.leadership import Leadership
+from pymq.replication.raft.log_copy import LogCopy
+from pymq.replication.raft.log_matching import conflict
+from pymq.replication.raft.progress import FollowerProgress
+from pymq.replication.raft.raft import Raft
 
 Patch = tuple[Any, str, Any]  # a class or module, a name in it, what takes its place
 
@@ -123,11 +123,11 @@ def count_at_once(self: Leadership, name: str) -> int:
 @plant(
     "B11'",
     "a write for an earlier term counts for what replaced it (ABA)",
-    Copy,
+    LogCopy,
     "stable",
     "etcd-TestLeaderMsgAppSelfAckAfterTermChange",
 )
-def stable_whatever_happened(self: Copy, end: int) -> None:
+def stable_whatever_happened(self: LogCopy, end: int) -> None:
     self.durable = max(self.durable, end)
 
 
@@ -203,7 +203,7 @@ def appointed_again(replica: Replica) -> bool:
 plant(
     "first-leader-twice",
     "the first leader leads its term again after a crash",
-    beginning,
+    initial_state,
     "is_appointed",
 )(appointed_again)
 
@@ -245,16 +245,16 @@ def commit_by_counting(self: Leadership) -> None:
 @plant(
     "B10",
     "the follower commits beyond what was verified",
-    Copy,
+    LogCopy,
     "append",
     "pymq-commit-not-beyond-verified",
 )
-def append_and_commit(self: Copy, m: RaftAppend) -> None:
+def append_and_commit(self: LogCopy, m: RaftAppend) -> None:
     _append(self, m)
     self.committed = max(self.committed, min(m.commit, self._log.end))
 
 
-_append = Copy.append
+_append = LogCopy.append
 
 
 @plant("minority", "one less than a majority will do", Leadership, "_commit")
@@ -294,8 +294,8 @@ _confirm_reads = Leadership._confirm_reads
 # --- logs ---------------------------------------------------------------------------------------
 
 
-@plant("B9", "an append always cuts off what is behind it", Copy, "_take")
-def take_and_cut(self: Copy, m: RaftAppend) -> None:
+@plant("B9", "an append always cuts off what is behind it", LogCopy, "_take")
+def take_and_cut(self: LogCopy, m: RaftAppend) -> None:
     if m.prev < self._log.start or (not m.data and m.prev == self._log.end):
         return
     if m.prev < self._log.end:
@@ -309,11 +309,11 @@ def take_and_cut(self: Copy, m: RaftAppend) -> None:
 @plant(
     "no-check",
     "an append is taken in wherever it goes on",
-    Copy,
+    LogCopy,
     "append",
     "etcd-TestFollowerCheckMsgApp",
 )
-def append_unchecked(self: Copy, m: RaftAppend) -> None:
+def append_unchecked(self: LogCopy, m: RaftAppend) -> None:
     if m.prev == self._log.end:
         self._round = max(self._round, m.round)
         try:
@@ -330,11 +330,11 @@ def append_unchecked(self: Copy, m: RaftAppend) -> None:
 @plant(
     "B14",
     "an old snapshot is installed over a newer log",
-    Copy,
+    LogCopy,
     "install",
     "etcd-TestRestoreIgnoreSnapshot",
 )
-def install_always(self: Copy, m: RaftSnapshot) -> None:
+def install_always(self: LogCopy, m: RaftSnapshot) -> None:
     if isinstance(self._log, SnapshotLog):
         self.durable = self._counts_to = min(self.durable, self.committed)
         self._log.install(m.end, m.last_epoch, m.data)
@@ -342,8 +342,8 @@ def install_always(self: Copy, m: RaftSnapshot) -> None:
     self._has_answer = True
 
 
-@plant("B20", "a follower cuts to its high watermark, not to where the logs part", Copy, "_take")
-def take_after_high_watermark(self: Copy, m: RaftAppend) -> None:
+@plant("B20", "a follower cuts to its high watermark, not to where the logs part", LogCopy, "_take")
+def take_after_high_watermark(self: LogCopy, m: RaftAppend) -> None:
     if m.data and m.prev < self._log.end and conflict(self._log, m.prev, m.prev_epoch) is None:
         self._log.truncate(self.committed)
         self.durable = min(self.durable, self.committed)
@@ -352,7 +352,7 @@ def take_after_high_watermark(self: Copy, m: RaftAppend) -> None:
     _take(self, m)
 
 
-_take = Copy._take
+_take = LogCopy._take
 
 
 # --- flow, liveness and transfer ----------------------------------------------------------------
@@ -385,12 +385,12 @@ plant(
 
 
 @plant("silent", "followers are not told what is committed", Leadership, "_lacks")
-def lacks_only_data(self: Leadership, progress: Progress) -> bool:
+def lacks_only_data(self: Leadership, progress: FollowerProgress) -> bool:
     return progress.match < self._log.end
 
 
 @plant("silent", "", Leadership, "_stream")
-def stream_only_data(self: Leadership, progress: Progress, now: int) -> None:
+def stream_only_data(self: Leadership, progress: FollowerProgress, now: int) -> None:
     progress.told_commit, progress.told_round = self.committed, self.reads.round
     _stream(self, progress, now)
 
@@ -398,13 +398,15 @@ def stream_only_data(self: Leadership, progress: Progress, now: int) -> None:
 _stream = Leadership._stream
 
 
-@plant("no-retry", "what is lost is not sent again", Progress, "retry")
-def never_retry(self: Progress) -> None:
+@plant("no-retry", "what is lost is not sent again", FollowerProgress, "retry")
+def never_retry(self: FollowerProgress) -> None:
     self.retry_at = 1 << 62
 
 
 @plant("no-retry", "", Leadership, "_probe")
-def probe_unless_bare(self: Leadership, progress: Progress, now: int, bare: bool = False) -> None:
+def probe_unless_bare(
+    self: Leadership, progress: FollowerProgress, now: int, bare: bool = False
+) -> None:
     if not bare:
         _probe(self, progress, now)
 
@@ -415,11 +417,11 @@ _probe = Leadership._probe
 @plant(
     "old-refusal",
     "a late refusal moves a follower back",
-    Progress,
+    FollowerProgress,
     "refused",
     "pymq-late-refusal",
 )
-def always_refused(self: Progress, end: int) -> bool:
+def always_refused(self: FollowerProgress, end: int) -> bool:
     return True
 
 

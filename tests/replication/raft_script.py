@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import attrs
 
-from pymq.core.marks import BrokenInvariant
+from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.message import (
     RaftAppend,
     RaftAppended,
@@ -21,10 +21,10 @@ from pymq.core.message import (
     RaftVote,
     RaftVoted,
 )
-from pymq.core.replicator import ReplicationConfig
+from pymq.core.observe.coverage import BrokenInvariant
 from pymq.core.types import NEVER
-from pymq.replication.election import HardState
-from pymq.replication.progress import Progress
+from pymq.replication.raft.election import HardState
+from pymq.replication.raft.progress import FollowerProgress
 from tests.replication.harness import (
     BLOCK,
     Batch,
@@ -349,7 +349,7 @@ class RaftScript:
         return " ".join(self.node(name).raft.in_sync) or "nobody"
 
 
-def show_progress(progress: Progress) -> str:
+def show_progress(progress: FollowerProgress) -> str:
     text = f"{progress.peer} {progress.mode.value} match {progress.match} next {progress.next}"
     if progress.in_flight:
         text += f" in flight {len(progress.in_flight)}"

@@ -112,7 +112,7 @@ ELSEWHERE = {
         f"{PARTS}test_what_was_held_back_leaves_in_the_same_ready_as_the_write"
     ),
     "etcd-TestBlockProposal": "etcd-TestProposal",
-    "etcd-TestUncommittedEntryLimit": "tests/client/test_producer.py::"
+    "etcd-TestUncommittedEntryLimit": "tests/client/producer/test_producer.py::"
     "test_the_buffer_is_bounded_over_all_partitions",
     "etcd-TestRawNodeBoundedLogGrowthWithPartition": "etcd-TestLeaderStepdownWhenQuorumLost",
     "thesis-4-wiped-member": "kraft-single-node-committed-data-loss pymq-learner-is-not-counted",

@@ -6,13 +6,13 @@ from random import Random
 
 import attrs
 
-from pymq.core.config import TopicConfig
+from pymq.core.block.replicator import Replica, ReplicationConfig
 from pymq.core.message import AlterIsr, Message, ReplicaFetch
-from pymq.core.metadata import BlockNode, PartitionState
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.ready import Ready
-from pymq.core.replicator import Replica, ReplicationConfig
 from pymq.core.types import AckMode, BlockId
-from pymq.replication.fetch import Fetch
+from pymq.replication.fetch import FetchReplicator
 from tests.replication.harness import Cluster, FakeLog, Node
 
 BLOCK = BlockId("topic", 0, 0)
@@ -53,9 +53,9 @@ def in_sync(*names: str) -> BlockNode:
     return attrs.evolve(state().blocks[-1], in_sync=names)
 
 
-def leader(host: Host, log: FakeLog) -> Fetch:
+def leader(host: Host, log: FakeLog) -> FetchReplicator:
     """The leader of :func:`state`."""
-    fetch = Fetch(Replica(BLOCK, log, host, state(), None, True), 0)
+    fetch = FetchReplicator(Replica(BLOCK, log, host, state(), None, True), 0)
     fetch.flush(Ready(), 0)
     fetch.stable(log.stable_end, 0)
     return fetch

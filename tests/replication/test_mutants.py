@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pymq.core.marks import BrokenInvariant
-from pymq.testing.script import ScriptError, check_script
+from pymq.core.observe.coverage import BrokenInvariant
 from tests.replication.chaos import Chaos
 from tests.replication.mutants import MUTANTS, planted
 from tests.replication.raft_script import RaftScript
+from tests.simulator.script import ScriptError, check_script
 from tests.testing.planted import HUNTS
 from tests.testing.planted.bug import BLUNDERS
 

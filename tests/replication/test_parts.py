@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 import pymq.replication
-from pymq.core.marks import BrokenInvariant, counting, invariant, mark
 from pymq.core.message import RaftAppend, RaftVote, ReplicaFetch
+from pymq.core.observe.coverage import BrokenInvariant, counting, invariant, mark
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.errors import CorruptMetadata
-from pymq.replication.election import Ballot, HardState
-from pymq.replication.matching import conflict, end_of_data, held, resume
-from pymq.replication.progress import Mode, Progress
 from pymq.replication.quorum import majority, reached
-from pymq.replication.reads import Reads
-from pymq.testing.script import check_script
+from pymq.replication.raft.election import Ballot, HardState
+from pymq.replication.raft.log_matching import conflict, end_of_data, held, resume
+from pymq.replication.raft.progress import FollowerProgress, Mode
+from pymq.replication.raft.reads import PendingReads
 from tests.replication import chaos
 from tests.replication.harness import BLOCK, Batch, Cluster, FakeLog, Node, batch
 from tests.replication.raft_script import RaftScript
+from tests.simulator.script import check_script
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "raft"
 
@@ -67,8 +67,8 @@ def test_hard_state_that_is_none(data: bytes) -> None:
 # --- progress
 
 
-def progress(match: int = 3, following: int = 5, mode: Mode = Mode.PROBE) -> Progress:
-    return Progress("B", match, following, 0, mode, sent=8)
+def progress(match: int = 3, following: int = 5, mode: Mode = Mode.PROBE) -> FollowerProgress:
+    return FollowerProgress("B", match, following, 0, mode, sent=8)
 
 
 def test_progress_probe_never_goes_below_what_matches() -> None:
@@ -170,7 +170,7 @@ def test_back_off_finds_where_logs_part() -> None:
 
 
 def test_reads_share_rounds() -> None:
-    reads = Reads()
+    reads = PendingReads()
     assert not reads.begin(0)
     reads.add(1)
     assert reads.begin(4)
@@ -315,7 +315,7 @@ def test_scripts_and_chance_come_by_every_mark() -> None:
     source = Path(pymq.replication.__file__).parent
     marks = {
         name
-        for path in sorted(source.glob("*.py"))
+        for path in sorted(source.rglob("*.py"))
         for name in re.findall(r'"(raft\.[a-z_.]+)"', path.read_text(encoding="utf-8"))
     }
     with counting() as seen:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pymq.testing.script import check_script
 from tests.replication.fetch_script import FetchScript
 from tests.replication.raft_script import RaftScript
+from tests.simulator.script import check_script
 
 DATA = Path(__file__).parents[1] / "data"
 SCRIPTS = sorted((DATA / "raft").glob("*.txt"))

@@ -13,7 +13,7 @@ import pytest
 
 import pymq
 from examples.spark_check import Hour, difference, direct
-from pymq.cli.flights import data_folder, read_flights
+from pymq.cli.commands.demo.flights import data_folder, read_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,10 +17,10 @@ pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log
 
 import pymq
 from pymq.testing.child import environment
-from tests.deployed.processes import processes
-from tests.deployed.test_security import POLICY, Secured
+from tests.nodes.processes import processes
+from tests.nodes.test_security import POLICY, Secured
 from tests.spark.conftest import ROOT, fill, run
-from tests.spark.test_sink import values, write
+from tests.spark.write.test_sink import values, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

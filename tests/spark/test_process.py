@@ -21,11 +21,11 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'py
 import pyarrow as pa
 
 import pymq
-from pymq.embedded import METADATA
+from pymq.nodes.embedded import METADATA
 from pymq.spark import process
-from pymq.spark.folder import FolderLog, is_settled, metadata_state
+from pymq.spark.log.folder_log import FolderLog, is_settled, metadata_state
 from pymq.spark.options import sink_options
-from pymq.spark.produce import Work
+from pymq.spark.write.produce import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'py
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from pymq.core.compression import codec_number
-from pymq.core.config import TopicConfig
-from pymq.core.metadata import PartitionLeader, TopicMetadata
-from pymq.core.record import RecordBatch
+from pymq.core.batch.compression import codec_number
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import (
     ConfigError,
@@ -28,12 +28,12 @@ from pymq.errors import (
 )
 from pymq.hash.partitioner import key_partition
 from pymq.spark import columns, planning
-from pymq.spark.offsets import Position
-from pymq.spark.options import Point, sink_options, source_options
+from pymq.spark.options import OffsetPoint, sink_options, source_options
 from pymq.spark.planning import Range
-from pymq.spark.progress import lag
-from pymq.spark.rows import Rows
-from pymq.spark.subscription import Bounds, resolve
+from pymq.spark.read.offsets import Position
+from pymq.spark.read.progress import lag
+from pymq.spark.read.subscription import Bounds, resolve
+from pymq.spark.write.rows import Rows
 
 URL = {"url": "zmq+tcp://127.0.0.1:1"}
 
@@ -130,8 +130,8 @@ def test_options_as_spark_hands_them_over() -> None:
         is_stream=True,
     )
     assert found.assigned == {"t": ("0", "b")}
-    assert found.starting.of("t", "0") == Point(5)
-    assert found.starting.of("t", "c") == Point(-1)
+    assert found.starting.of("t", "0") == OffsetPoint(5)
+    assert found.starting.of("t", "c") == OffsetPoint(-1)
     assert found.fail_on_data_loss
     assert found.max_offsets is None
 
@@ -239,7 +239,7 @@ EQUAL = st.binary(min_size=3, max_size=3)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> RecordBatch:
+def batches(draw: st.DrawFn) -> EncodedBatch:
     """Any batch that can be in a log, also compacted and compressed."""
     count = draw(st.integers(1, 12))
 
@@ -249,7 +249,7 @@ def batches(draw: st.DrawFn) -> RecordBatch:
     values = draw(st.sampled_from([TEXT, EQUAL, st.just(b""), st.binary(min_size=40, max_size=40)]))
     keys = draw(st.sampled_from([st.none() | TEXT, EQUAL]))
     pairs = st.lists(st.tuples(st.text(max_size=2), TEXT), max_size=2).map(tuple)
-    batch = RecordBatch.encode(
+    batch = EncodedBatch.encode(
         draw(st.lists(values, min_size=count, max_size=count)),
         timestamp_ms=draw(st.integers(0, 1 << 40)),
         keys=column(keys),
@@ -265,12 +265,12 @@ def batches(draw: st.DrawFn) -> RecordBatch:
 
 @given(st.lists(batches(), min_size=1, max_size=3), st.integers(-2, 1015), st.integers(-2, 1015))
 def test_arrow_columns_are_those_of_the_records(
-    found: list[RecordBatch], start: int, end: int
+    found: list[EncodedBatch], start: int, end: int
 ) -> None:
     """The dumbest conversion there is, a row a record, gives the same."""
     names = list(columns.FIELDS)
     schema = columns.arrow_schema(columns.schema(has_headers=True))
-    gathered, expected = columns.Columns(names, schema), []
+    gathered, expected = columns.ArrowColumns(names, schema), []
     for batch in found:
         gathered.add(batch, start, end)
         expected += [

@@ -6,22 +6,22 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from pymq.core.columns import Buffer
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import Append, CreateBlock, Recovered, RecoverFailed
-from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
-from pymq.store.file import FileStore
-from pymq.store.files import OsFiles
+from pymq.store.file.file_store import FileStore
+from pymq.store.file.os_files import OsFiles
 
 BLOCK = BlockId("ab" * 16, 3, 7)
 
 
 def batch(
     offset: int, count: int = 3, *, epoch: int = 1, size: int = 20, durable: int | None = None
-) -> RecordBatch:
+) -> EncodedBatch:
     """*count* records, with keys and times; all before them is durable unless said otherwise."""
     numbers = range(offset, offset + count)
-    made = RecordBatch.encode(
+    made = EncodedBatch.encode(
         [b"value %d " % number + bytes(size) for number in numbers],
         keys=[b"key %d" % (number % 5) for number in numbers],
         timestamps=[1_000 + number for number in numbers],
@@ -30,12 +30,12 @@ def batch(
     return made.stamp(offset, epoch, offset if durable is None else durable)
 
 
-def raw(batches: Sequence[RecordBatch]) -> bytes:
+def raw(batches: Sequence[EncodedBatch]) -> bytes:
     """The bytes of *batches*."""
     return b"".join(bytes(one.head) + bytes(one.body) for one in batches)
 
 
-def fill(path: Path, count: int, *, block: BlockId = BLOCK, start: int = 0) -> list[RecordBatch]:
+def fill(path: Path, count: int, *, block: BlockId = BLOCK, start: int = 0) -> list[EncodedBatch]:
     """Make a store with one block of *count* batches, and close it."""
     batches = [batch(start + 3 * i) for i in range(count)]
     store = FileStore(str(path))

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pymq
-from pymq.core.header import MAGIC, Header
-from pymq.core.runs import split
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.header import MAGIC, Header
 
 
 def headers(folder: Path) -> list[Header]:

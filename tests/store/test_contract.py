@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 from pymq.store.memory import MemoryStore
 from pymq.testing import check_store
 from tests.store.helpers import BLOCK, file_of, fill, raw

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pymq.core.batch.batch_sequence import restamp, split
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -22,13 +24,11 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.record import RecordBatch
-from pymq.core.runs import restamp, split
 from pymq.core.types import BlockId
-from pymq.store import appending
-from pymq.store import states as states_module
-from pymq.store.file import FileStore
-from pymq.testing.disk import PowerCut, SimDisk
+from pymq.store.file import appending
+from pymq.store.file import states as states_module
+from pymq.store.file.file_store import FileStore
+from pymq.testing.simulation.disk import PowerCut, SimDisk
 from tests.store.helpers import batch
 
 BLOCKS = [BlockId("cd" * 16, i // 2, i % 2) for i in range(4)]
@@ -51,10 +51,10 @@ class Life:
         self.group = group  # at most so many batches in one write
         self.dice = random.Random(seed)
         self.disk = SimDisk(holes=holes)
-        self.safe: dict[BlockId, list[RecordBatch]] = {block: [] for block in BLOCKS}
-        self.seen: dict[BlockId, list[RecordBatch]] = {block: [] for block in BLOCKS}
+        self.safe: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
+        self.seen: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
         # What each block held before a cut that may or may not have been made when the power fails.
-        self.uncut: dict[BlockId, list[RecordBatch]] = {}
+        self.uncut: dict[BlockId, list[EncodedBatch]] = {}
         self.states: dict[BlockId, bytes] = {}
         self.saving: dict[BlockId, bytes] = {}  # the states that a write under way is to save
         self.failures = 0

@@ -25,7 +25,7 @@ from pymq.core.ready import (
 )
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBlock, StoreError, StoreFull
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, fill, raw
 
 OTHER = BlockId(BLOCK.topic_id, 4, 0)
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_written(mount: Path) -> None:
 def test_a_folder_of_someone_else() -> None:
     """Root may write anywhere, so it becomes nobody; who is not root may not write either."""
     become = "os.setuid(65534); " if os.geteuid() == 0 else ""
-    code = f"import os, sys; from pymq.store.file import FileStore; {become}"
+    code = f"import os, sys; from pymq.store.file.file_store import FileStore; {become}"
     code += "FileStore(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"

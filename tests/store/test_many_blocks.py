@@ -9,8 +9,8 @@ import pytest
 
 from pymq.core.ready import CreateBlock, RemoveBlock, SealBlock
 from pymq.core.types import BlockId
-from pymq.store.file import FileStore
-from pymq.store.files import OsFiles
+from pymq.store.file.file_store import FileStore
+from pymq.store.file.os_files import OsFiles
 
 TOPIC = "0123456789abcdef0123456789abcdef"
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from pymq.core.batch.batch_sequence import split
 from pymq.core.ready import Append, CreateBlock, Recovered
-from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import StoreLocked
-from pymq.store.file import FileStore
-from pymq.store.verify import verify
+from pymq.store.file.file_store import FileStore
+from pymq.store.verification.verify import verify
 from tests.store.helpers import BLOCK, batch
 
 WRITER = """
 import sys
 from pymq.core.ready import Append, CreateBlock, Recovered
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 from tests.store.helpers import BLOCK, batch
 store = FileStore(sys.argv[1])
 found = store.recover(BLOCK, 0, True)
@@ -78,7 +78,7 @@ def test_kill_9_while_writing(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 store = FileStore(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
@@ -111,7 +111,7 @@ def test_a_second_store_in_the_same_process_is_kept_out(tmp_path: Path) -> None:
 LEFT_BEHIND = """
 import os, signal, sys
 from pymq.errors import StoreLocked
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 from tests.store.helpers import BLOCK
 store = FileStore(sys.argv[1])
 reading, writing = os.pipe()
@@ -152,7 +152,7 @@ HALF_FORKED = """
 import os, sys
 reading, writing = os.pipe()
 os.register_at_fork(after_in_child=lambda: os.close(writing) or os.read(reading, 1))
-from pymq.store.file import FileStore  # and only now what it does in a forked child
+from pymq.store.file.file_store import FileStore  # and only now what it does in a forked child
 store = FileStore(sys.argv[1])
 if not os.fork():
     os._exit(0)
@@ -171,7 +171,7 @@ def test_a_child_in_the_midst_of_its_fork_does_not_keep_the_folder(tmp_path: Pat
 
 ORPHAN = """
 import os, signal, sys
-from pymq.store.file import FileStore
+from pymq.store.file.file_store import FileStore
 store = FileStore(sys.argv[1])
 reading, writing = os.pipe()
 if not os.fork():
@@ -200,7 +200,7 @@ def test_a_dead_processes_children_do_not_keep_the_folder(tmp_path: Path) -> Non
 FORKER = """
 import os, signal, sys
 from pathlib import Path
-from pymq.store.files import OsFiles
+from pymq.store.file.os_files import OsFiles
 files = OsFiles()
 handles = [files.create(sys.argv[1] + "/%d" % number) for number in range(9)]
 assert files.sync_all(handles) == [None] * 9

@@ -19,9 +19,9 @@ from pymq.core.ready import (
     Truncate,
 )
 from pymq.core.types import BlockId
-from pymq.store import appending
-from pymq.store.file import FileStore
-from pymq.store.verify import verify
+from pymq.store.file import appending
+from pymq.store.file.file_store import FileStore
+from pymq.store.verification.verify import verify
 from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, raw, recover
 
 OTHER = BlockId(BLOCK.topic_id, 4, 0)

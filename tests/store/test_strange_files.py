@@ -12,10 +12,10 @@ from pymq.coord.sqlite import SqliteTree
 from pymq.core.ready import RecoverFailed
 from pymq.core.types import BlockId
 from pymq.errors import CorruptMetadata, StoreError
-from pymq.store.file import FileStore
-from pymq.store.files import OsFiles
-from pymq.store.folder import Folder
-from pymq.store.verify import verify
+from pymq.store.file.file_store import FileStore
+from pymq.store.file.folder import Folder
+from pymq.store.file.os_files import OsFiles
+from pymq.store.verification.verify import verify
 from tests.store.helpers import BLOCK, file_of, fill, recover
 
 TIB = 1 << 40

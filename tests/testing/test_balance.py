@@ -6,7 +6,7 @@ import pytest
 
 from pymq.client.client import Client
 from pymq.testing import Cluster
-from pymq.testing.whole import check_whole
+from tests.simulator.whole import check_whole
 
 EVERY_MS = 5_000
 

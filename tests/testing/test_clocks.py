@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.client.consumer import Consumer
+from pymq.client.consumer.consumer import Consumer
 from pymq.testing import Cluster
 
 GROUP = "workers"

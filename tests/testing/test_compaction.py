@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.core.runs import split
+from pymq.core.batch.batch_sequence import split
 from pymq.testing import Cluster
 
 

@@ -7,16 +7,16 @@ import io
 import pytest
 
 from pymq.testing.cluster import Cluster
-from pymq.testing.crashes import command, main
 from pymq.testing.crashpoints import (
     Crashes,
-    Point,
+    CrashPoint,
     crash,
     enumerate_crashes,
     points,
     sample,
     survey,
 )
+from tests.simulator.crashes import command, main
 from tests.testing.scripts import SCENARIOS
 
 MODULE = "tests.testing.scripts"
@@ -67,7 +67,7 @@ def test_the_samples_of_all_shifts_are_everything() -> None:
     ],
 )
 def test_what_failed_once(name: str, point: str) -> None:
-    assert crash(SCENARIOS[name], Point.parse(point)).problem == ""
+    assert crash(SCENARIOS[name], CrashPoint.parse(point)).problem == ""
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_crash_anywhere_and_another_one(name: str, again: int) -> None:
     found = Crashes()
     for boundary in survey(scenario)[again % 3 :: 3]:
         for keep in ("state-0", "random"):
-            point = Point(boundary.node, boundary.number, keep, again=again)
+            point = CrashPoint(boundary.node, boundary.number, keep, again=again)
             found.add(crash(scenario, point))
     assert found.failed == []
 
@@ -93,7 +93,7 @@ def test_a_point_is_run_again_exactly() -> None:
     scenario = SCENARIOS["roll_by_size"]
     boundaries = survey(scenario)
     for point in points(boundaries)[11::97]:
-        first, second = crash(scenario, point), crash(scenario, Point.parse(str(point)))
+        first, second = crash(scenario, point), crash(scenario, CrashPoint.parse(str(point)))
         assert (first.digest, first.events) == (second.digest, second.events)
         out = io.StringIO()
         assert main([*command(MODULE, "roll_by_size", point).split()[3:]], out) == 0
@@ -101,7 +101,7 @@ def test_a_point_is_run_again_exactly() -> None:
 
 
 def test_a_point_that_the_script_does_not_reach_is_told() -> None:
-    run = crash(SCENARIOS["commit"], Point("broker-0", 100_000, "none"))
+    run = crash(SCENARIOS["commit"], CrashPoint("broker-0", 100_000, "none"))
     assert "was not reached" in run.problem
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pymq.core.runs import split
+from pymq.core.batch.batch_sequence import split
 from pymq.errors import CorruptBlock
 from pymq.testing import Cluster
 

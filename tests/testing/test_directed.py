@@ -6,8 +6,9 @@ import pytest
 
 from pymq import Client
 from pymq.core.message import CreateTopic, RaftTimeout
-from pymq.testing import Cluster, probe
-from pymq.testing.process import Process
+from pymq.testing import Cluster
+from pymq.testing.simulation import probe
+from pymq.testing.simulation.process import Process
 
 ZKSERVER = "zkserver-0"
 

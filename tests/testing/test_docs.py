@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pymq.testing import cluster, crashpoints
-from pymq.testing.rules import RULES
+from pymq.testing.checkers.rules import RULES
 
 TEXT = (Path(__file__).parents[2] / "docs/testing.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pymq import Client
-from pymq.testing import Cluster, probe
+from pymq.testing import Cluster
+from pymq.testing.simulation import probe
 
 
 def leader(mq: Client) -> str | None:

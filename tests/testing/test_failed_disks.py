@@ -8,8 +8,8 @@ import pytest
 
 import pymq
 from pymq.client.client import Client
-from pymq.client.delivery import Delivery
-from pymq.core.metadata import PartitionDescription
+from pymq.client.producer.delivery import Delivery
+from pymq.core.metadata.nodes import PartitionDescription
 from pymq.testing import Cluster
 
 RECORDS = 20

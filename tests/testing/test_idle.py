@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.core.open_block import IDLE_MS
+from pymq.core.partition.open_block import IDLE_MS
 from pymq.testing import Cluster
-from pymq.testing.probe import partitions
+from pymq.testing.simulation.probe import partitions
 
 
 def kept(cluster: Cluster) -> list[bool]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pymq.testing import Cluster
-from pymq.testing.limits import limited
+from pymq.testing.faults.limits import limited
 
 COUNT = 60
 REQUEST_S = 10.0

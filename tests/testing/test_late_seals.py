@@ -9,8 +9,8 @@ import pytest
 from pymq import Client
 from pymq.core.message import Message, Seal, Sealed
 from pymq.testing import Cluster
-from pymq.testing.network import Link
-from pymq.testing.process import Process
+from pymq.testing.simulation.network import NetworkLink
+from pymq.testing.simulation.process import Process
 from tests.testing.test_takeovers import leader, slow_cluster
 
 ZKSERVER = "zkserver-0"
@@ -40,7 +40,7 @@ def given_up(c: Cluster, mq: Client, old: str) -> Told:
     return list(told)
 
 
-def arrive(link: Link, source: str, message: Message, *_: object) -> None:
+def arrive(link: NetworkLink, source: str, message: Message, *_: object) -> None:
     """Deliver a message that was held up."""
     link.receive(ZKSERVER, source, message)
 

@@ -7,7 +7,7 @@ import pytest
 from pymq import Client
 from pymq.core.message import AlterIsr
 from pymq.testing import Cluster
-from pymq.testing.process import Process
+from pymq.testing.simulation.process import Process
 
 RECORDS = [b"%050d" % number for number in range(40)]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pymq.core.answers import Answers
-from pymq.core.leases import Leases
-from pymq.core.serving import Serving
-from pymq.node.election import Election
-from pymq.replication.raft import Raft
-from pymq.testing import swarm
-from pymq.testing.plan import Plan
-from pymq.testing.swarm import Run, run_plan
-from pymq.testing.world import SECOND
+from pymq.controller.election import Election
+from pymq.core.group.leases import Leases
+from pymq.core.partition.fetch import FetchHandler
+from pymq.core.partition.pending_produces import PendingProduces
+from pymq.replication.raft.raft import Raft
+from pymq.testing import run
+from pymq.testing.faults.plan import Plan
+from pymq.testing.run import SimulationRun, run_plan
+from pymq.testing.simulation.world import SECOND
 
 TOPIC = {"name": "t0", "partitions": 1, "replicas": 3, "acks": "raft", "config": {}}
 APP = {"readers": ["t0"], "groups": [["t0", "g"]]}
@@ -40,8 +40,8 @@ def nothing(*arguments: Any, **named: Any) -> Any:
 # A machine that does something no more, and what is to be missed then.
 BROKEN: dict[str, tuple[type, str, Any]] = {
     "zkserver-comes-back": (Election, "decided", nothing),
-    "partitions-take-records": (Answers, "due", nothing),
-    "readers-reach-the-end": (Serving, "fetch", nothing),
+    "partitions-take-records": (PendingProduces, "due", nothing),
+    "readers-reach-the-end": (FetchHandler, "fetch", nothing),
     "groups-reach-the-end": (Leases, "acquire", nothing),
     "replicas-converge": (Raft, "step", step_elsewhere),
 }
@@ -59,15 +59,15 @@ def test_what_works_breaks_none() -> None:
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_what_does_not_work_again_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "HEAL_S", 20.0)
-    heal = Run._heal
+    monkeypatch.setattr(run, "HEAL_S", 20.0)
+    heal = SimulationRun._heal
 
-    def break_it(self: Run) -> None:
+    def break_it(self: SimulationRun) -> None:
         monkeypatch.setattr(*BROKEN[rule])
         if rule == "zkserver-comes-back":
             self.cluster.restart("zkserver-0")
         heal(self)
 
-    monkeypatch.setattr(Run, "_heal", break_it)
+    monkeypatch.setattr(SimulationRun, "_heal", break_it)
     result = run_plan(PLAN)
     assert result.violation in (rule, SOONER.get(rule)), result.message

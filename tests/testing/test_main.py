@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pymq.testing.__main__ import main
-from pymq.testing.plan import generate
+from pymq.testing.faults.plan import generate
 from tests.testing.planted import planted
 
 

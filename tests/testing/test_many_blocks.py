@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pymq.core.marks import counting
-from pymq.core.message import LeaderAndIsr, Message
-from pymq.node import parts
+from pymq.core.message import LeaderAndIsr, Message, chunks
+from pymq.core.observe.coverage import counting
 from pymq.testing import Cluster
-from pymq.testing.limits import LIMITS, limited
-from pymq.testing.network import LinkFaults
-from pymq.testing.process import Process
+from pymq.testing.faults.limits import LIMITS, limited
+from pymq.testing.simulation.network import LinkFaults
+from pymq.testing.simulation.process import Process
 
 BYTES = 1_500  # some four blocks
 COUNT = 150
@@ -20,7 +19,7 @@ COUNT = 150
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(LIMITS, "STATES_BYTES_MAX", ("pymq.node.", (BYTES,)))
+    monkeypatch.setitem(LIMITS, "STATES_BYTES_MAX", ("pymq.controller.", (BYTES,)))
     with limited({"STATES_BYTES_MAX": BYTES}):
         yield
 
@@ -57,7 +56,7 @@ def test_it_is_told_in_parts(acks: str, loss: float) -> None:
             cluster.calm()
             cluster.run(seconds=5)
         assert (marks["parts.missing"] > 0) == (loss > 0)
-        assert max(sum(map(parts.size, m.partitions)) for m in told) <= BYTES
+        assert max(sum(map(chunks.size, m.partitions)) for m in told) <= BYTES
         assert len({state.earlier for m in told for state in m.partitions}) > 3
         with mq.consumer("t", mode="psb") as consumer:
             found = [int(record.value.rstrip(b"\0")) for record in consumer.until_end()]

@@ -8,11 +8,11 @@ import pytest
 
 from pymq.client.client import Client
 from pymq.core import message as msg
-from pymq.core.producers import PAST_BYTES
-from pymq.core.record import RecordBatch
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import PAST_BYTES
 from pymq.core.types import AckMode
 from pymq.testing import Cluster
-from pymq.testing.nodes import ZkserverHost
+from pymq.testing.simulation.nodes import ZkserverHost
 
 PRODUCERS = 10_000
 AT_ONCE = 500
@@ -26,7 +26,7 @@ def produce(
     for start in range(0, len(producers), AT_ONCE):
         calls = []
         for producer in producers[start : start + AT_ONCE]:
-            batch = RecordBatch.encode(
+            batch = EncodedBatch.encode(
                 [b"%d" % sequence],
                 timestamp_ms=wall_ms,
                 producer_id=producer,
@@ -34,7 +34,7 @@ def produce(
                 base_sequence=sequence,
             )
 
-            def make(request: int, batch: RecordBatch = batch) -> msg.Message:
+            def make(request: int, batch: EncodedBatch = batch) -> msg.Message:
                 return msg.Produce(request, "t", "0", AckMode.RAFT, batch)
 
             calls.append((mq.questions.begin("t", "0", make), make))

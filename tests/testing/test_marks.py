@@ -14,48 +14,38 @@ from functools import partial
 
 import pytest
 
-from pymq.core.marks import counting
+from pymq.core.observe.coverage import counting
+from pymq.testing.faults.plan import Plan, generate
 from pymq.testing.marks import all_marks
-from pymq.testing.plan import Plan, generate
-from pymq.testing.script import check_script
-from pymq.testing.swarm import run_plan
+from pymq.testing.run import run_plan
+from tests.broker import test_batch_copies, test_broker
+from tests.broker.hosting import test_removals
 from tests.client import test_cluster_groups, test_cluster_idle_workers
-from tests.core import (
-    test_fetches,
-    test_group,
-    test_lending,
-    test_log,
-    test_producer_table,
-    test_producers,
-    test_reading_again,
-    test_recovery,
-    test_repair,
-    test_serving,
-    test_slots,
-    test_upkeep,
-)
-from tests.node import (
-    test_broker,
-    test_commits,
+from tests.controller import (
     test_controller_brokers,
     test_controller_election,
     test_controller_rolls,
-    test_copies,
-    test_departures,
-    test_gradual,
+    test_gradual_reads,
     test_large_topics,
     test_made_anew,
     test_many_partitions,
-    test_removals,
     test_slices,
-    test_subscribers,
-    test_takeover,
 )
-from tests.node import test_parts as test_states
+from tests.controller.operations import test_departures, test_subscribers
+from tests.controller.state import test_transactions
+from tests.controller.transitions import test_takeover
+from tests.core import test_producer_table, test_reading_again
+from tests.core.block import test_idempotence, test_log, test_recovery
+from tests.core.group import test_coordinator
+from tests.core.message import test_chunks as test_states
+from tests.core.partition import test_fetch as test_serving
+from tests.core.partition import test_fetch_limits, test_maintenance
+from tests.core.repair import test_block_repair, test_repair_scheduler, test_repair_throttle
 from tests.replication import chaos, test_fetch, test_parts
 from tests.replication.fetch_script import FetchScript
 from tests.replication.raft_script import RaftScript
 from tests.replication.test_scripts import FETCH_SCRIPTS, SCRIPTS
+from tests.simulator.script import check_script
 from tests.testing import (
     test_damaged_copies,
     test_late_seals,
@@ -66,7 +56,7 @@ from tests.testing import (
     test_what_enters,
     test_what_lies_inside,
 )
-from tests.testing.test_swarm import PLANS
+from tests.testing.test_run import PLANS
 
 # Runs that come by much; and how many others there may be to come by the rest, which change with
 # every change of the code.
@@ -91,25 +81,27 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
         test_broker.Bench()
     ),
-    "copies.again": test_copies.test_who_asks_again_takes_its_copy_over,
-    "copies.held_up": test_copies.test_a_copy_is_paid_for_as_it_is_made,
-    "copies.failed": test_copies.test_an_append_that_is_refused_ends_a_copy,
+    "copies.again": test_batch_copies.test_who_asks_again_takes_its_copy_over,
+    "copies.held_up": test_batch_copies.test_a_copy_is_paid_for_as_it_is_made,
+    "copies.failed": test_batch_copies.test_an_append_that_is_refused_ends_a_copy,
     "departures.asked_again": (
-        test_commits.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
+        test_transactions.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
     ),
     "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
-    "fetches.gone": test_fetches.test_what_was_asked_by_who_has_gone_is_not_read,
-    "fetches.too_many": test_fetches.test_so_many_fetches_wait_and_no_more,
-    "fetches.wait": test_fetches.test_what_waits_is_served_as_soon_as_there_is_room,
+    "fetches.gone": test_fetch_limits.test_what_was_asked_by_who_has_gone_is_not_read,
+    "fetches.too_many": test_fetch_limits.test_so_many_fetches_wait_and_no_more,
+    "fetches.wait": test_fetch_limits.test_what_waits_is_served_as_soon_as_there_is_room,
     "fetch.past": (test_fetch.test_what_a_follower_had_before_it_was_started_anew_counts_no_more),
-    "group.load_again": test_group.test_damaged_offsets_do_not_break_the_broker,
-    "group.load_corrupt": test_group.test_damaged_offsets_do_not_break_the_broker,
+    "group.load_again": test_coordinator.test_damaged_offsets_do_not_break_the_broker,
+    "group.load_corrupt": test_coordinator.test_damaged_offsets_do_not_break_the_broker,
     "group.member_without_topic": lambda: (
-        test_group.test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(test_group.Host())
+        test_coordinator.test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(
+            test_coordinator.Host()
+        )
     ),
-    "group.load_elsewhere": test_group.test_what_was_read_elsewhere_is_written_anew,
-    "group.offsets_moved": test_group.test_what_was_read_elsewhere_is_written_anew,
-    "group.loading_refused": test_group.test_requests_do_not_wait_for_ever_for_the_offsets,
+    "group.load_elsewhere": test_coordinator.test_what_was_read_elsewhere_is_written_anew,
+    "group.offsets_moved": test_coordinator.test_what_was_read_elsewhere_is_written_anew,
+    "group.loading_refused": test_coordinator.test_requests_do_not_wait_for_ever_for_the_offsets,
     "promotion.offsets": partial(
         test_promotion.test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes, 0
     ),
@@ -138,18 +130,22 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "partition.invalid": partial(_refused, "tomorrow"),
     "reader.damaged": partial(_damaged, "reader"),
     "leased.damaged": partial(_damaged, "group"),
-    "repair.clipped": test_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
-    "repair.cut": test_repair.test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many,
-    "repair.damaged": test_repair.test_a_damaged_copy_that_nobody_else_holds_stays,
+    "repair.clipped": test_block_repair.test_a_holder_has_compacted_what_this_copy_has_half_of,
+    "repair.cut": (
+        test_block_repair.test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many
+    ),
+    "repair.damaged": test_block_repair.test_a_damaged_copy_that_nobody_else_holds_stays,
     "repair.replaced": (
-        test_repair.test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before
+        test_block_repair.test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before
     ),
     "repair.nobody_answers": (
-        test_slots.test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often
+        test_repair_scheduler.test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often
     ),
-    "repair.unanswered": (test_slots.test_whoever_else_holds_it_is_asked_when_one_does_not_answer),
-    "lending.later": test_lending.test_what_is_beyond_the_bound_has_the_next_turns,
-    "repair.unreadable": test_repair.test_a_copy_that_cannot_be_read_now_is_read_again,
+    "repair.unanswered": (
+        test_repair_scheduler.test_whoever_else_holds_it_is_asked_when_one_does_not_answer
+    ),
+    "lending.later": test_repair_throttle.test_what_is_beyond_the_bound_has_the_next_turns,
+    "repair.unreadable": test_block_repair.test_a_copy_that_cannot_be_read_now_is_read_again,
     "serving.too_many_wait": (
         test_serving.test_of_a_connection_so_many_fetches_wait_and_the_oldest_is_answered
     ),
@@ -159,19 +155,21 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
     ),
-    "upkeep.compact_in_part": (test_upkeep.test_a_block_under_repair_is_compacted_once_it_is_whole),
-    "repair.corrupt": test_repair.test_a_damaged_batch_is_asked_of_another,
+    "upkeep.compact_in_part": (
+        test_maintenance.test_a_block_under_repair_is_compacted_once_it_is_whole
+    ),
+    "repair.corrupt": test_block_repair.test_a_damaged_batch_is_asked_of_another,
     "producers.fenced": (
-        test_producers.test_what_is_new_under_an_epoch_that_was_replaced_is_fenced
+        test_idempotence.test_what_is_new_under_an_epoch_that_was_replaced_is_fenced
     ),
     "producers.later_epoch": (
-        test_producers.test_a_higher_epoch_goes_on_where_the_one_before_stopped
+        test_idempotence.test_a_higher_epoch_goes_on_where_the_one_before_stopped
     ),
     "producers.old_repeat": (
-        test_producers.test_a_repeat_that_is_remembered_no_more_is_told_to_be_one
+        test_idempotence.test_a_repeat_that_is_remembered_no_more_is_told_to_be_one
     ),
     "producers.other_batch": (
-        test_producers.test_another_batch_under_the_same_numbers_is_not_acknowledged
+        test_idempotence.test_another_batch_under_the_same_numbers_is_not_acknowledged
     ),
     "producers.clock_set": partial(
         test_producer_table.test_a_clock_that_is_set_makes_nobody_silent, 1 << 30, moved=False
@@ -219,9 +217,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "controller.under_way": (
         test_large_topics.test_who_asks_again_for_what_takes_many_commits_hears_that_it_is_under_way
     ),
-    "gradual.more": (test_gradual.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told),
+    "gradual.more": (
+        test_gradual_reads.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told
+    ),
     "lookup.made_again": (
-        test_gradual.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told
+        test_gradual_reads.test_of_a_topic_that_is_made_again_meanwhile_the_new_one_is_told
     ),
     "notices.large_topic": (
         test_large_topics.test_a_large_topic_is_made_in_slices_and_told_when_it_is_whole
@@ -241,13 +241,19 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_controller_election.test_a_commit_of_which_nobody_knows_is_looked_up, False
     ),
     "group.member_unsubscribed": lambda: (
-        test_group.test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(test_group.Host())
+        test_coordinator.test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(
+            test_coordinator.Host()
+        )
     ),
     "serving.end_not_known": (
         test_serving.test_a_new_leader_refuses_to_tell_the_end_before_it_knows_it
     ),
-    "repair.store_failed": test_repair.test_a_store_that_failed_for_good_is_tried_ever_less_often,
-    "repair.cut_later": test_repair.test_a_cut_that_fails_is_tried_again_later_and_not_at_once,
+    "repair.store_failed": (
+        test_block_repair.test_a_store_that_failed_for_good_is_tried_ever_less_often
+    ),
+    "repair.cut_later": (
+        test_block_repair.test_a_cut_that_fails_is_tried_again_later_and_not_at_once
+    ),
     "worker.surplus": partial(
         test_cluster_idle_workers.test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s,
         10,
@@ -318,8 +324,8 @@ def test_there_are_many_marks() -> None:
     """They are found where they stand, and each has one name."""
     marks = all_marks()
     assert len(marks) >= 100
-    assert marks["raft.elected"] == "replication/raft.py"
-    assert marks["leases.again"] == "core/leases.py"  # one of two in the same call
+    assert marks["raft.elected"] == "replication/raft/raft.py"
+    assert marks["leases.again"] == "core/group/leases.py"  # one of two in the same call
 
 
 @pytest.mark.parametrize("name", DIRECTED)

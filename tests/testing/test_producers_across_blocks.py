@@ -10,8 +10,8 @@ import pytest
 
 from pymq.client.client import Client
 from pymq.core import message as msg
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Message
-from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import OutOfOrderSequence
 from pymq.testing import Cluster
@@ -53,7 +53,7 @@ class Sender:
             assert gap.error.details["expected"] == len(offsets)
 
     def _ask(self, producer: int, sequence: int) -> msg.Produced:
-        batch = RecordBatch.encode(
+        batch = EncodedBatch.encode(
             [b"%d" % sequence],
             timestamp_ms=self._wall_ms,
             producer_id=producer,

@@ -11,10 +11,10 @@ import pytest
 
 from pymq.client.client import Client
 from pymq.coord import paths
-from pymq.core.metadata import BlockDescription, BrokerDescription, ClusterDescription
+from pymq.core.metadata.nodes import BlockDescription, BrokerDescription, ClusterDescription
 from pymq.errors import RequestTimeout
 from pymq.testing import Cluster
-from pymq.testing.whole import check_whole
+from tests.simulator.whole import check_whole
 
 LOST_MS = 20_000
 RECORDS = 24

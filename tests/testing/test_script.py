@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pymq.testing.script import ScriptError, check_script, parse_script, show_script
+from tests.simulator.script import ScriptError, check_script, parse_script, show_script
 
 SCRIPT = """\
 # What this is about.

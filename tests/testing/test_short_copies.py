@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pymq.coord import paths
-from pymq.coord.tree import Plan
-from pymq.core.coordination import Commit
-from pymq.core.metadata import BlockNode, decode_node
+from pymq.coord.tree import CommitPlan
+from pymq.core.metadata.coordination import Commit
+from pymq.core.metadata.nodes import BlockNode, decode_node
 from pymq.testing import Cluster
 
 RECORDS = [b"%050d" % number for number in range(40)]
@@ -35,7 +35,7 @@ def test_it_is_told_and_completed() -> None:
         leader, follower = sealed_without_a_sync(cluster)
         known: list[tuple[str, ...]] = []
 
-        def note(session: str, commit: Commit, plan: Plan) -> None:
+        def note(session: str, commit: Commit, plan: CommitPlan) -> None:
             entry = plan.changes.get(BLOCK)
             if entry is not None:
                 known.append(decode_node(BlockNode, entry.data).in_sync)

@@ -11,46 +11,46 @@ from typing import Any
 import pytest
 
 import pymq
-from pymq.core import columns, compression
-from pymq.core.header import HEADER_SIZE
-from pymq.core.record import RecordBatch
+from pymq.core.batch import columns, compression
+from pymq.core.batch.header import HEADER_SIZE
+from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp, PymqError
-from pymq.spark.appends import append
+from pymq.spark.write.appends import append
 from pymq.testing import Cluster
-from pymq.testing.world import WALL_MS
+from pymq.testing.simulation.world import WALL_MS
 
 HOUR = 3_600_000
 
 
-def sealed(batch: RecordBatch, raw: bytes | None = None, **fields: Any) -> RecordBatch:
+def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> EncodedBatch:
     """Under CRCs that hold, whatever it says."""
     body = batch.body if raw is None else raw
     header = batch.header._replace(length=HEADER_SIZE + len(body), raw_length=len(body), **fields)
-    return strange(RecordBatch._seal(header, body))
+    return strange(EncodedBatch._seal(header, body))
 
 
-def strange(batch: RecordBatch) -> RecordBatch:
+def strange(batch: EncodedBatch) -> EncodedBatch:
     """As it comes from the network: nobody in the broker's process vouches for it."""
-    return RecordBatch(bytes(batch.head), bytes(batch.body), batch.header)
+    return EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
 
 
-def batch(*values: bytes, time: int = WALL_MS) -> RecordBatch:
-    return strange(RecordBatch.encode(values or (b"x",), timestamp_ms=time))
+def batch(*values: bytes, time: int = WALL_MS) -> EncodedBatch:
+    return strange(EncodedBatch.encode(values or (b"x",), timestamp_ms=time))
 
 
-def wrong_body() -> RecordBatch:
+def wrong_body() -> EncodedBatch:
     found = batch(b"x")
-    return RecordBatch(found.head, bytes(found.body[:-1]) + b"y", found.header)
+    return EncodedBatch(found.head, bytes(found.body[:-1]) + b"y", found.header)
 
 
-def wrong_beside_sound_codec() -> RecordBatch:
+def wrong_beside_sound_codec() -> EncodedBatch:
     packed = compression.compress(compression.ZSTD, bytes(1000))
-    found = RecordBatch.encode([b"x"], timestamp_ms=WALL_MS)
+    found = EncodedBatch.encode([b"x"], timestamp_ms=WALL_MS)
     header = found.header._replace(length=HEADER_SIZE + len(packed), raw_length=1001, attributes=2)
-    return strange(RecordBatch._seal(header, packed))
+    return strange(EncodedBatch._seal(header, packed))
 
 
-UNSOUND: dict[str, tuple[Callable[[], RecordBatch], type[PymqError]]] = {
+UNSOUND: dict[str, tuple[Callable[[], EncodedBatch], type[PymqError]]] = {
     "body CRC": (wrong_body, CorruptBatch),
     "count": (lambda: sealed(batch(), count=5, span=5), CorruptBatch),
     "no values": (lambda: sealed(batch(), columns=columns.KEYS), CorruptBatch),
@@ -64,7 +64,7 @@ UNSOUND: dict[str, tuple[Callable[[], RecordBatch], type[PymqError]]] = {
 }
 
 
-def put(mq: pymq.Client, *batches: RecordBatch) -> None:
+def put(mq: pymq.Client, *batches: EncodedBatch) -> None:
     for each in batches:
         append(mq.questions, mq.questions.topic_metadata("t"), {"0": each}, 10.0)
 

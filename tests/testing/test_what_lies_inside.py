@@ -10,42 +10,43 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pymq
-from pymq.client.consumer import Consumer
-from pymq.core import intake, log
-from pymq.core.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
+from pymq.client.consumer.consumer import Consumer
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block import log
+from pymq.core.partition import produce
 from pymq.errors import CorruptBatch, CorruptBlock, InvalidRequest, PymqError
-from pymq.spark.appends import append
+from pymq.spark.write.appends import append
 from pymq.testing import Cluster
-from pymq.testing.world import WALL_MS
+from pymq.testing.simulation.world import WALL_MS
 
 GOOD = [b"before0", b"before1", b"after0", b"after1"]
 
 
-def batch(*values: bytes) -> RecordBatch:
-    made = RecordBatch.encode(values, timestamp_ms=WALL_MS)
-    return RecordBatch(bytes(made.head), bytes(made.body), made.header)
+def batch(*values: bytes) -> EncodedBatch:
+    made = EncodedBatch.encode(values, timestamp_ms=WALL_MS)
+    return EncodedBatch(bytes(made.head), bytes(made.body), made.header)
 
 
-def count_lie() -> RecordBatch:
+def count_lie() -> EncodedBatch:
     one = batch(b"x")
-    made = RecordBatch._seal(one.header._replace(count=5, span=5), one.body)
-    return RecordBatch(bytes(made.head), bytes(made.body), made.header)
+    made = EncodedBatch._seal(one.header._replace(count=5, span=5), one.body)
+    return EncodedBatch(bytes(made.head), bytes(made.body), made.header)
 
 
-def wrong_body() -> RecordBatch:
+def wrong_body() -> EncodedBatch:
     made = batch(*[b"x"] * 5)
-    return RecordBatch(made.head, bytes(made.body[:-1]) + b"y", made.header)
+    return EncodedBatch(made.head, bytes(made.body[:-1]) + b"y", made.header)
 
 
-def wrong_times() -> RecordBatch:
+def wrong_times() -> EncodedBatch:
     """Its CRC holds, and it has three records but one time."""
     encoded = {VALUES: encode_bytes([b"x"] * 3), TIMESTAMPS: encode_numbers([0])}
-    return RecordBatch.of_columns(3, encoded, WALL_MS + 5_000, WALL_MS + 5_000)
+    return EncodedBatch.of_columns(3, encoded, WALL_MS + 5_000, WALL_MS + 5_000)
 
 
-def put(mq: pymq.Client, *batches: RecordBatch, partition: str = "0") -> None:
+def put(mq: pymq.Client, *batches: EncodedBatch, partition: str = "0") -> None:
     for each in batches:
         append(mq.questions, mq.questions.topic_metadata("t"), {partition: each}, 10.0)
 
@@ -58,7 +59,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         mq.create_topic("t", partitions=2)
         put(mq, batch(GOOD[0]), batch(GOOD[1]))
         with monkeypatch.context() as earlier:
-            earlier.setattr(intake, "check", lambda batch: None)
+            earlier.setattr(produce, "check", lambda batch: None)
             put(mq, request.param())
         put(mq, batch(GOOD[2]), batch(GOOD[3]))
         put(mq, batch(b"other"), partition="1")
@@ -186,10 +187,10 @@ def test_a_time_inside_a_batch_that_came_so_is_no_disk_error(
         mq.create_topic("t", partitions=2, replicas=brokers, acks="raft")
         put(mq, batch(GOOD[0]), batch(GOOD[1]))
         with monkeypatch.context() as earlier:
-            earlier.setattr(intake, "check", lambda batch: None)
-            earlier.setattr(intake, "check_produced", lambda batch, latest_ms: None)
+            earlier.setattr(produce, "check", lambda batch: None)
+            earlier.setattr(produce, "check_produced", lambda batch, latest_ms: None)
             put(mq, wrong_times())
-        late = RecordBatch.encode([b"late"], timestamp_ms=WALL_MS + 9_000)
+        late = EncodedBatch.encode([b"late"], timestamp_ms=WALL_MS + 9_000)
         put(mq, late)
         put(mq, late, partition="1")
         with mq.consumer("t", mode="psb") as consumer:
@@ -208,7 +209,7 @@ def test_a_time_inside_a_batch_that_came_so_is_no_disk_error(
         put(mq, batch(b"more"))
 
 
-def restamped(data: bytes, durable: int) -> list[RecordBatch]:
+def restamped(data: bytes, durable: int) -> list[EncodedBatch]:
     """As a follower did that looked at headers only."""
     return [each.stamp(each.base_offset, each.header.leader_epoch, 0) for each in split(data)]
 
@@ -223,7 +224,7 @@ def test_what_every_copy_has_wrong_was_so_when_it_came(
         mq.create_topic("t", partitions=1, replicas=3, acks="raft")
         put(mq, batch(GOOD[0]), batch(GOOD[1]))
         with monkeypatch.context() as earlier:
-            earlier.setattr(intake, "check", lambda batch: None)
+            earlier.setattr(produce, "check", lambda batch: None)
             earlier.setattr(log, "restamp", restamped)
             put(mq, wrong_body())
             cluster.run(seconds=2)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from pymq.testing import Cluster, NotReached, Violation
-from pymq.testing.whole import check_whole
+from tests.simulator.whole import check_whole
 
 
 def filled(cluster: Cluster) -> None:

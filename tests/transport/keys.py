@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pymq.transport.curvefiles import Pair, Public, make_pair, write_pair
+from pymq.transport.curve.key_files import Pair, Public, make_pair, write_pair
 
 
 def make_keys(folder: Path, *names: str, nodes: tuple[str, ...] = ()) -> dict[str, Pair]:

@@ -9,10 +9,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from pymq import errors
-from pymq.core.config import TopicConfig
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location, Result
-from pymq.core.metadata import ClusterDescription, Loss, TopicDescription, TopicMetadata
-from pymq.core.record import RecordBatch
+from pymq.core.metadata.nodes import ClusterDescription, Loss, TopicDescription, TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import PymqError
 from pymq.transport import wire
@@ -23,7 +23,7 @@ _WORDS: dict[Any, str] = {
     bool: "bool",
     bytes: "bytes",
     AckMode: "ack",
-    RecordBatch: "batch",
+    EncodedBatch: "batch",
     PymqError: "error",
     TopicConfig: "config",
     dict[str, Any]: "options",

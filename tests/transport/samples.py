@@ -8,10 +8,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
-from pymq.core.config import TopicConfig
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location, Message, Result
-from pymq.core.metadata import ClusterDescription, TopicDescription, TopicMetadata
-from pymq.core.record import RecordBatch
+from pymq.core.metadata.nodes import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotLeader, PymqError, StoreFull
 
@@ -46,9 +46,9 @@ def _result(rng: Random) -> Any:
     return sample(rng.choice(kinds), rng)
 
 
-def _batch(rng: Random) -> RecordBatch:
+def _batch(rng: Random) -> EncodedBatch:
     values = [rng.randbytes(rng.choice([0, 10, 3_000])) for _ in range(rng.randrange(1, 4))]
-    return RecordBatch.encode(values, timestamp_ms=rng.randrange(1 << 40))
+    return EncodedBatch.encode(values, timestamp_ms=rng.randrange(1 << 40))
 
 
 def _int(rng: Random) -> int:
@@ -72,7 +72,7 @@ _MAKERS: dict[Any, Any] = {
     bytes: lambda rng: rng.randbytes(rng.choice([0, 1, 2_048, 2_049, 10_000])),
     AckMode: lambda rng: rng.choice(list(AckMode)),
     PymqError: _error,
-    RecordBatch: _batch,
+    EncodedBatch: _batch,
     TopicConfig: lambda rng: TopicConfig.of({"retention_ms": rng.randrange(1 << 40)}),
     dict[str, Any]: lambda rng: {"retention_ms": 5, "fsync": "os", "unclean_election": True},
 }
@@ -80,7 +80,7 @@ _MAKERS: dict[Any, Any] = {
 
 def plain(item: Any) -> Any:
     """An item in a form in which equal ones compare equal: batches and errors do not."""
-    if isinstance(item, RecordBatch):
+    if isinstance(item, EncodedBatch):
         return bytes(item.head), bytes(item.body), item.header
     if isinstance(item, PymqError):
         return type(item), str(item), item.details

@@ -10,8 +10,8 @@ import sys
 import time
 
 from pymq.core.message import Produced
-from pymq.transport.sockets import Tuning
-from pymq.transport.zeromq import ZmqTransport
+from pymq.transport.zeromq.sockets import Tuning
+from pymq.transport.zeromq.transport import ZmqTransport
 
 WAIT_S = 20.0
 

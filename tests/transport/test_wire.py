@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from pymq.core import codec
+from pymq.core import cbor as codec
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Fetched, LeaderAndIsr, Message, Produce, Produced, Settled
-from pymq.core.record import RecordBatch
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
 from pymq.transport import wire
@@ -58,7 +58,7 @@ def test_another_reader_of_cbor_finds_the_same(cls: type) -> None:
 
 def test_payload_is_not_copied_and_has_frames_of_its_own() -> None:
     data = bytes(100_000)
-    batch = RecordBatch.encode([data], timestamp_ms=1)
+    batch = EncodedBatch.encode([data], timestamp_ms=1)
     header, body, more = wire.encode(
         [
             ("", "p", Produce(1, "t", "0", AckMode.LEADER, batch)),

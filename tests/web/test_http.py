@@ -21,14 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pymq
 from pymq import web
-from pymq.core.metrics import Metrics
-from pymq.core.view import BatchView
+from pymq.core.batch.view import RecordBatch
+from pymq.core.observe.metrics import Metrics
 from pymq.errors import ConfigError
 from pymq.testing import Cluster
-from pymq.web.app import FILES, App
-from pymq.web.desk import Desk
-from pymq.web.gate import Gate
+from pymq.web.app import FILES, WebApp
+from pymq.web.authentication import Authentication
 from pymq.web.server import BODY_MAX, CONNECTIONS_MAX
+from pymq.web.snapshots import ClusterSnapshot
 from tests.web.helpers import TOKEN, ask
 
 PAGE = Path(web.__file__).parent / "page"
@@ -371,13 +371,13 @@ def test_a_large_batch_is_not_decoded_for_a_few_records(
     mq: pymq.Client, server: web.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    records = BatchView.records
+    records = RecordBatch.records
 
-    def counted(view: BatchView) -> list[pymq.Record]:
+    def counted(view: RecordBatch) -> list[pymq.Record]:
         decoded.append(len(view))
         return records(view)
 
-    monkeypatch.setattr(BatchView, "records", counted)
+    monkeypatch.setattr(RecordBatch, "records", counted)
     with mq.producer() as producer:
         producer.send_many("clicks", [b"x"] * 20_000, partition=0)
     for offset in ("begin", "19000", "end"):
@@ -392,7 +392,7 @@ def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")
         mq.reset_group("billing", "orders", 0)
-        desk = Desk(mq, lambda: cluster.now)
+        desk = ClusterSnapshot(mq, lambda: cluster.now)
         assert [group["name"] for group in desk.state()["groups"]] == ["billing"]
         cluster.crash("broker-1")
         cluster.crash("broker-2")
@@ -462,7 +462,7 @@ def test_the_end_waits_for_all_requests_together(
         release.wait(60)
         return Metrics()
 
-    server = web.Server("127.0.0.1:0", App(Gate(None), metrics))
+    server = web.Server("127.0.0.1:0", WebApp(Authentication(None), metrics))
     asking = [socket.create_connection((server.host, server.port)) for _ in range(6)]
     try:
         for connection in asking:

@@ -13,11 +13,11 @@ import pytest
 
 import pymq
 from pymq import web
-from pymq.core.metadata import TopicDescription
-from pymq.web import shown
-from pymq.web.app import App
-from pymq.web.desk import Desk, Desks
-from pymq.web.gate import Gate, OneToken
+from pymq.core.metadata.nodes import TopicDescription
+from pymq.web import views
+from pymq.web.app import WebApp
+from pymq.web.authentication import Authentication, OneToken
+from pymq.web.snapshots import ClusterSnapshot, ClusterSnapshots
 from tests.web.browser import Browser, Page, find
 from tests.web.helpers import TOKEN
 
@@ -287,7 +287,7 @@ def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
         server.close()
 
 
-class DeadDesk(Desk):
+class DeadDesk(ClusterSnapshot):
     """The only broker is dead, or so it is told."""
 
     def state(self) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class DeadDesk(Desk):
 @pytest.mark.slow
 def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Client) -> None:
     """To those who see it, and in words."""
-    app = App(Gate(None), mq.metrics, desks=OneDesk(DeadDesk(mq)))
+    app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(DeadDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
         page.wait("document.body.innerText.includes('brokers, 1 dead')")
@@ -312,7 +312,7 @@ def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Cli
         assert page.complaints() == []
 
 
-class HolderlessDesk(Desk):
+class HolderlessDesk(ClusterSnapshot):
     """Nobody holds what is sealed, or so it is told."""
 
     def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
@@ -320,7 +320,7 @@ class HolderlessDesk(Desk):
         return [without_holders(topic) for topic in found], hidden
 
     def topic(self, name: str) -> dict[str, Any]:
-        return shown.topic(without_holders(self.client.describe_topic(name)))
+        return views.topic(without_holders(self.client.describe_topic(name)))
 
 
 def without_holders(topic: TopicDescription) -> TopicDescription:
@@ -334,7 +334,7 @@ def without_holders(topic: TopicDescription) -> TopicDescription:
 @pytest.mark.slow
 def test_what_nobody_can_read_is_told(browser: Browser, mq: pymq.Client) -> None:
     """A partition is led, in sync and takes records, and yet some of its records are gone."""
-    app = App(Gate(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
+    app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
         page.wait("document.body.innerText.includes('1 partly unreadable')")
@@ -352,7 +352,7 @@ EVIL = (
 )
 
 
-class EvilDesk(Desk):
+class EvilDesk(ClusterSnapshot):
     """Every text that the server tells, whatever it is, is an attack."""
 
     def state(self) -> dict[str, Any]:
@@ -368,12 +368,12 @@ class EvilDesk(Desk):
         return poisoned(super().records({"topic": "orders", "partition": "0", "offset": "95"}))
 
 
-class OneDesk(Desks):
-    def __init__(self, desk: Desk) -> None:
+class OneDesk(ClusterSnapshots):
+    def __init__(self, desk: ClusterSnapshot) -> None:
         super().__init__(lambda principal: desk.client, is_ours=False)
         self._desk = desk
 
-    def of(self, principal: str) -> Desk:
+    def of(self, principal: str) -> ClusterSnapshot:
         return self._desk
 
 
@@ -396,8 +396,12 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
     with mq.producer() as producer:
         evil = EVIL.encode()
         producer.send("orders", evil, key=evil, headers=[("h", evil)], partition=0).result()
-    app = App(
-        Gate(OneToken("t" * 20)), mq.metrics, desks=OneDesk(EvilDesk(mq)), writable=True, title=EVIL
+    app = WebApp(
+        Authentication(OneToken("t" * 20)),
+        mq.metrics,
+        desks=OneDesk(EvilDesk(mq)),
+        writable=True,
+        title=EVIL,
     )
     with web.Server("127.0.0.1:0", app, token="t" * 20) as server:
         page = browser.page(server.url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.metadata import (
+from pymq.core.metadata.nodes import (
     ClusterDescription,
     Loss,
     ProducerIds,

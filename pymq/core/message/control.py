@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymq.core.metadata import PartitionState
+from pymq.core.metadata.nodes import PartitionState
 from pymq.core.values import Factory, value
 from pymq.errors import PymqError
 
@@ -188,8 +188,8 @@ class BlockSizes:
 class AlterIsr:
     """The leader of a fetch block wants another in-sync set.
 
-    The new :class:`~pymq.core.metadata.PartitionState` is the answer; until it comes, the leader
-    counts on both sets. *version* is that of the state that the leader goes by: the wish is
+    The new :class:`~pymq.core.metadata.nodes.PartitionState` is the answer; until it comes, the
+    leader counts on both sets. *version* is that of the state that the leader goes by: the wish is
     refused, and the newer state sent again, when another change came before it (KIP-497), and when
     the leader was started anew meanwhile: its disk may be another one. Who is to join and was
     started anew since the leader has heard of it, as *incarnations* tell, is left out (KIP-903).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pymq.core.record import RecordBatch
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import PymqError
@@ -21,7 +21,7 @@ class Produce:
     topic: str
     partition: str
     acks: AckMode
-    batch: RecordBatch
+    batch: EncodedBatch
     sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
     topic_id: str = ""  # which topic of that name is meant; "": whichever there is
     grant: bytes = b""  # of the producer's id, where the cluster has keys

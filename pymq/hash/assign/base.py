@@ -9,7 +9,16 @@ from typing import Protocol, TypeVar
 from pymq.errors import ConfigError
 from pymq.hash.assign.level import level
 
-__all__ = ["NONE", "Assignment", "Assignor", "Group", "Partition", "assignor", "names", "register"]
+__all__ = [
+    "NONE",
+    "Assignment",
+    "AssignmentGroup",
+    "Assignor",
+    "Partition",
+    "assignor",
+    "names",
+    "register",
+]
 
 Partition = tuple[str, int]  # topic and index of the partition in it
 Assignment = dict[str, tuple[Partition, ...]]  # what each member consumes, in order
@@ -74,7 +83,7 @@ def names() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AssignmentGroup:
     """The input of an assignor in canonical order, so that the given order cannot matter."""
 
     members: tuple[str, ...]
@@ -86,7 +95,7 @@ class Group:
         members: Sequence[str],
         partitions: Sequence[Partition],
         subscriptions: Mapping[str, Collection[str]] | None,
-    ) -> Group:
+    ) -> AssignmentGroup:
         """Sort everything, drop duplicates and work out who may take what."""
         everyone = tuple(sorted(set(members)))
         limits = subscriptions or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pymq.hash.assign.base import NONE, Assignment, Group, Partition, register
+from pymq.hash.assign.base import NONE, Assignment, AssignmentGroup, Partition, register
 
 __all__ = ["assign"]
 
@@ -30,7 +30,7 @@ def assign(
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)])
     {'a': (('t', 0),), 'b': (('t', 1),), 'c': (('t', 0),)}
     """
-    group = Group.of(members, partitions, subscriptions)
+    group = AssignmentGroup.of(members, partitions, subscriptions)
     owner: dict[Partition, str] = {}
     load = dict.fromkeys(group.members, 0)
     for takers, run in group.by_takers().items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from pymq.hash.assign.base import NONE, Assignment, Group, Partition, register
+from pymq.hash.assign.base import NONE, Assignment, AssignmentGroup, Partition, register
 from pymq.hash.ring import Ring, key_point
 
 __all__ = ["assign"]
@@ -44,7 +44,7 @@ def assign(
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)])
     {'a': (('t', 0),), 'b': (('t', 0),), 'c': (('t', 1),)}
     """
-    group = Group.of(members, partitions, subscriptions)
+    group = AssignmentGroup.of(members, partitions, subscriptions)
     ring = Ring(group.members)
     able = {takers: frozenset(takers) for takers in group.by_takers()}
     active = frozenset[str]().union(*able.values())
@@ -72,7 +72,7 @@ def _first_with_room(
     return next((member for member in walk if load[member] < bound and member in takers), None)
 
 
-def _nearest(group: Group, load: Mapping[str, int]) -> dict[str, list[Partition]]:
+def _nearest(group: AssignmentGroup, load: Mapping[str, int]) -> dict[str, list[Partition]]:
     """For each spare member the partition that it would share by rendezvous hashing."""
     reach: dict[str, list[Partition]] = {m: [] for m in group.members if not load[m]}
     for partition, takers in group.takers.items():

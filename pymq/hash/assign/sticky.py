@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pymq.hash.assign.base import NONE, Assignment, Group, Partition, register
+from pymq.hash.assign.base import NONE, Assignment, AssignmentGroup, Partition, register
 from pymq.hash.assign.level import level
 
 __all__ = ["assign"]
@@ -34,7 +34,7 @@ def assign(
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)], {"a": [("t", 1)], "c": [("t", 1)]})
     {'a': (('t', 1),), 'b': (('t', 0),), 'c': (('t', 1),)}
     """
-    group = Group.of(members, partitions, subscriptions)
+    group = AssignmentGroup.of(members, partitions, subscriptions)
     if group.is_uniform and len(group.members) > len(group.takers) > 0:
         # Seen the other way round it is one levelling of members over partitions. Owners first and
         # spares second, as below, would move more: who is spare depends on who sits where.

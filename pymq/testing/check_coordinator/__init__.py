@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 from pymq.testing.check_coordinator import sessions, trees
 from pymq.testing.check_coordinator.chance import check_random
-from pymq.testing.check_coordinator.suite import Make, Suite, named
+from pymq.testing.check_coordinator.suite import CoordinatorSuite, Make, named
 
 __all__ = ["check_coordinator"]
 
@@ -50,7 +50,7 @@ def check_coordinator(
     *commits* random commits, drawn from *seed*, are compared with a plain dict. No single answer
     may take longer than *timeout_s*.
     """
-    suite = Suite(make, timeout_s)
+    suite = CoordinatorSuite(make, timeout_s)
     for check in _CHECKS:
         with named(check.__name__):
             check(suite)
@@ -61,7 +61,7 @@ def check_coordinator(
             trees.check_durability(suite, restart)
 
 
-_CHECKS: tuple[Callable[[Suite], None], ...] = (
+_CHECKS: tuple[Callable[[CoordinatorSuite], None], ...] = (
     trees.check_versions,
     trees.check_load_order,
     trees.check_conflicts,

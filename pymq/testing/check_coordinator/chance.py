@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Check,
     Committed,
     Conflicted,
@@ -15,10 +15,10 @@ from pymq.core.coordination import (
     Op,
     Put,
 )
-from pymq.testing.check_coordinator.suite import Suite, listed, same
+from pymq.testing.check_coordinator.suite import CoordinatorSuite, listed, same
 
 
-def check_random(suite: Suite, commits: int, rng: random.Random) -> None:
+def check_random(suite: CoordinatorSuite, commits: int, rng: random.Random) -> None:
     """Random commits by three sessions give what a plain dict gives."""
     with suite.clients("random", 3) as clients:
         twin = Twin()

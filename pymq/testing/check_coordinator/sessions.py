@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Changed,
     Check,
     Committed,
@@ -12,10 +12,10 @@ from pymq.core.coordination import (
     Op,
     Put,
 )
-from pymq.testing.check_coordinator.suite import Suite
+from pymq.testing.check_coordinator.suite import CoordinatorSuite
 
 
-def check_watches(suite: Suite) -> None:
+def check_watches(suite: CoordinatorSuite) -> None:
     """A session hears of what it has loaded, and of nothing else."""
     with suite.clients("watches", 3) as (writer, reader, stranger):
         writer.must(Create("/a", b""), Create("/ab", b""), Create("/b", b""))
@@ -51,7 +51,7 @@ def check_watches(suite: Suite) -> None:
         assert not writer.paths(0), "a session that loaded nothing hears of no change"
 
 
-def check_answer_before_change(suite: Suite) -> None:
+def check_answer_before_change(suite: CoordinatorSuite) -> None:
     """A commit is answered before its changes are told."""
     with suite.clients("answer-before-change") as (client,):
         client.must(Create("/a", b""))
@@ -71,7 +71,7 @@ def check_answer_before_change(suite: Suite) -> None:
         assert answered == set(tags.values()), "a change came, but the answers before it did not"
 
 
-def check_sessions(suite: Suite) -> None:
+def check_sessions(suite: CoordinatorSuite) -> None:
     """Ephemeral nodes go with their session."""
     with suite.clients("sessions", 2) as (mortal, witness):
         names = [mortal.backend.session, witness.backend.session]
@@ -102,7 +102,7 @@ def check_sessions(suite: Suite) -> None:
         assert not reused, f"sessions that ended are named again: {reused}"
 
 
-def check_race(suite: Suite) -> None:
+def check_race(suite: CoordinatorSuite) -> None:
     """Of two commits that exclude each other, one is done."""
     with suite.clients("race", 2) as clients:
         first, second = clients

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pymq.coord.base import Coordinator
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Changed,
     Commit,
     Committed,
@@ -35,7 +35,7 @@ def named(name: str) -> Iterator[None]:
         raise
 
 
-class Suite:
+class CoordinatorSuite:
     """Opens sessions for one check and closes them after it."""
 
     def __init__(self, make: Make, timeout_s: float) -> None:
@@ -43,17 +43,17 @@ class Suite:
         self._timeout_s = timeout_s
 
     @contextmanager
-    def clients(self, tree: str, count: int = 1) -> Iterator[Sequence[Client]]:
-        opened: list[Client] = []
+    def clients(self, tree: str, count: int = 1) -> Iterator[Sequence[SuiteClient]]:
+        opened: list[SuiteClient] = []
         try:
-            opened.extend(Client(self._make(tree), self._timeout_s) for _ in range(count))
+            opened.extend(SuiteClient(self._make(tree), self._timeout_s) for _ in range(count))
             yield opened
         finally:
             for client in opened:
                 client.backend.close()
 
 
-class Client:
+class SuiteClient:
     """A session whose answers can be waited for; ``seen`` are all its events so far, in order."""
 
     def __init__(self, backend: Coordinator, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymq.core.coordination import (
+from pymq.core.metadata.coordination import (
     Check,
     Commit,
     Committed,
@@ -18,10 +18,10 @@ from pymq.core.coordination import (
     Put,
 )
 from pymq.errors import InvalidRequest
-from pymq.testing.check_coordinator.suite import Suite, same
+from pymq.testing.check_coordinator.suite import CoordinatorSuite, same
 
 
-def check_versions(suite: Suite) -> None:
+def check_versions(suite: CoordinatorSuite) -> None:
     """Versions begin at 0 and rise by one."""
     with suite.clients("versions") as (client,):
         assert client.load("/a") == (), "a root that does not exist must load as nothing"
@@ -38,7 +38,7 @@ def check_versions(suite: Suite) -> None:
         same(client.load("/a"), [Entry("/a", big, 1)], "512 KiB of every byte")
 
 
-def check_conflicts(suite: Suite) -> None:
+def check_conflicts(suite: CoordinatorSuite) -> None:
     """What does not hold is refused, with the reason."""
     with suite.clients("conflicts") as (client,):
         client.refused(0, "no-parent", Create("/a/b", b""))
@@ -59,7 +59,7 @@ def check_conflicts(suite: Suite) -> None:
         same([e for e in client.load("/a") if e.path != "/a/e"], wanted, "after refused commits")
 
 
-def check_atomicity(suite: Suite) -> None:
+def check_atomicity(suite: CoordinatorSuite) -> None:
     """A commit is done whole or not at all."""
     with suite.clients("atomicity", 2) as (client, other):
         client.must(Create("/a", b"0"), Create("/a/b", b"0"), Create("/a/c", b"0"))
@@ -94,7 +94,7 @@ def check_atomicity(suite: Suite) -> None:
         assert "/a/d" not in told, "a refused commit was reported as a change"
 
 
-def check_load_order(suite: Suite) -> None:
+def check_load_order(suite: CoordinatorSuite) -> None:
     """Nodes are loaded in the order of their paths."""
     with suite.clients("load-order") as (client,):
         names = ("b", "a", "a-b", "a.b", "B", "10", "9", "ab")
@@ -108,7 +108,7 @@ def check_load_order(suite: Suite) -> None:
         assert paths == ["/r/a", "/r/a/a"], f"Load of /r/a gave {paths}"
 
 
-def check_pipelining(suite: Suite) -> None:
+def check_pipelining(suite: CoordinatorSuite) -> None:
     """Requests are answered in the order in which they were made."""
     with suite.clients("pipelining") as (client,):
         tags = [client.start_load("/a"), client.start(Create("/a", b""))]
@@ -123,7 +123,7 @@ def check_pipelining(suite: Suite) -> None:
         assert loads == wanted, f"a Load sees all commits submitted before it: {loads}"
 
 
-def check_bad_requests(suite: Suite) -> None:
+def check_bad_requests(suite: CoordinatorSuite) -> None:
     """What no backend could do is refused at once."""
     paths = ("", "a", "a/b", "//", "/a/", "/a//b", "//a", "/a/./b", "/..", "/a\0")
     bad: list[Commit | Load] = [Load(1, path) for path in paths]
@@ -141,7 +141,7 @@ def check_bad_requests(suite: Suite) -> None:
         assert all(getattr(e, "tag", 1) == 1 for e in client.seen), "a bad request was answered"
 
 
-def check_durability(suite: Suite, restart: Callable[[str], None]) -> None:
+def check_durability(suite: CoordinatorSuite, restart: Callable[[str], None]) -> None:
     """What was committed is there after a restart, but for ephemeral nodes."""
     wanted = [Entry("/a", b"2", 2), Entry("/a/b", b"again", 0), Entry("/a/c", bytes(70_000), 1)]
     with suite.clients("durability") as (client,):

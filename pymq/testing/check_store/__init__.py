@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pymq.testing.check_store import blocks, logs
 from pymq.testing.check_store.chance import Random
-from pymq.testing.check_store.suite import Make, Suite, named
+from pymq.testing.check_store.suite import Make, StoreSuite, named
 
 __all__ = ["check_store"]
 
@@ -26,7 +26,7 @@ def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int
 
     *steps* random operations, drawn from *seed*, are compared with a plain list.
     """
-    suite = Suite(make, durable)
+    suite = StoreSuite(make, durable)
     for check in _CHECKS:
         with named(check.__name__.removeprefix("check_")):
             check(suite)
@@ -37,7 +37,7 @@ def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int
     suite.store.close()
 
 
-_CHECKS: tuple[Callable[[Suite], None], ...] = (
+_CHECKS: tuple[Callable[[StoreSuite], None], ...] = (
     logs.check_append_and_read,
     logs.check_order_within_a_turn,
     logs.check_buffers_are_copied,

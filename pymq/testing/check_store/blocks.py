@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pymq.core.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -17,14 +19,12 @@ from pymq.core.ready import (
     Truncate,
     Write,
 )
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import Closed, CorruptBatch, StoreError
-from pymq.testing.check_store.suite import TOPIC, Suite, make_run
+from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_run
 
 
-def check_seal(suite: Suite) -> None:
+def check_seal(suite: StoreSuite) -> None:
     """A sealed block is whole, takes nothing more and is found so again."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 3), sync=False), SealBlock(block))
@@ -55,7 +55,7 @@ def check_seal(suite: Suite) -> None:
     assert (found.end, found.headers) == (4, []), "an empty block can be sealed"
 
 
-def check_blocks_and_remove(suite: Suite) -> None:
+def check_blocks_and_remove(suite: StoreSuite) -> None:
     """What is listed is what is there, and what was removed is gone."""
     before = suite.store.blocks()
     first = suite.block()
@@ -80,7 +80,7 @@ def check_blocks_and_remove(suite: Suite) -> None:
     assert suite.content(first, 50, 53) == [50], "a removed block can be made again"
 
 
-def check_states(suite: Suite) -> None:
+def check_states(suite: StoreSuite) -> None:
     """The state of a block is kept beside its log, durably, and goes with it."""
     absent = BlockId(TOPIC, 10**6, 7)
     suite.write(SaveState(absent, b"first"))
@@ -117,7 +117,7 @@ def check_states(suite: Suite) -> None:
     assert suite.reopen(other).state == b"new", "what is saved after the removal counts"
 
 
-def check_many_states(suite: Suite) -> None:
+def check_many_states(suite: StoreSuite) -> None:
     """Far more is saved than lasts."""
     blocks = [BlockId(TOPIC, 10**7 + i, 0) for i in range(30)]
     model: dict[BlockId, bytes] = {}
@@ -140,7 +140,7 @@ def check_many_states(suite: Suite) -> None:
     assert not set(blocks) & set(suite.store.blocks())
 
 
-def check_unsealed(suite: Suite) -> None:
+def check_unsealed(suite: StoreSuite) -> None:
     """A block is unsealed until it was sealed or removed."""
     old = suite.store.blocks()
 
@@ -172,7 +172,7 @@ def check_unsealed(suite: Suite) -> None:
     assert unsealed() == []
 
 
-def check_close(suite: Suite) -> None:
+def check_close(suite: StoreSuite) -> None:
     """A closed store refuses everything."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 1), sync=False))
@@ -197,21 +197,21 @@ def check_close(suite: Suite) -> None:
 # --- time ---------------------------------------------------------------------------------------
 
 
-def check_find_time(suite: Suite) -> None:
+def check_find_time(suite: StoreSuite) -> None:
     """A time leads to the first record that is not older."""
     block = suite.block()
     assert suite.store.find_time(block, 100, 0) is None
     times: list[int] = []
-    batches: list[RecordBatch] = []
+    batches: list[EncodedBatch] = []
     dice = random.Random(1)
     for i in range(200):  # clocks of producers disagree, so times go up and down
         own = [1_000 + 10 * i + dice.randrange(-300, 300) for _ in range(3)]
         values = [bytes(dice.randrange(1, 1_000)) for _ in own]
-        batch = RecordBatch.encode(values, timestamp_ms=own[0], timestamps=own)
+        batch = EncodedBatch.encode(values, timestamp_ms=own[0], timestamps=own)
         batches.append(batch.stamp(len(times), 1, 0))
         times += own
         if i % 50 == 25:  # What a leader writes for brokers is no record, whatever its time.
-            control = RecordBatch.control(b"", timestamp_ms=10**9)
+            control = EncodedBatch.control(b"", timestamp_ms=10**9)
             batches.append(control.stamp(len(times), 1, 0))
             times.append(-(10**9))
     suite.write(Append(block, batches, sync=False))
@@ -222,13 +222,13 @@ def check_find_time(suite: Suite) -> None:
             assert found == expected, f"find_time({end=}, {time}) gave {found}, not {expected}"
 
 
-def check_find_time_in_a_batch_that_came_so(suite: Suite) -> None:
+def check_find_time_in_a_batch_that_came_so(suite: StoreSuite) -> None:
     """A batch whose CRC holds and whose times cannot be decoded is no damage of the disk."""
     block = suite.block()
-    good = RecordBatch.encode([b"a", b"b"], timestamp_ms=1_000)
+    good = EncodedBatch.encode([b"a", b"b"], timestamp_ms=1_000)
     encoded = {VALUES: encode_bytes([b"c"] * 3), TIMESTAMPS: encode_numbers([0])}
-    bad = RecordBatch.of_columns(3, encoded, 2_000, 2_000)
-    last = RecordBatch.encode([b"d"], timestamp_ms=3_000)
+    bad = EncodedBatch.of_columns(3, encoded, 2_000, 2_000)
+    last = EncodedBatch.encode([b"d"], timestamp_ms=3_000)
     batches = [good.stamp(0, 1, 0), bad.stamp(2, 1, 0), last.stamp(5, 1, 0)]
     suite.write(Append(block, batches, sync=False))
     assert [suite.store.find_time(block, 6, time) for time in (1_000, 2_001)] == [0, 5]
@@ -244,7 +244,7 @@ def check_find_time_in_a_batch_that_came_so(suite: Suite) -> None:
 # --- compaction ---------------------------------------------------------------------------------
 
 
-def check_compact(suite: Suite) -> None:
+def check_compact(suite: StoreSuite) -> None:
     """Compaction keeps the last record of each key, each at its offset."""
     rows: list[tuple[bytes | None, bytes, bool]] = [  # key, value, whether it deletes the key
         (b"a", b"1", False),
@@ -258,7 +258,7 @@ def check_compact(suite: Suite) -> None:
     ]
     first, second = suite.block(), suite.block(start=5, number=1)
     suite.write(Append(first, [_keyed(0, rows[:2]), _keyed(2, rows[2:5])], sync=True))
-    control = RecordBatch.control(b"epoch", timestamp_ms=0).stamp(8, 1, 5)
+    control = EncodedBatch.control(b"epoch", timestamp_ms=0).stamp(8, 1, 5)
     suite.write(Append(second, [_keyed(5, rows[5:]), control], sync=True))
     suite.write(Checkpoint(first, b"state"), SealBlock(first))
     for tombstones_before_ms, expected in ((0, {2, 4, 6, 7, 8}), (10**9, {2, 6, 7, 8})):
@@ -280,8 +280,8 @@ def check_compact(suite: Suite) -> None:
             assert (key, value) == wanted, f"offset {offset} has changed"
 
 
-def _keyed(offset: int, rows: Sequence[tuple[bytes | None, bytes, bool]]) -> RecordBatch:
-    batch = RecordBatch.encode(
+def _keyed(offset: int, rows: Sequence[tuple[bytes | None, bytes, bool]]) -> EncodedBatch:
+    batch = EncodedBatch.encode(
         [value for _, value, _ in rows],
         keys=[key for key, _, _ in rows],
         headers=[(("pymq.tombstone", b""),) if gone else () for _, _, gone in rows],
@@ -291,7 +291,7 @@ def _keyed(offset: int, rows: Sequence[tuple[bytes | None, bytes, bool]]) -> Rec
 
 
 def _records(
-    suite: Suite, block: BlockId, start: int, end: int
+    suite: StoreSuite, block: BlockId, start: int, end: int
 ) -> list[tuple[int, bytes | None, bytes]]:
     data = suite.store.read(block, start, end, 1 << 20)
     return [(r.offset, r.key, r.value) for batch in split(data) for r in batch.records()]

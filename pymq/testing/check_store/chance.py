@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -12,18 +13,17 @@ from pymq.core.ready import (
     Truncate,
     Write,
 )
-from pymq.core.record import RecordBatch
 from pymq.core.types import BlockId
-from pymq.testing.check_store.suite import Suite, make_batch
+from pymq.testing.check_store.suite import StoreSuite, make_batch
 
 
 class Random:
     """A few blocks, each beside the list of batches that it should hold."""
 
-    def __init__(self, suite: Suite, dice: random.Random) -> None:
+    def __init__(self, suite: StoreSuite, dice: random.Random) -> None:
         self.suite = suite
         self.dice = dice
-        self.model = {suite.block(start=i): list[RecordBatch]() for i in range(4)}
+        self.model = {suite.block(start=i): list[EncodedBatch]() for i in range(4)}
         self.start = {block: i for i, block in enumerate(self.model)}
         self.snapshot: dict[BlockId, tuple[int, bytes]] = {}
         self.state: dict[BlockId, bytes] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     Append,
     Checkpoint,
@@ -13,16 +15,14 @@ from pymq.core.ready import (
     Sync,
     Truncate,
 )
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import OffsetOutOfRange
-from pymq.testing.check_store.suite import TOPIC, Suite, make_batch, make_run
+from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_batch, make_run
 
 # --- writing and reading ------------------------------------------------------------------------
 
 
-def check_append_and_read(suite: Suite) -> None:
+def check_append_and_read(suite: StoreSuite) -> None:
     """What was appended is read, from any offset and in any portion."""
     block = suite.block(start=5)
     assert suite.store.read(block, 5, 100, 1000) == b"", "an empty block holds nothing"
@@ -49,7 +49,7 @@ def check_append_and_read(suite: Suite) -> None:
         raise AssertionError(f"reading at {offset}, outside the block, must raise OffsetOutOfRange")
 
 
-def check_order_within_a_turn(suite: Suite) -> None:
+def check_order_within_a_turn(suite: StoreSuite) -> None:
     """Writes of one call are done in their order."""
     block = suite.block()
     suite.write(
@@ -66,17 +66,17 @@ def check_order_within_a_turn(suite: Suite) -> None:
     assert suite.content(block, 0, 9) == [0, 3, 6]
 
 
-def check_buffers_are_copied(suite: Suite) -> None:
+def check_buffers_are_copied(suite: StoreSuite) -> None:
     """Whoever reuses a buffer after a write changes nothing."""
     block = suite.block()
     batch = make_batch(0)
     head, body = bytearray(batch.head), bytearray(batch.body)
-    suite.write(Append(block, [RecordBatch(head, memoryview(body), batch.header)], sync=False))
+    suite.write(Append(block, [EncodedBatch(head, memoryview(body), batch.header)], sync=False))
     head[:], body[:] = bytes(len(head)), bytes(len(body))
     suite.content(block, 0, 1)  # verifies
 
 
-def check_many_batches(suite: Suite) -> None:
+def check_many_batches(suite: StoreSuite) -> None:
     """Thousands of batches are read in portions."""
     block = suite.block()
     batches = [make_batch(i, size=i % 50) for i in range(3_000)]
@@ -90,7 +90,7 @@ def check_many_batches(suite: Suite) -> None:
         assert batch.verify().base_offset == offset
 
 
-def check_refuses_what_does_not_follow(suite: Suite) -> None:
+def check_refuses_what_does_not_follow(suite: StoreSuite) -> None:
     """An append must follow on what is there, in offset and in epoch."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 2, epoch=5), sync=True))
@@ -104,7 +104,7 @@ def check_refuses_what_does_not_follow(suite: Suite) -> None:
     suite.refused(Append(BlockId(TOPIC, 10**6, 0), make_run(0, 1), sync=False))
 
 
-def check_failures_stay_alone(suite: Suite) -> None:
+def check_failures_stay_alone(suite: StoreSuite) -> None:
     """What fails for one block is done for the others."""
     good, bad = suite.block(), suite.block()
     failed = suite.store.write(
@@ -122,7 +122,7 @@ def check_failures_stay_alone(suite: Suite) -> None:
 # --- life of a block ----------------------------------------------------------------------------
 
 
-def check_create_twice(suite: Suite) -> None:
+def check_create_twice(suite: StoreSuite) -> None:
     """Creating a block again changes nothing."""
     block = suite.block(start=7)
     suite.write(Append(block, make_run(7, 1), sync=True))
@@ -137,7 +137,7 @@ def check_create_twice(suite: Suite) -> None:
         assert suite.content(block, 7, 13) == [7, 10]
 
 
-def check_recover(suite: Suite) -> None:
+def check_recover(suite: StoreSuite) -> None:
     """Recovery finds what was appended."""
     absent = BlockId(TOPIC, 10**6, 3)
     assert isinstance(suite.store.recover(absent, 0, is_open=False), RecoverFailed)
@@ -158,7 +158,7 @@ def check_recover(suite: Suite) -> None:
     assert suite.content(block, 9, 27) == [9, 12, 15, 18, 21, 24]
 
 
-def check_checkpoint(suite: Suite) -> None:
+def check_checkpoint(suite: StoreSuite) -> None:
     """Recovery gives the last checkpoint, and the headers after it."""
     block = suite.block()
     suite.write(Checkpoint(block, b"empty"))
@@ -177,7 +177,7 @@ def check_checkpoint(suite: Suite) -> None:
     assert [header.base_offset for header in found.headers] == [0, 3, 6]
 
 
-def check_truncate(suite: Suite) -> None:
+def check_truncate(suite: StoreSuite) -> None:
     """What was cut off is gone, and the log goes on there."""
     block = suite.block(start=3)
     suite.write(Append(block, make_run(3, 4), sync=True))
@@ -195,10 +195,10 @@ def check_truncate(suite: Suite) -> None:
     assert suite.content(block, 3, suite.reopen(block, 3).end) == [3]
 
 
-def check_a_follower_cuts_its_log(suite: Suite) -> None:
+def check_a_follower_cuts_its_log(suite: StoreSuite) -> None:
     """Cut by epoch, and go on with what the new leader has, again and again."""
     block = suite.block()
-    model: list[RecordBatch] = []
+    model: list[EncodedBatch] = []
     dice = random.Random(2)
     for epoch in range(1, 60):
         kept = dice.randint(max(len(model) - 6, 0), len(model))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.ready import (
     CreateBlock,
     Recovered,
     Write,
 )
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
 from pymq.core.types import BlockId
 from pymq.errors import PymqError
 from pymq.store.base import BlockStore
@@ -31,7 +31,7 @@ def named(name: str) -> Iterator[None]:
         raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-class Suite:
+class StoreSuite:
     """A store under test, and helpers to use it."""
 
     def __init__(self, make: Make, durable: bool) -> None:
@@ -90,14 +90,14 @@ class Suite:
         return found
 
 
-def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -> RecordBatch:
+def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -> EncodedBatch:
     """A batch of *count* records with times and values of their own."""
     values = [b"%08d " % (offset + i) + bytes(size) for i in range(count)]
     times = [1_000 + 10 * (offset + i) for i in range(count)]
-    batch = RecordBatch.encode(values, timestamp_ms=times[0], timestamps=times)
+    batch = EncodedBatch.encode(values, timestamp_ms=times[0], timestamps=times)
     return batch.stamp(offset, epoch, 0)
 
 
-def make_run(offset: int, count: int, **options: int) -> list[RecordBatch]:
+def make_run(offset: int, count: int, **options: int) -> list[EncodedBatch]:
     """*count* batches of 3 records."""
     return [make_batch(offset + 3 * i, 3, **options) for i in range(count)]

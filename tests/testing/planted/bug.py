@@ -19,8 +19,8 @@ from functools import cache
 from typing import Any
 
 from pymq.core.values import Factory, define, value
-from pymq.testing.plan import generate
-from pymq.testing.swarm import Result, run_plan
+from pymq.testing.faults.plan import generate
+from pymq.testing.run import Result, run_plan
 
 # A patch that does not fit dies of one of these, which proves nothing.
 BLUNDERS = re.compile(r"^(TypeError|AttributeError|NameError|UnboundLocalError)\b", re.MULTILINE)

@@ -6,26 +6,32 @@ from typing import Any
 
 import attrs
 
-from pymq.core.coordination import Conflicted, SessionExpired, Uncertain
-from pymq.core.holdings import Holdings
-from pymq.core.intake import Intake
+from pymq.broker.broker import BrokerMachine
+from pymq.broker.hosting.hosting import HostedPartitions
+from pymq.broker.hosting.removals import Removals
+from pymq.broker.hosting.request_fence import RequestFence
+from pymq.controller.election import Election
+from pymq.controller.operations.broker_registry import BrokerRegistry
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.operations.topics import Topics
+from pymq.controller.state.image import Draft, TopicImage
+from pymq.controller.state.transactions import Transactions
+from pymq.controller.transitions import (
+    blocks,
+    placement,
+    report_transitions,
+    request_plans,
+    takeover,
+)
+from pymq.core.block.sealing import Sealing
 from pymq.core.message import Produced, Stopped, StopReplica
-from pymq.core.open_block import OpenBlock
-from pymq.core.partition import Partition
-from pymq.core.sealing import Sealing
+from pymq.core.metadata.coordination import Conflicted, SessionExpired, Uncertain
+from pymq.core.partition.local_blocks import LocalBlocks
+from pymq.core.partition.open_block import OpenBlock
+from pymq.core.partition.partition import Partition
+from pymq.core.partition.produce import ProduceHandler
 from pymq.core.types import TopicPartition
 from pymq.errors import InvalidRequest
-from pymq.node import blocks, placement, plans, reported, takeover
-from pymq.node.broker import Broker
-from pymq.node.commits import Commits
-from pymq.node.election import Election
-from pymq.node.hosting import Hosting
-from pymq.node.image import Draft, TopicImage
-from pymq.node.orders import Orders
-from pymq.node.registry import Registry
-from pymq.node.removals import Removals
-from pymq.node.rolls import Rolls
-from pymq.node.topics import Topics
 from tests.testing.planted.bug import bug, plant
 
 CONTROLLER, ROLLS, IDENTITY = "controller", "rolls", "identity"
@@ -48,8 +54,8 @@ def decide_without_expiry(decided: Any, self: Election, event: Any, now: int) ->
         decided(self, event, now)
 
 
-@plant("expiry-ignored", Commits, "begin")
-def begin_unfenced_too(begin: Any, self: Commits, image: Any) -> None:
+@plant("expiry-ignored", Transactions, "begin")
+def begin_unfenced_too(begin: Any, self: Transactions, image: Any) -> None:
     begin(self, image)
     self._fence = ()
 
@@ -96,12 +102,12 @@ bug(
     CONTROLLER,
     "a commit whose outcome nobody knows is taken for done",
     "commit_unknown_result of FoundationDB; Kafka's ZkClient",
-    test="tests/node/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
+    test="tests/controller/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
 )
 
 
-@plant("uncertain-is-done", Commits, "settle")
-def settled_and_done(settle: Any, self: Commits, event: Any, now: int) -> None:
+@plant("uncertain-is-done", Transactions, "settle")
+def settled_and_done(settle: Any, self: Transactions, event: Any, now: int) -> None:
     flight = self._flight
     if isinstance(event, Uncertain) and flight is not None and flight.tag == event.tag:
         self._flight = None
@@ -116,12 +122,12 @@ bug(
     CONTROLLER,
     "a commit that is refused when it is repeated is taken for one that was not done before",
     "a retry that is not idempotent: commit_unknown_result of FoundationDB",
-    test="tests/node/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
+    test="tests/controller/test_controller_election.py::test_a_commit_of_which_nobody_knows_is_looked_up",
 )
 
 
-@plant("done-is-refused", Commits, "settle")
-def forget_that_it_is_repeated(settle: Any, self: Commits, event: Any, now: int) -> None:
+@plant("done-is-refused", Transactions, "settle")
+def forget_that_it_is_repeated(settle: Any, self: Transactions, event: Any, now: int) -> None:
     if isinstance(event, Conflicted) and self._flight is not None:
         self._flight.repeats = 0
     settle(self, event, now)
@@ -132,13 +138,13 @@ bug(
     CONTROLLER,
     "a commit whose answer was lost is repeated without proof that its zkserver is still active",
     "K1; a delayed write of an old controller (KAFKA-1305)",
-    test="tests/node/test_controller_election.py"
+    test="tests/controller/test_controller_election.py"
     "::test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced",
 )
 
 
-@plant("repeated-without-fence", Commits, "_submit")
-def submit_unfenced(submit: Any, self: Commits, flight: Any) -> None:
+@plant("repeated-without-fence", Transactions, "_submit")
+def submit_unfenced(submit: Any, self: Transactions, flight: Any) -> None:
     fence = self._fence
     try:
         self._fence = () if flight.repeats else fence
@@ -157,8 +163,8 @@ bug(
 )
 
 
-@plant("fence-without-node", Commits, "begin")
-def begin_with_the_epoch(begin: Any, self: Commits, image: Any) -> None:
+@plant("fence-without-node", Transactions, "begin")
+def begin_with_the_epoch(begin: Any, self: Transactions, image: Any) -> None:
     begin(self, image)
     self._fence = self._fence[:1]
 
@@ -168,23 +174,23 @@ bug(
     CONTROLLER,
     "a broker goes by what it is told last, whoever says so, and however old it is",
     "K2; Kafka's controller epochs (KAFKA-1305), leader epochs of LeaderAndIsr",
-    test="tests/node/test_broker.py::test_a_late_state_does_not_bring_back_what_was_stopped",
+    test="tests/broker/test_broker.py::test_a_late_state_does_not_bring_back_what_was_stopped",
 )
 
 
-@plant("stale-controller", Hosting, "leader_and_isr")
-def heed_anybody(heed: Any, self: Hosting, source: str, m: Any, now: int) -> None:
+@plant("stale-controller", HostedPartitions, "leader_and_isr")
+def heed_anybody(heed: Any, self: HostedPartitions, source: str, m: Any, now: int) -> None:
     self._registration.epoch = min(self._registration.epoch, m.controller_epoch)
     heed(self, source, m, now)
 
 
-@plant("stale-controller", Orders, "is_late")
-def never_late(is_late: Any, self: Orders, request: int, *about: Any) -> bool:
+@plant("stale-controller", RequestFence, "is_late")
+def never_late(is_late: Any, self: RequestFence, request: int, *about: Any) -> bool:
     return False
 
 
-@plant("stale-controller", Hosting, "_adopt")
-def adopt_older(adopt: Any, self: Hosting, request: int, state: Any, now: int) -> Any:
+@plant("stale-controller", HostedPartitions, "_adopt")
+def adopt_older(adopt: Any, self: HostedPartitions, request: int, state: Any, now: int) -> Any:
     partition = self.by_name.get(TopicPartition(state.topic, state.partition))
     if partition is None or partition.state.topic_id != state.topic_id:
         return adopt(self, request, state, now)
@@ -366,8 +372,8 @@ bug(
 )
 
 
-@plant("offline-not-heard", Registry, "offline")
-def offline_unheard(offline: Any, self: Registry, m: Any, now: int) -> None:
+@plant("offline-not-heard", BrokerRegistry, "offline")
+def offline_unheard(offline: Any, self: BrokerRegistry, m: Any, now: int) -> None:
     return None
 
 
@@ -399,8 +405,8 @@ bug(
 )
 
 
-@plant("parked-dropped", Intake, "drive_parked")
-def drop_parked(drive: Any, self: Intake, now: int) -> None:
+@plant("parked-dropped", ProduceHandler, "drive_parked")
+def drop_parked(drive: Any, self: ProduceHandler, now: int) -> None:
     parked, self._parked = self._parked, []
     log = self._partition.opened.log
     for source, m in parked:
@@ -416,8 +422,8 @@ bug(
 )
 
 
-@plant("parked-refused-twice", Intake, "drive_parked")
-def drive_and_refuse(drive: Any, self: Intake, now: int) -> None:
+@plant("parked-refused-twice", ProduceHandler, "drive_parked")
+def drive_and_refuse(drive: Any, self: ProduceHandler, now: int) -> None:
     for source, m in self._parked:
         self._answer(source, Produced(m.id, error=InvalidRequest("rolled")), m.acks, now)
     drive(self, now)
@@ -497,14 +503,14 @@ bug(
 )
 
 
-@plant("wiped-broker-votes", Holdings, "holds")
-def hold_by_name(holds: Any, self: Holdings, block: Any) -> bool:
+@plant("wiped-broker-votes", LocalBlocks, "holds")
+def hold_by_name(holds: Any, self: LocalBlocks, block: Any) -> bool:
     return self._host.me in block.replicas
 
 
 @plant("wiped-broker-votes", placement, "has_storage")
 @plant("wiped-broker-votes", blocks, "has_storage")
-@plant("wiped-broker-votes", reported, "has_storage")
+@plant("wiped-broker-votes", report_transitions, "has_storage")
 @plant("wiped-broker-votes", takeover, "has_storage")
 def has_storage_by_name(has: Any, image: Any, block: Any, broker: str) -> bool:
     return True
@@ -520,14 +526,14 @@ bug(
 )
 
 
-@plant("wall-clock-of-the-start", Broker, "set_wall_offset")
-def keep_the_first(set_wall_offset: Any, self: Broker, offset_ms: int) -> None:
+@plant("wall-clock-of-the-start", BrokerMachine, "set_wall_offset")
+def keep_the_first(set_wall_offset: Any, self: BrokerMachine, offset_ms: int) -> None:
     return None
 
 
 # --- topics of many commits -----------------------------------------------------------------------
 
-LARGE = "tests/node/test_large_topics.py::"
+LARGE = "tests/controller/test_large_topics.py::"
 
 bug(
     "half-a-topic-stays",
@@ -552,7 +558,7 @@ bug(
 )
 
 
-@plant("delete-forgets-a-slice", plans, "remove_topic")
+@plant("delete-forgets-a-slice", request_plans, "remove_topic")
 def remove_some(remove: Any, draft: Draft, topic: TopicImage) -> bool:
     remove(draft, topic)
     return True
@@ -563,7 +569,7 @@ bug(
     CONTROLLER,
     "a broker says that a deleted topic is gone when it begins to remove it",
     "own: an answer before the work",
-    test="tests/node/test_removals.py::test_what_is_asked_again_meanwhile_is_answered_once",
+    test="tests/broker/hosting/test_removals.py::test_what_is_asked_again_meanwhile_is_answered_once",
 )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.client.acquiring import Acquiring
-from pymq.client.pace import Pace
-from pymq.client.producer import Topic
-from pymq.client.worker import Worker
-from pymq.core import leases
-from pymq.core.group import GroupCoordinator
-from pymq.core.leases import Leases
-from pymq.core.membership import Group
-from pymq.core.offsets import Offsets
-from pymq.core.ranges import EVERYTHING
-from pymq.core.runs import split
+from pymq.client.group.group_member import GroupConsumer
+from pymq.client.group.lease_pace import LeasePace
+from pymq.client.group.lease_requests import LeaseRequests
+from pymq.client.producer.producer import ProducerTopic
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.offset_ranges import EVERYTHING
+from pymq.core.group import leases
+from pymq.core.group.coordinator import GroupCoordinator
+from pymq.core.group.leases import Leases
+from pymq.core.group.membership import ConsumerGroup
+from pymq.core.group.offset_log import OffsetLog
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
 
@@ -50,7 +50,7 @@ bug(
     AREA,
     "whoever acknowledges a record, it is done, though another holds it by now",
     "KAFKA-2555, brod #649 (B19)",
-    test="tests/core/test_group.py::test_only_the_holder_can_settle",
+    test="tests/core/group/test_coordinator.py::test_only_the_holder_can_settle",
 )
 
 
@@ -93,8 +93,8 @@ bug(
 )
 
 
-@plant("offsets-not-loaded", Offsets, "_replay")
-def replay_nothing(replay: Any, self: Offsets, batch: Any) -> None:
+@plant("offsets-not-loaded", OffsetLog, "_replay")
+def replay_nothing(replay: Any, self: OffsetLog, batch: Any) -> None:
     return None
 
 
@@ -107,8 +107,8 @@ bug(
 )
 
 
-@plant("oldest-offset-loaded", Offsets, "_replay")
-def replay_first(replay: Any, self: Offsets, batch: Any) -> None:
+@plant("oldest-offset-loaded", OffsetLog, "_replay")
+def replay_first(replay: Any, self: OffsetLog, batch: Any) -> None:
     known = {name: dict(group.leases) for name, group in self._groups.items()}
     replay(self, batch)
     for name, found in known.items():
@@ -125,8 +125,8 @@ bug(
 )
 
 
-@plant("load-stops-early", Offsets, "loaded")
-def loaded_first(loaded: Any, self: Offsets, m: Any, now: int) -> Any:
+@plant("load-stops-early", OffsetLog, "loaded")
+def loaded_first(loaded: Any, self: OffsetLog, m: Any, now: int) -> Any:
     if m.error is None and m.data and not self.is_loaded:
         first = next(iter(split(m.data)))
         self._replay(first.verify())
@@ -144,8 +144,8 @@ bug(
 )
 
 
-@plant("offsets-not-written", Offsets, "flush")
-def flush_nothing(flush: Any, self: Offsets, now: int) -> None:
+@plant("offsets-not-written", OffsetLog, "flush")
+def flush_nothing(flush: Any, self: OffsetLog, now: int) -> None:
     self._changed = {}
     flush(self, now)
 
@@ -160,9 +160,9 @@ bug(
 )
 
 
-@plant("commit-syncs-nothing", Offsets, "answer")
+@plant("commit-syncs-nothing", OffsetLog, "answer")
 def answer_unsynced(
-    answer: Any, self: Offsets, source: str, settled: Any, *, durable: bool
+    answer: Any, self: OffsetLog, source: str, settled: Any, *, durable: bool
 ) -> None:
     answer(self, source, settled, durable=False)
 
@@ -172,12 +172,12 @@ bug(
     AREA,
     "an acknowledgement is confirmed while its write is under way, and the write may fail",
     "etcd #14370, for offsets",
-    test="tests/core/test_group.py::test_a_settlement_is_answered_once_it_is_durable",
+    test="tests/core/group/test_coordinator.py::test_a_settlement_is_answered_once_it_is_durable",
 )
 
 
-@plant("settled-early", Offsets, "flush")
-def flush_and_answer(flush: Any, self: Offsets, now: int) -> None:
+@plant("settled-early", OffsetLog, "flush")
+def flush_and_answer(flush: Any, self: OffsetLog, now: int) -> None:
     for source, answer in self._unanswered:
         self._host.reply(source, answer, now)
     self._unanswered = []
@@ -245,7 +245,9 @@ bug(
 
 
 @plant("members-never-gone", GroupCoordinator, "_remove")
-def remove_nobody(remove: Any, self: GroupCoordinator, group: Group, member: Any, now: int) -> None:
+def remove_nobody(
+    remove: Any, self: GroupCoordinator, group: ConsumerGroup, member: Any, now: int
+) -> None:
     member.gone_at = 1 << 62
 
 
@@ -273,7 +275,9 @@ bug(
 
 
 @plant("member-of-another", GroupCoordinator, "_check_owner")
-def own_all(check: Any, self: GroupCoordinator, group: Group, member: Any, source: str) -> None:
+def own_all(
+    check: Any, self: GroupCoordinator, group: ConsumerGroup, member: Any, source: str
+) -> None:
     return None
 
 
@@ -286,8 +290,8 @@ bug(
 )
 
 
-@plant("keys-lent", Group, "_loose")
-def all_is_loose(loose: Any, self: Group, topic: str, leases: Leases) -> Any:
+@plant("keys-lent", ConsumerGroup, "_loose")
+def all_is_loose(loose: Any, self: ConsumerGroup, topic: str, leases: Leases) -> Any:
     return EVERYTHING
 
 
@@ -300,8 +304,8 @@ bug(
 )
 
 
-@plant("idle-not-served", Group, "_lease_elsewhere")
-def lease_nothing(lease: Any, self: Group, *arguments: Any) -> Any:
+@plant("idle-not-served", ConsumerGroup, "_lease_elsewhere")
+def lease_nothing(lease: Any, self: ConsumerGroup, *arguments: Any) -> Any:
     return []
 
 
@@ -329,8 +333,8 @@ bug(
 )
 
 
-@plant("work-in-silence", Acquiring, "tell")
-def tell_nothing(tell: Any, self: Acquiring, now: int) -> bool:
+@plant("work-in-silence", LeaseRequests, "tell")
+def tell_nothing(tell: Any, self: LeaseRequests, now: int) -> bool:
     return True
 
 
@@ -339,7 +343,7 @@ bug(
     AREA,
     "the next coordinator does not know how often a record was delivered",
     "KIP-932, delivery count",
-    test="tests/core/test_group.py::test_deliveries_are_counted_across_coordinators",
+    test="tests/core/group/test_coordinator.py::test_deliveries_are_counted_across_coordinators",
 )
 
 
@@ -357,8 +361,8 @@ bug(
 )
 
 
-@plant("prefetch-of-all", Pace, "limit")
-def lease_all(limit: Any, self: Pace, wanted: int) -> int:
+@plant("prefetch-of-all", LeasePace, "limit")
+def lease_all(limit: Any, self: LeasePace, wanted: int) -> int:
     return wanted
 
 
@@ -371,9 +375,9 @@ bug(
 )
 
 
-@plant("unkeyed-stay", Topic, "spread")
-@plant("unkeyed-stay", Topic, "left")
-def stay(step: Any, self: Topic, *queues: object) -> None:
+@plant("unkeyed-stay", ProducerTopic, "spread")
+@plant("unkeyed-stay", ProducerTopic, "left")
+def stay(step: Any, self: ProducerTopic, *queues: object) -> None:
     return None
 
 
@@ -386,8 +390,8 @@ bug(
 )
 
 
-@plant("surplus-stays", Worker, "_return_surplus")
-def keep_surplus(step: Any, self: Worker) -> None:
+@plant("surplus-stays", GroupConsumer, "_return_surplus")
+def keep_surplus(step: Any, self: GroupConsumer) -> None:
     self._return_at = NEVER
 
 
@@ -400,6 +404,6 @@ bug(
 )
 
 
-@plant("first-takes-all", Group, "_share")
-def share_nothing(share: Any, self: Group, member: Any, leases: Any, *rest: Any) -> Any:
+@plant("first-takes-all", ConsumerGroup, "_share")
+def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *rest: Any) -> Any:
     return rest[1]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pymq.core.bounds import GroupLimits
-from pymq.core.fetches import Boundless, Fetches
-from pymq.core.log import BlockLog
+from pymq.broker.batch_copies import BatchCopies
+from pymq.controller.lookup import Lookup
+from pymq.controller.operations.broker_updates import BrokerUpdates, Mailbox
+from pymq.controller.operations.roll_candidates import Candidates
+from pymq.controller.state.hosting_index import Hosting
+from pymq.controller.state.transactions import Transactions
+from pymq.core.block.log import BlockLog
+from pymq.core.group.group_limits import GroupLimits
 from pymq.core.message import Fetch
-from pymq.core.waits import WaitingRoom
-from pymq.node.candidates import Candidates
-from pymq.node.commits import Commits
-from pymq.node.copies import Copies
-from pymq.node.hosted import Hosting
-from pymq.node.lookup import Lookup
-from pymq.node.notices import Mailbox, Notices
-from pymq.transport.connections import Connections
-from pymq.transport.flight import Flight
-from pymq.web.guesses import Guesses
+from pymq.core.partition.fetch_limits import Boundless, Fetches
+from pymq.core.partition.pending_fetches import WaitingRoom
+from pymq.transport.zeromq.connections import Connections
+from pymq.transport.zeromq.in_flight import InFlight
+from pymq.web.login_throttle import LoginThrottle
 from tests.testing.planted.bug import bug, plant
 
 AREA = "limits"
-FETCHES = "tests/core/test_fetches.py::"
+FETCHES = "tests/core/partition/test_fetch_limits.py::"
 
 bug(
     "fetch-reads-what-is-asked",
@@ -79,13 +79,13 @@ bug(
     AREA,
     "what libzmq has sent counts as if it were still held",
     "any pool",
-    test="tests/transport/test_zeromq.py::"
+    test="tests/transport/zeromq/test_transport.py::"
     "test_what_a_client_has_not_taken_is_counted_until_it_has_left",
 )
 
 
-@plant("gone-keeps-its-room", Flight, "look")
-def look_never(look: Any, self: Flight, now: float) -> int:
+@plant("gone-keeps-its-room", InFlight, "look")
+def look_never(look: Any, self: InFlight, now: float) -> int:
     return self.bytes
 
 
@@ -139,7 +139,7 @@ bug(
     AREA,
     "in as many partitions as there are, clients have any number of fetches wait",
     "own, before decision 153",
-    test="tests/core/test_serving.py::"
+    test="tests/core/partition/test_fetch.py::"
     "test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others",
 )
 
@@ -154,7 +154,7 @@ bug(
     AREA,
     "fetches that have waited long enough count on, until nobody may wait",
     "any pool",
-    test="tests/core/test_serving.py::"
+    test="tests/core/partition/test_fetch.py::"
     "test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others",
 )
 
@@ -185,7 +185,7 @@ bug(
     AREA,
     "connections that say nothing take all descriptors there are",
     "own, before decision 127; slowloris",
-    test="tests/transport/test_connections.py::"
+    test="tests/transport/zeromq/test_connections.py::"
     "test_of_silent_connections_the_oldest_go_when_there_are_too_many",
 )
 
@@ -200,7 +200,7 @@ bug(
     AREA,
     "where descriptors are few, one principal may have nearly all connections",
     "own, before decision 154",
-    test="tests/transport/test_connections.py::"
+    test="tests/transport/zeromq/test_connections.py::"
     "test_a_principal_has_half_of_the_room_where_descriptors_are_few",
 )
 
@@ -215,7 +215,7 @@ bug(
     AREA,
     "connections that have proved a key and say nothing keep all others out",
     "own, before decision 154",
-    test="tests/transport/test_connections.py::"
+    test="tests/transport/zeromq/test_connections.py::"
     "test_silent_connections_leave_half_of_the_room_for_those_that_speak",
 )
 
@@ -231,7 +231,7 @@ bug(
     AREA,
     "connections of a principal that have ended count on, until it gets no more",
     "any pool",
-    test="tests/transport/test_connections.py::test_connections_that_have_ended_count_for_nobody",
+    test="tests/transport/zeromq/test_connections.py::test_connections_that_have_ended_count_for_nobody",
 )
 
 
@@ -248,12 +248,12 @@ bug(
     AREA,
     "a copy is charged when it is made, and reads on whatever it costs",
     "own, before decision 128",
-    test="tests/node/test_copies.py::test_a_copy_is_paid_for_as_it_is_made",
+    test="tests/broker/test_batch_copies.py::test_a_copy_is_paid_for_as_it_is_made",
 )
 
 
-@plant("copy-goes-on-over-quota", Copies, "_read")
-def read_on(read: Any, self: Copies, now: int) -> None:
+@plant("copy-goes-on-over-quota", BatchCopies, "_read")
+def read_on(read: Any, self: BatchCopies, now: int) -> None:
     class Free(Boundless):
         pass
 
@@ -272,13 +272,13 @@ bug(
     AREA,
     "who asks for more copies has more of the reads, and others wait for all of it",
     "own, before decision 155",
-    test="tests/node/test_copies.py::"
+    test="tests/broker/test_batch_copies.py::"
     "test_a_principal_has_half_of_the_copies_and_others_do_not_wait_for_all_of_its",
 )
 
 
-@plant("copies-in-one-line", Copies, "_next")
-def next_of_the_same(next_: Any, self: Copies) -> Any:
+@plant("copies-in-one-line", BatchCopies, "_next")
+def next_of_the_same(next_: Any, self: BatchCopies) -> Any:
     first = next(iter(self._line))
     job = next_(self)
     if first in self._line:
@@ -291,12 +291,12 @@ bug(
     AREA,
     "tokens may be tried as fast as they come",
     "own, before decision 128",
-    test="tests/web/test_gate.py::test_guesses_are_slowed_more_with_each_and_written_down",
+    test="tests/web/test_authentication.py::test_guesses_are_slowed_more_with_each_and_written_down",
 )
 
 
-@plant("guesses-are-free", Guesses, "wait_s")
-def wait_never(wait_s: Any, self: Guesses, address: str, digest: bytes) -> float:
+@plant("guesses-are-free", LoginThrottle, "wait_s")
+def wait_never(wait_s: Any, self: LoginThrottle, address: str, digest: bytes) -> float:
     return 0.0
 
 
@@ -314,7 +314,7 @@ def admit_all(check: Any, self: GroupLimits, group: str, count: int) -> None:
     return None
 
 
-MANY = "tests/node/test_many_partitions.py::"
+MANY = "tests/controller/test_many_partitions.py::"
 
 bug(
     "all-partitions-in-a-turn",
@@ -356,8 +356,8 @@ bug(
 )
 
 
-@plant("only-the-first-are-told", Notices, "_tell_topics")
-def tell_once(tell: Any, self: Notices, now: int) -> None:
+@plant("only-the-first-are-told", BrokerUpdates, "_tell_topics")
+def tell_once(tell: Any, self: BrokerUpdates, now: int) -> None:
     tell(self, now)
     self._topics.clear()
 
@@ -371,8 +371,8 @@ bug(
 )
 
 
-@plant("only-the-first-are-removed", Notices, "_send_stops")
-def remove_once(send: Any, self: Notices, broker: str, box: Mailbox) -> bool:
+@plant("only-the-first-are-removed", BrokerUpdates, "_send_stops")
+def remove_once(send: Any, self: BrokerUpdates, broker: str, box: Mailbox) -> bool:
     found: bool = send(self, broker, box)
     box.stops_later.clear()
     return found
@@ -387,9 +387,9 @@ bug(
 )
 
 
-@plant("slices-of-nothing-in-a-turn", Commits, "_finish")
+@plant("slices-of-nothing-in-a-turn", Transactions, "_finish")
 def finish_at_once(
-    finish: Any, self: Commits, task: Any, result: Any, now: int, *, is_resting: bool = False
+    finish: Any, self: Transactions, task: Any, result: Any, now: int, *, is_resting: bool = False
 ) -> None:
     finish(self, task, result, now)
 
@@ -399,7 +399,7 @@ bug(
     AREA,
     "those partitions of a broker that change after they were looked at are left as they are",
     "own; any walk over what changes meanwhile",
-    test="tests/node/test_slices.py::test_what_changed_after_its_slice_is_looked_at_again",
+    test="tests/controller/test_slices.py::test_what_changed_after_its_slice_is_looked_at_again",
 )
 
 
@@ -418,8 +418,8 @@ bug(
 )
 
 
-@plant("long-requests-are-given-up", Commits, "is_begun")
-def begun_never(is_begun: Any, self: Commits, source: str, request: int) -> bool:
+@plant("long-requests-are-given-up", Transactions, "is_begun")
+def begun_never(is_begun: Any, self: Transactions, source: str, request: int) -> bool:
     return False
 
 
@@ -428,7 +428,7 @@ bug(
     AREA,
     "of very many partitions a client is told those of the first turn",
     "any answer that is made in parts",
-    test="tests/node/test_gradual.py::test_metadata_is_of_all_partitions_in_order",
+    test="tests/controller/test_gradual_reads.py::test_metadata_is_of_all_partitions_in_order",
 )
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 
+from pymq.controller.operations.block_copying import BlockCopying
+from pymq.controller.state.image import Draft, Image
+from pymq.controller.transitions import leader_leveling, replica_moves
 from pymq.coord import paths
-from pymq.core.coordination import Put
-from pymq.core.metadata import BlockNode, Move, encode_node
+from pymq.core.metadata.coordination import Put
+from pymq.core.metadata.nodes import BlockNode, Move, encode_node
 from pymq.core.types import TopicPartition
-from pymq.node import leveling, moves
-from pymq.node.copying import Copying
-from pymq.node.image import Draft, Image
 from tests.testing.planted.bug import bug, plant
 from tests.testing.planted.control import ROLLS
 
@@ -38,7 +38,7 @@ bug(
 )
 
 
-@plant("copy-counts-early", moves, "begin")
+@plant("copy-counts-early", replica_moves, "begin")
 def begin_as_whole(begin: Any, draft: Draft, name: TopicPartition, number: int, move: Move) -> None:
     begin(draft, name, number, move)
     path = paths.block(*name, number)
@@ -54,13 +54,13 @@ bug(
 )
 
 
-@plant("old-copy-leaves-first", moves, "begin")
+@plant("old-copy-leaves-first", replica_moves, "begin")
 def begin_without_the_old(
     begin: Any, draft: Draft, name: TopicPartition, number: int, move: Move
 ) -> None:
     begin(draft, name, number, move)
     path = paths.block(*name, number)
-    _rewrite(draft, path, lambda node: moves._without(node, move.removing))
+    _rewrite(draft, path, lambda node: replica_moves._without(node, move.removing))
 
 
 bug(
@@ -72,8 +72,8 @@ bug(
 )
 
 
-@plant("moves-unasked", Copying, "lost")
-def all_are_lost(lost: Any, self: Copying, now: int) -> tuple[str, ...]:
+@plant("moves-unasked", BlockCopying, "lost")
+def all_are_lost(lost: Any, self: BlockCopying, now: int) -> tuple[str, ...]:
     return tuple(self._commits.image.brokers)
 
 
@@ -86,7 +86,7 @@ bug(
 )
 
 
-@plant("balance-to-anybody", leveling, "targets")
+@plant("balance-to-anybody", leader_leveling, "targets")
 def any_target(
     targets: Any, image: Image, name: TopicPartition, block: BlockNode, can_lead: Any
 ) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import attrs
 
-from pymq.core.header import Header
-from pymq.core.intake import Intake
-from pymq.core.producers import ProducerTable
-from pymq.core.sealing import Sealing
+from pymq.access.grants import Grant
+from pymq.access.guard import Guard
+from pymq.controller.transitions import blocks
+from pymq.core.batch.header import Header
+from pymq.core.block.idempotence import ProducerTable
+from pymq.core.block.sealing import Sealing
+from pymq.core.partition.produce import ProduceHandler
 from pymq.errors import OutOfOrderSequence, ProducerFenced
-from pymq.node import blocks
-from pymq.node.access import Guard
-from pymq.node.grants import Grant
 from tests.testing.planted.bug import bug, plant
 
 AREA = "producers"
@@ -71,7 +71,7 @@ bug(
     AREA,
     "a batch of a producer epoch that was replaced is taken in",
     "KIP-98, librdkafka #4953",
-    test="tests/client/test_producer.py::test_an_older_epoch_is_fenced",
+    test="tests/client/producer/test_producer.py::test_an_older_epoch_is_fenced",
 )
 
 
@@ -172,8 +172,10 @@ bug(
 )
 
 
-@plant("repeat-answered-early", Intake, "_await")
-def answer_repeats(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+@plant("repeat-answered-early", ProduceHandler, "_await")
+def answer_repeats(
+    wait: Any, self: ProduceHandler, end: int, source: str, m: Any, answer: Any
+) -> None:
     if answer.duplicate:
         self._host.reply(source, answer, 0)
     else:
@@ -203,7 +205,7 @@ bug(
     AREA,
     "a grant is taken from anybody who shows it",
     "Kafka: ids bound to nobody",
-    test="tests/node/test_grants.py::test_nobody_else_writes_under_it",
+    test="tests/access/test_grants.py::test_nobody_else_writes_under_it",
 )
 
 
@@ -218,7 +220,7 @@ bug(
     AREA,
     "an epoch above the one that was granted is accepted, and fences all that come after it",
     "KIP-360: a producer raises its epoch by itself",
-    test="tests/node/test_grants.py::test_no_epoch_is_used_that_was_not_given_out",
+    test="tests/access/test_grants.py::test_no_epoch_is_used_that_was_not_given_out",
 )
 
 

@@ -6,26 +6,26 @@ from typing import Any
 
 import attrs
 
-from pymq.client.route import Route
+from pymq.client.fetching.partition_route import PartitionRoute
 from pymq.client.router import Router
+from pymq.controller.transitions import blocks, broker_restarts, report_transitions
 from pymq.coord import paths
-from pymq.core.answers import Answers
-from pymq.core.intake import Intake
-from pymq.core.log import BlockLog
+from pymq.core.block.log import BlockLog
 from pymq.core.message import RaftVote
-from pymq.core.open_block import OpenBlock
-from pymq.core.partition import Partition
+from pymq.core.partition.fetch import FetchHandler
+from pymq.core.partition.open_block import OpenBlock
+from pymq.core.partition.partition import Partition
+from pymq.core.partition.pending_produces import PendingProduces
+from pymq.core.partition.produce import ProduceHandler
 from pymq.core.ready import Ready, SaveState
-from pymq.core.repair import Repair
-from pymq.core.repairs import Repairs
-from pymq.core.serving import Serving
+from pymq.core.repair.block_repair import BlockRepair
+from pymq.core.repair.partition_repairs import PartitionRepairs
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import NotLeader, OffsetOutOfRange, PymqError
-from pymq.node import blocks, reported, restarts
-from pymq.replication.copy import Copy
-from pymq.replication.fetch import Fetch, Follower
-from pymq.replication.leadership import Leadership
-from pymq.replication.raft import Raft
+from pymq.replication.fetch import FetchReplicator, Follower
+from pymq.replication.raft.leadership import Leadership
+from pymq.replication.raft.log_copy import LogCopy
+from pymq.replication.raft.raft import Raft
 from tests.testing.planted.bug import bug, plant
 
 RAFT, FETCH = "raft", "fetch"
@@ -70,7 +70,7 @@ bug(
     RAFT,
     "what was committed before the log was cut is taken to be so of what comes in its place",
     "Kafka KAFKA-3410, KIP-101 (a restored high watermark above a truncated log)",
-    test="tests/core/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
+    test="tests/core/block/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
 )
 
 
@@ -86,7 +86,7 @@ bug(
     RAFT,
     "a follower goes on to serve a tail that it has cut off",
     "Kafka KAFKA-9807; etcd #14370",
-    test="tests/core/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
+    test="tests/core/block/test_log.py::test_what_is_cut_off_is_not_committed_nor_readable",
 )
 
 
@@ -106,8 +106,8 @@ bug(
 )
 
 
-@plant("laggard-is-believed", Serving, "_fetch_of_follower")
-def refuse_what_is_missing(fetch: Any, self: Serving, source: str, m: Any, now: int) -> None:
+@plant("laggard-is-believed", FetchHandler, "_fetch_of_follower")
+def refuse_what_is_missing(fetch: Any, self: FetchHandler, source: str, m: Any, now: int) -> None:
     if m.offset > self._partition.opened.readable_end:
         answer = self._answer(m, m.offset, self._out_of_range(m))
         self._host.reply(source, answer, now)
@@ -115,8 +115,8 @@ def refuse_what_is_missing(fetch: Any, self: Serving, source: str, m: Any, now: 
         fetch(self, source, m, now)
 
 
-@plant("laggard-is-believed", Route, "refused")
-def believe(refused: Any, self: Route, router: Any, error: Any) -> int | None:
+@plant("laggard-is-believed", PartitionRoute, "refused")
+def believe(refused: Any, self: PartitionRoute, router: Any, error: Any) -> int | None:
     if isinstance(error, OffsetOutOfRange):
         return None
     pause: int | None = refused(self, router, error)
@@ -153,8 +153,8 @@ bug(
 )
 
 
-@plant("verified-for-ever", Copy, "new_term")
-def keep_verified(new_term: Any, self: Copy) -> None:
+@plant("verified-for-ever", LogCopy, "new_term")
+def keep_verified(new_term: Any, self: LogCopy) -> None:
     verified = self._verified
     new_term(self)
     self._verified = max(verified, self._verified)
@@ -169,8 +169,10 @@ bug(
 )
 
 
-@plant("answered-at-once", Intake, "_await")
-def answer_at_once(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+@plant("answered-at-once", ProduceHandler, "_await")
+def answer_at_once(
+    wait: Any, self: ProduceHandler, end: int, source: str, m: Any, answer: Any
+) -> None:
     if m.acks != 0:
         self._host.reply(source, answer, 0)
 
@@ -184,8 +186,8 @@ bug(
 )
 
 
-@plant("answered-by-leader-alone", Answers, "due")
-def due_locally(due: Any, self: Answers, local: int, committed: int) -> Any:
+@plant("answered-by-leader-alone", PendingProduces, "due")
+def due_locally(due: Any, self: PendingProduces, local: int, committed: int) -> Any:
     return due(self, local, max(local, committed))
 
 
@@ -198,8 +200,10 @@ bug(
 )
 
 
-@plant("answered-before-stable", Intake, "_await")
-def answer_when_sent(wait: Any, self: Intake, end: int, source: str, m: Any, answer: Any) -> None:
+@plant("answered-before-stable", ProduceHandler, "_await")
+def answer_when_sent(
+    wait: Any, self: ProduceHandler, end: int, source: str, m: Any, answer: Any
+) -> None:
     wait(self, end, source, m, answer)
     for waiting, found in self._answers.due(NEVER, NEVER):
         self._host.reply(waiting, found, 0)
@@ -242,8 +246,8 @@ bug(
 )
 
 
-@plant("isr-of-one", Fetch, "_advance")
-def advance_alone(advance: Any, self: Fetch) -> None:
+@plant("isr-of-one", FetchReplicator, "_advance")
+def advance_alone(advance: Any, self: FetchReplicator) -> None:
     self.high_watermark = max(self.high_watermark, self._log.stable_end)
 
 
@@ -256,8 +260,8 @@ bug(
 )
 
 
-@plant("isr-majority", Fetch, "_advance")
-def advance_by_majority(advance: Any, self: Fetch) -> None:
+@plant("isr-majority", FetchReplicator, "_advance")
+def advance_by_majority(advance: Any, self: FetchReplicator) -> None:
     ends = [f.end for name, f in self._followers.items() if name in self._committed]
     ends = sorted([*ends, self._log.stable_end])
     self.high_watermark = max(self.high_watermark, ends[(len(ends) - 1) // 2 + (len(ends) > 1)])
@@ -272,8 +276,8 @@ bug(
 )
 
 
-@plant("wanted-isr-ignored", Fetch, "_advance")
-def advance_without_wanted(advance: Any, self: Fetch) -> None:
+@plant("wanted-isr-ignored", FetchReplicator, "_advance")
+def advance_without_wanted(advance: Any, self: FetchReplicator) -> None:
     may_join, self._may_join = self._may_join, ()
     advance(self)
     self._may_join = may_join
@@ -288,8 +292,8 @@ bug(
 )
 
 
-@plant("isr-expands-early", Fetch, "_judge")
-def judge_kindly(judge: Any, self: Fetch, now: int, heard: str | None = None) -> None:
+@plant("isr-expands-early", FetchReplicator, "_judge")
+def judge_kindly(judge: Any, self: FetchReplicator, now: int, heard: str | None = None) -> None:
     high, self.high_watermark = self.high_watermark, 0
     judge(self, now, heard)
     self.high_watermark = high
@@ -304,8 +308,8 @@ bug(
 )
 
 
-@plant("isr-shrinks-unasked", Fetch, "_judge")
-def judge_alone(judge: Any, self: Fetch, now: int, heard: str | None = None) -> None:
+@plant("isr-shrinks-unasked", FetchReplicator, "_judge")
+def judge_alone(judge: Any, self: FetchReplicator, now: int, heard: str | None = None) -> None:
     judge(self, now, heard)
     if self._wanted is not None:
         self._committed = self._wanted
@@ -321,8 +325,8 @@ bug(
 )
 
 
-@plant("fetched-is-stable", Fetch, "_fetched")
-def fetched_and_told(fetched: Any, self: Fetch, source: str, m: Any, now: int) -> None:
+@plant("fetched-is-stable", FetchReplicator, "_fetched")
+def fetched_and_told(fetched: Any, self: FetchReplicator, source: str, m: Any, now: int) -> None:
     fetched(self, source, m, now)
     log = self._log
     if m.data and log.end > log.stable_end:
@@ -340,12 +344,12 @@ bug(
 )
 
 
-@plant("restarted-leader-leads", Fetch, "__init__")
-def lead_again(init: Any, self: Fetch, replica: Any, now: int) -> None:
+@plant("restarted-leader-leads", FetchReplicator, "__init__")
+def lead_again(init: Any, self: FetchReplicator, replica: Any, now: int) -> None:
     init(self, attrs.evolve(replica, is_new=True), now)
 
 
-@plant("restarted-leader-leads", restarts, "_interrupted")
+@plant("restarted-leader-leads", broker_restarts, "_interrupted")
 def not_interrupted(interrupted: Any, block: Any, *arguments: Any, **named: Any) -> Any:
     return block
 
@@ -360,11 +364,11 @@ bug(
     FETCH,
     "the zkserver takes any in-sync set from anybody",
     "KIP-841, KIP-903",
-    test="tests/node/test_controller_rolls.py::test_a_wish_that_is_not_granted_is_answered_with_what_is",
+    test="tests/controller/test_controller_rolls.py::test_a_wish_that_is_not_granted_is_answered_with_what_is",
 )
 
 
-@plant("unfenced-isr", reported, "alter_isr")
+@plant("unfenced-isr", report_transitions, "alter_isr")
 def alter_unfenced(alter: Any, draft: Any, m: Any, members: Any) -> None:
     name = TopicPartition(m.topic, m.partition)
     block = draft.image.partition(*name).open_block
@@ -383,7 +387,7 @@ bug(
 )
 
 
-@plant("joins-by-its-last-life", reported, "_may_join")
+@plant("joins-by-its-last-life", report_transitions, "_may_join")
 def may_join_as_anybody(may_join: Any, *arguments: Any) -> Any:
     return may_join(*arguments[:-1], 0)
 
@@ -407,7 +411,7 @@ bug(
     FETCH,
     "whoever has as many records as a sealed block is taken to have the same ones",
     "KIP-101, KIP-279: logs diverge without being cut",
-    test="tests/core/test_repair.py",
+    test="tests/core/repair/test_block_repair.py",
 )
 
 
@@ -425,22 +429,22 @@ bug(
 )
 
 
-@plant("whole-too-early", Repair, "advance")
-def advance_and_claim(advance: Any, self: Repair) -> None:
+@plant("whole-too-early", BlockRepair, "advance")
+def advance_and_claim(advance: Any, self: BlockRepair) -> None:
     advance(self)
     self.is_done = True
 
 
-@plant("whole-too-early", Repair, "is_dirty")
-def dirty_as_before(is_dirty: Any, self: Repair) -> Any:
+@plant("whole-too-early", BlockRepair, "is_dirty")
+def dirty_as_before(is_dirty: Any, self: BlockRepair) -> Any:
     done, self.is_done = self.is_done, False
     found = is_dirty(self)
     self.is_done = done
     return found
 
 
-@plant("whole-too-early", Repairs, "ends")
-def ends_of_the_blocks(ends: Any, self: Repairs, state: Any, numbers: Any = None) -> Any:
+@plant("whole-too-early", PartitionRepairs, "ends")
+def ends_of_the_blocks(ends: Any, self: PartitionRepairs, state: Any, numbers: Any = None) -> Any:
     wanted = {block.number: block.end for block in state.blocks}
     return [(*name, number, wanted[number]) for *name, number, _ in ends(self, state, numbers)]
 
@@ -470,8 +474,10 @@ bug(
 )
 
 
-@plant("last-replica-unread", Route, "refused")
-def ask_as_leader(refused: Any, self: Route, router: Router, error: PymqError) -> int | None:
+@plant("last-replica-unread", PartitionRoute, "refused")
+def ask_as_leader(
+    refused: Any, self: PartitionRoute, router: Router, error: PymqError
+) -> int | None:
     pause: int | None = refused(self, router, error)
     if isinstance(error, NotLeader):
         self.forget()

@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from pymq.core import log, retention, validation
-from pymq.core.log import BlockLog
-from pymq.core.open_block import OpenBlock
-from pymq.core.record import RecordBatch
-from pymq.core.runs import split
-from pymq.node import copies
-from pymq.node.loop import Loop
-from pymq.store import recovery
-from pymq.store.blockfile import Window
-from pymq.store.file import FileStore
-from pymq.store.folder import Folder
-from pymq.store.handles import Handles
-from pymq.store.states import States
-from pymq.testing.disk import SimDisk
+from pymq.broker import batch_copies
+from pymq.core.batch import batch_validation
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block import log, retention
+from pymq.core.block.log import BlockLog
+from pymq.core.partition.open_block import OpenBlock
+from pymq.runtime.loop import Loop
+from pymq.store.block.block_file import Window
+from pymq.store.file import recovery
+from pymq.store.file.file_store import FileStore
+from pymq.store.file.folder import Folder
+from pymq.store.file.handles import Handles
+from pymq.store.file.states import States
+from pymq.testing.simulation.disk import SimDisk
 from tests.testing.planted.bug import bug, plant
 
 AREA = "storage"
@@ -56,7 +57,7 @@ bug(
     AREA,
     "recovery looks at headers only, and keeps batches whose bodies are torn",
     "Kafka LogSegment.recover, PySyncObj's journal",
-    test="tests/store/test_recovery.py::test_a_torn_tail_is_cut",
+    test="tests/store/file/test_recovery.py::test_a_torn_tail_is_cut",
 )
 
 
@@ -219,8 +220,8 @@ bug(
 )
 
 
-@plant("produced-body-unchecked", validation, "check_crc")
-def check_no_crc(check_crc: Any, batch: RecordBatch) -> None:
+@plant("produced-body-unchecked", batch_validation, "check_crc")
+def check_no_crc(check_crc: Any, batch: EncodedBatch) -> None:
     return None
 
 
@@ -233,8 +234,8 @@ bug(
 )
 
 
-@plant("produced-form-unchecked", validation, "check_form")
-def check_no_form(check_form: Any, batch: RecordBatch) -> None:
+@plant("produced-form-unchecked", batch_validation, "check_form")
+def check_no_form(check_form: Any, batch: EncodedBatch) -> None:
     return None
 
 
@@ -243,12 +244,12 @@ bug(
     AREA,
     "a broker that copies a batch seals it anew, whatever the body has become",
     "a CRC that is made again vouches for nothing",
-    test="tests/node/test_copies.py::test_a_batch_that_is_damaged_is_not_passed_on_as_a_sound_one",
+    test="tests/broker/test_batch_copies.py::test_a_batch_that_is_damaged_is_not_passed_on_as_a_sound_one",
 )
 
 
-@plant("copied-body-unchecked", copies, "check")
-def copy_unchecked(check: Any, batch: RecordBatch) -> None:
+@plant("copied-body-unchecked", batch_copies, "check")
+def copy_unchecked(check: Any, batch: EncodedBatch) -> None:
     return None
 
 
@@ -257,7 +258,7 @@ bug(
     AREA,
     "a follower keeps what its leader sends, whatever has become of it on the way",
     "Kafka checks the CRC of fetched batches before it appends them",
-    test="tests/core/test_log.py::test_a_follower_takes_no_damaged_body",
+    test="tests/core/block/test_log.py::test_a_follower_takes_no_damaged_body",
 )
 
 
@@ -271,7 +272,7 @@ bug(
     AREA,
     "the time of a record decides how long a block is kept, whatever it is",
     "Kafka before KIP-937",
-    test="tests/core/test_retention.py"
+    test="tests/core/block/test_retention.py"
     "::test_a_time_that_nobody_could_mean_does_not_keep_a_block_for_ever",
 )
 
@@ -286,7 +287,7 @@ bug(
     AREA,
     "what waits for the second write of a turn leaves although that has failed",
     "a mutation that no test killed",
-    test="tests/node/test_loop.py::test_nothing_follows_a_second_write_of_the_turn_that_fails",
+    test="tests/runtime/test_loop.py::test_nothing_follows_a_second_write_of_the_turn_that_fails",
 )
 
 

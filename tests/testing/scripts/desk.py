@@ -13,7 +13,7 @@ from pymq import Client, Consumer, Delivery, Producer, Record
 from pymq.errors import FencedMember, NotEnoughBrokers, PymqError
 from pymq.testing import Cluster
 from pymq.testing.crashpoints import Scenario
-from pymq.testing.whole import PROBE, check_whole
+from tests.simulator.whole import PROBE, check_whole
 
 SCENARIOS: dict[str, Scenario] = {}
 PATIENCE_S = 20.0

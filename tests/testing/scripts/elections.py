@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymq.testing import probe
+from pymq.testing.simulation import probe
 from tests.testing.scripts.desk import PATIENCE_S, Desk, scenario
 
 

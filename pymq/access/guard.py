@@ -1,0 +1,280 @@
+"""The door of a node: every message passes it, or its sender is told why it did not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import attrs
+
+from pymq.access.audit import Audit, AuditedRequest
+from pymq.access.grants import Grants
+from pymq.access.quotas import Quota, Quotas
+from pymq.access.requirements import CLUSTER_ACTION, Needs, Requirement, requirements
+from pymq.access.rules import Kind, Operation, Policy
+from pymq.core import message as msg
+from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
+from pymq.core.group.request_validation import refusal
+from pymq.core.message import Message
+from pymq.core.types import AckMode
+from pymq.errors import (
+    AuthorizationFailed,
+    ClusterAuthorizationFailed,
+    PymqError,
+    QuotaExceeded,
+    ReplicaNotAvailable,
+    not_written,
+)
+
+MEMBERS_MAX = 10_000  # a principal, of which it is known what they consume; some 300 bytes each
+
+
+class Guard:
+    """Lets a message in if the policy and the quotas of its principal do.
+
+    It is a gate of a transport (:data:`pymq.transport.base.Gate`). What it needs of a message it
+    works out before anybody looks whether that topic or group exists, so an answer tells nothing
+    about what there is to those who may not know. One thing it has to remember: a member names its
+    topic when it joins its group and not again, and may lose the right to read that topic since.
+    """
+
+    def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
+        self._policy = policy
+        self._audit = audit
+        self._clock = clock
+        self._quotas = Quotas(self._quota)
+        # By principal, of (group, member): the topic. One principal cannot drive out another's.
+        self._consumed: dict[str, OrderedDict[tuple[str, str], str]] = {}
+        self.grants: Grants | None = None  # a node's, once it has been put together
+
+    def allows(self, principal: str, need: Requirement) -> bool:
+        """Whether *principal* may do that."""
+        return self._policy.allows(principal, need.operation, need.kind, need.name)
+
+    def replace(self, policy: Policy) -> None:
+        """Go by another policy from the next message on."""
+        self._policy = policy
+
+    def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """Answers instead of *message*, or None to let it in."""
+        needed = requirements(message)
+        if isinstance(message, msg.Acquire | msg.Heartbeat):
+            # Else it would lease records that it cannot read, and keep its partitions from others.
+            members = self._consumed.get(principal)
+            topic = members.get((message.group, message.member)) if members else None
+            if topic is not None:
+                needed = (*needed, Requirement(Operation.READ, Kind.TOPIC, topic))
+        for need in needed:
+            if not self.allows(principal, need):
+                return self._refuse(principal, source, message, need)
+        if not principal:
+            return self._refuse(principal, source, message, None)
+        is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
+        if not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
+            refusal = self._disown(principal, source, message)
+            if refusal is not None:
+                return refusal
+        # Nobody holds up the cluster's own work: what a broker is slow in, all others wait for.
+        answers = None
+        if not is_of_cluster:
+            answers = self._measure(principal, source, message)
+        if answers is None and self._policy.audited:
+            self._note_allowed(principal, source, message, needed)
+        if answers is None and isinstance(message, msg.Join | msg.Leave):
+            self._note_member(principal, message)
+        if answers is None and isinstance(message, msg.InitProducer):
+            return self._give(principal, message)
+        return answers
+
+    def _note_member(self, principal: str, message: msg.Join | msg.Leave) -> None:
+        """Remember what a member of a group consumes, as long as it is one."""
+        members = self._consumed.setdefault(principal, OrderedDict())
+        key = message.group, message.member
+        members.pop(key, None)
+        if isinstance(message, msg.Join):
+            members[key] = message.topic
+            if len(members) > MEMBERS_MAX:
+                members.popitem(last=False)
+        elif not members:
+            del self._consumed[principal]
+
+    def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
+        """Give out ids: only the door knows to whom. One without the secret leaves it to others."""
+        if message.name or self.grants is None or not self.grants.is_able:
+            return None
+        return (msg.Answer(message.id, self.grants.give(principal)),)
+
+    def _disown(
+        self, principal: str, source: str, message: msg.Produce | msg.Copy
+    ) -> Sequence[Message] | None:
+        """Refuse to write under a producer's id that was not given to *principal*."""
+        if isinstance(message, msg.Produce):
+            header = message.batch.header
+            producer_id, epoch = header.producer_id, header.epoch_high
+        else:
+            producer_id, epoch = message.producer_id, message.producer_epoch >> EPOCH_HALF
+        if producer_id == NO_PRODUCER or self.grants is None:
+            return None
+        if not self.grants.is_able:
+            return denial(message, ReplicaNotAvailable("this broker is not registered yet"))
+        grant = self.grants.read(message.grant)
+        if grant is not None and grant.covers(producer_id, epoch):
+            if grant.name:
+                need = Requirement(Operation.WRITE, Kind.PRODUCER, grant.name)
+                is_allowed = self.allows(principal, need)
+                return None if is_allowed else self._refuse(principal, source, message, need)
+            if grant.principal == principal:
+                return None
+        what = f"{Kind.PRODUCER.value}:{producer_id}"
+        request, operation = type(message).__name__, Operation.WRITE.value
+        self._audit.refuse(
+            AuditedRequest(principal, source, request, operation, what), self._clock()
+        )
+        return denial(
+            message,
+            AuthorizationFailed(
+                f"{principal} was not given the id {producer_id} and epoch {epoch}: {request} "
+                "needs the grant that InitProducer answers with; older clients do not know of it",
+                operation=operation,
+                resource=what,
+            ),
+        )
+
+    def _note_allowed(self, principal: str, source: str, message: Message, needed: Needs) -> None:
+        for need in needed:
+            if need.operation in self._policy.audited:
+                request, operation = type(message).__name__, need.operation.value
+                asked = AuditedRequest(principal, source, request, operation, need.resource)
+                self._audit.allow(asked, self._clock())
+
+    def send(self, principal: str, message: Message) -> Message:
+        """Count what is sent to *principal*, which has asked for it; returns what it may see."""
+        if type(message) is msg.Fetched and message.data:
+            self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
+        elif type(message) is msg.GroupState:
+            return self._visible(principal, message)
+        return message
+
+    def _visible(self, principal: str, group: msg.GroupState) -> msg.GroupState:
+        """Leave out what tells of topics that *principal* may not describe."""
+        topics = {m.topic for m in group.members} | {o.topic for o in group.offsets}
+        hidden = {
+            topic
+            for topic in topics
+            if not self.allows(principal, Requirement(Operation.DESCRIBE, Kind.TOPIC, topic))
+        }
+        if not hidden:
+            return group
+        return attrs.evolve(
+            group,
+            members=tuple(m for m in group.members if m.topic not in hidden),
+            offsets=tuple(o for o in group.offsets if o.topic not in hidden),
+        )
+
+    def fetch_wait_ms(self, principal: str) -> int:
+        """How long until *principal* may be sent more records; 0 when it may."""
+        return self._quotas.wait_ms(principal, self._clock(), "fetch_bytes_per_second")
+
+    def produce_wait_ms(self, principal: str) -> int:
+        """How long until more may be written for *principal*; 0 when it may."""
+        return self._quotas.wait_ms(principal, self._clock(), "produce_bytes_per_second")
+
+    def produced(self, principal: str, size: int) -> None:
+        """Count what a broker has copied for *principal*, which has sent only where that is."""
+        self._quotas.charge(principal, self._clock(), produced_bytes=size)
+
+    def _quota(self, principal: str) -> Quota | None:
+        return self._policy.quota(principal)
+
+    def _measure(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        now = self._clock()
+        if isinstance(message, _HELD_UP_LATER):
+            wait_ms = max(0, self._quotas.wait_ms(principal, now, REQUESTS) - GRACE_MS)
+        else:
+            wait_ms = self._quotas.wait_ms(principal, now)
+        if wait_ms:
+            request = type(message).__name__
+            self._audit.refuse(AuditedRequest(principal, source, request, "quota", ""), now)
+            error = QuotaExceeded(
+                f"{principal} has used up its quota; again in {wait_ms} ms", retry_ms=wait_ms
+            )
+            return denial(message, error)
+        size = message.batch.size if type(message) is msg.Produce else 0
+        self._quotas.charge(principal, now, requests=1, produced_bytes=size)
+        return None
+
+    def _refuse(
+        self, principal: str, source: str, message: Message, need: Requirement | None
+    ) -> Sequence[Message]:
+        operation = need.operation.value if need else "authenticate"
+        resource = need.resource if need else ""
+        request = type(message).__name__
+        refused = AuditedRequest(principal, source, request, operation, resource)
+        self._audit.refuse(refused, self._clock())
+        who = principal or "who is not authenticated"
+        is_cluster = need is not None and need.kind is Kind.CLUSTER
+        kind = ClusterAuthorizationFailed if is_cluster else AuthorizationFailed
+        return denial(
+            message,
+            kind(
+                f"{who} may not {operation} {resource}: {request} needs it; "
+                "an administrator can add a rule to the policy",
+                operation=operation,
+                resource=resource,
+            ),
+        )
+
+
+# A member that cannot say that it is alive loses what it holds, and asks for more than before. So
+# these are let in although bytes have to be paid for, and some of them when requests have: what
+# they cost is charged, and other requests wait for it. Beyond GRACE_MS they are held up, too.
+GRACE_MS = 2_000
+REQUESTS = "requests_per_second"
+_HELD_UP_LATER = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
+
+
+def denial(message: Message, error: PymqError) -> Sequence[Message]:
+    """The answer to a request that is not taken in; nothing for what is not answered."""
+    match message:
+        case msg.Produce():
+            if message.acks is AckMode.NONE:
+                return ()
+            return (msg.Produced(message.id, error=not_written(error)),)
+        case msg.GetSequence():
+            return (msg.Sequence(message.id, error=error),)
+        case msg.Fetch():
+            place = (message.topic, message.partition, message.offset)
+            return (msg.Fetched(message.id, *place, 0, 0, error=error),)
+        case msg.FindOffset():
+            return (msg.OffsetFound(message.id, error=error),)
+        case msg.Copy():
+            return (msg.Copied(message.id, error=error),)
+        case msg.Settle(id=0):
+            return ()
+        case (
+            msg.Join()
+            | msg.Heartbeat()
+            | msg.Leave()
+            | msg.Acquire()
+            | msg.Settle()
+            | msg.CommitOffset()
+            | msg.DeleteGroup()
+            | msg.GetGroup()
+            | msg.GetLeases()
+            | msg.ListGroups()
+        ):
+            return (refusal(message, error),)
+        case msg.LeaderAndIsr():
+            # CLUSTER_AUTHORIZATION_FAILED, for each partition.
+            errors = tuple((each.topic, each.partition, error) for each in message.partitions)
+            return (msg.LeaderAndIsrAnswer(message.id, "", errors, error),)
+        case msg.RegisterBroker() | msg.ControlledShutdown():
+            return (msg.Answer(message.id, error=error),)
+        case _ if type(message) in _ADMIN:
+            return (msg.Answer(message.id, error=error),)  # type: ignore[union-attr]  # each has one
+        case _:
+            return ()  # An answer, or what one node tells another: nobody waits.
+
+
+_ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer, msg.UnderWay}

@@ -1,0 +1,59 @@
+"""Which node may say what: orders come from a zkserver, and a broker reports only about itself.
+
+A connection has proved the name of the node at its other end. The rules here compare that name
+with what a message says, so that the key of one broker is worth no more than the partitions of
+that broker:
+
+* A broker follows orders (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
+  :class:`TransferLeader`, :class:`DescribePartitions`) only of the zkservers that it was
+  configured with.
+* A zkserver takes a report only from the broker that the report is about. A report about a whole
+  partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
+  broker that hosts the partition.
+
+A message that breaks a rule changes nothing. Its sender gets
+:class:`~pymq.errors.ClusterAuthorizationFailed` where it waits for an answer.
+"""
+
+from __future__ import annotations
+
+from pymq.core.message import (
+    Answer,
+    ControlledShutdown,
+    LeaderAndIsr,
+    LeaderAndIsrAnswer,
+    Message,
+    RegisterBroker,
+)
+from pymq.core.observe.events import EventLog
+from pymq.errors import ClusterAuthorizationFailed
+
+NOTED_MS = 60_000  # between two events about one sender
+NOTED_MAX = 100  # senders that are remembered for that
+
+
+class Refusals:
+    """Refuses messages of nodes that may not send them, and notes an event about each sender."""
+
+    def __init__(self, journal: EventLog) -> None:
+        self._journal = journal
+        self._noted: dict[str, int] = {}  # when, by sender
+
+    def refuse(self, me: str, source: str, message: Message, now: int) -> Message | None:
+        """Return the answer for *source*, if it waits for one."""
+        request = type(message).__name__
+        if now - self._noted.get(source, -NOTED_MS) >= NOTED_MS:
+            self._noted.pop(source, None)
+            self._noted[source] = now
+            if len(self._noted) > NOTED_MAX:
+                del self._noted[next(iter(self._noted))]
+            self._journal.note("node_refused", source=source, request=request)
+        error = ClusterAuthorizationFailed(f"{source} may not send this {request} to {me}")
+        match message:
+            case LeaderAndIsr():
+                errors = tuple((each.topic, each.partition, error) for each in message.partitions)
+                return LeaderAndIsrAnswer(message.id, me, errors, error)
+            case RegisterBroker() | ControlledShutdown():
+                return Answer(message.id, error=error)
+            case _:
+                return None

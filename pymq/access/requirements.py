@@ -1,0 +1,168 @@
+"""What a principal must be allowed so that a message of its is taken in.
+
+Every message has its line here; a test fails when one has none. A message that only brokers and
+zkservers send, and every answer, needs ``ClusterAction``: a client is never asked anything, so what
+comes from one is a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pymq.access.rules import Kind, Operation
+from pymq.core import message as msg
+from pymq.core.message import Message
+from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC
+
+
+class Requirement(NamedTuple):
+    """An operation on a resource; the cluster has no name."""
+
+    operation: Operation
+    kind: Kind
+    name: str = ""
+
+    @property
+    def resource(self) -> str:
+        """The resource, as it is written in a policy."""
+        return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
+
+
+CLUSTER_ACTION = Requirement(Operation.CLUSTER_ACTION, Kind.CLUSTER)
+ALTER_CLUSTER = Requirement(Operation.ALTER, Kind.CLUSTER)
+DESCRIBE_CLUSTER = Requirement(Operation.DESCRIBE, Kind.CLUSTER)
+
+Needs = tuple[Requirement, ...]
+
+
+def requirements(message: Message) -> Needs:
+    """All that is needed for *message*; nothing when everybody who is authenticated may."""
+    return _NEEDS[type(message)](message)
+
+
+def is_declared(cls: type) -> bool:
+    """Whether it is known what a message of that class needs."""
+    return cls in _NEEDS
+
+
+def _topic(operation: Operation, field: str = "topic") -> Callable[[Any], Needs]:
+    def needs(message: Any) -> Needs:
+        name = getattr(message, field)
+        if name.startswith(INTERNAL_PREFIX):
+            # What is in them belongs to groups and producers of all kinds of people.
+            return (CLUSTER_ACTION,)
+        return (Requirement(operation, Kind.TOPIC, name),)
+
+    return needs
+
+
+def _copy(message: msg.Copy) -> Needs:
+    return (
+        *_topic(Operation.WRITE)(message),
+        *_topic(Operation.READ, "origin")(message),
+    )
+
+
+def _group(operation: Operation) -> Callable[[Any], Needs]:
+    return lambda message: (Requirement(operation, Kind.GROUP, message.group),)
+
+
+def _join(message: msg.Join) -> Needs:
+    return (*_group(Operation.READ)(message), *_topic(Operation.READ)(message))
+
+
+def _commit(message: msg.CommitOffset) -> Needs:
+    return (*_group(Operation.READ)(message), *_topic(Operation.READ)(message))
+
+
+def _leases(message: msg.GetLeases) -> Needs:
+    return (*_group(Operation.DESCRIBE)(message), *_topic(Operation.DESCRIBE)(message))
+
+
+def _subscribe(message: msg.Subscribe) -> Needs:
+    needs = _topic(Operation.READ)(message)
+    if message.group is not None:
+        needs += (Requirement(Operation.READ, Kind.GROUP, message.group),)
+    return needs
+
+
+def _unsubscribe(message: msg.Unsubscribe) -> Needs:
+    needs = _topic(Operation.READ)(message)
+    if message.group is not None:
+        needs += (Requirement(Operation.DELETE, Kind.GROUP, message.group),)
+    return needs
+
+
+def _metadata(message: msg.GetMetadata) -> Needs:
+    # Where the coordinators of groups are is no secret: a member must find its own.
+    if message.topic == OFFSETS_TOPIC:
+        return ()
+    return _topic(Operation.DESCRIBE)(message)
+
+
+def _producer(message: msg.InitProducer) -> Needs:
+    if not message.name:
+        return ()  # An id of one's own is for everybody; what is written under it is asked of.
+    return (Requirement(Operation.WRITE, Kind.PRODUCER, message.name),)
+
+
+def _always(needed: Requirement) -> Callable[[Any], Needs]:
+    return lambda _: (needed,)
+
+
+_NEEDS: dict[type, Callable[[Any], Needs]] = {
+    msg.Produce: _topic(Operation.WRITE),
+    msg.GetSequence: _topic(Operation.WRITE),
+    msg.Fetch: _topic(Operation.READ),
+    msg.FindOffset: _topic(Operation.READ),
+    msg.Copy: _copy,
+    msg.Join: _join,
+    msg.Heartbeat: _group(Operation.READ),
+    msg.Leave: _group(Operation.READ),
+    msg.Acquire: _group(Operation.READ),
+    msg.Settle: _group(Operation.READ),
+    msg.CommitOffset: _commit,
+    msg.DeleteGroup: _group(Operation.DELETE),
+    msg.GetGroup: _group(Operation.DESCRIBE),
+    msg.GetLeases: _leases,
+    msg.ListGroups: _always(DESCRIBE_CLUSTER),
+    msg.CreateTopic: _topic(Operation.CREATE, "name"),
+    msg.CreatePartition: _topic(Operation.ALTER),
+    msg.DeleteTopic: _topic(Operation.DELETE, "name"),
+    msg.AlterTopic: _topic(Operation.ALTER, "name"),
+    msg.SetPartitionState: _topic(Operation.ALTER),
+    msg.Reassign: _always(ALTER_CLUSTER),
+    msg.Decommission: _always(ALTER_CLUSTER),
+    msg.Recommission: _always(ALTER_CLUSTER),
+    msg.BalanceLeaders: _always(ALTER_CLUSTER),
+    msg.RecoverPartition: _always(ALTER_CLUSTER),
+    msg.DescribeTopic: _topic(Operation.DESCRIBE, "name"),
+    msg.ListTopics: _always(DESCRIBE_CLUSTER),
+    msg.DescribeCluster: _always(DESCRIBE_CLUSTER),
+    msg.GetMetadata: _metadata,
+    msg.Subscribe: _subscribe,
+    msg.Unsubscribe: _unsubscribe,
+    msg.Locate: _topic(Operation.READ),
+    msg.InitProducer: _producer,
+}
+_NEEDS |= dict.fromkeys(
+    (
+        # Answers: who is asked by a server is one.
+        *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
+        msg.Copied,
+        *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
+        msg.UnderWay,
+        # Between brokers and the zkserver.
+        *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
+        *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
+        msg.TransferLeader,
+        *(msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress, msg.DescribePartitions),
+        *(msg.OfflineReplicas, msg.ReplicaEnds),
+        *(msg.PartitionReports, msg.ControlledShutdown),
+        # Between brokers.
+        *(msg.Ping, msg.ReplicaFetch, msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended),
+        *(msg.RaftVote, msg.RaftVoted, msg.RaftTimeout, msg.RaftSnapshot),
+    ),
+    _always(CLUSTER_ACTION),
+)

@@ -1,0 +1,271 @@
+"""The rules of a policy file, and what they say to a question.
+
+The semantics are those of Kafka's authoriser: what nothing allows is denied, a denial wins over
+whatever allows, ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``, and a pattern is
+a whole name or a prefix (KIP-290). Here ``ClusterAction`` implies it, too: a broker asks where the
+others are. There is no setting that lets everybody in where no rule is.
+
+::
+
+    superusers = ["alice"]
+
+    [[rule]]
+    principal = ["billing", "audit"]     # or one name, or "*" for everybody who is authenticated
+    operations = ["Read"]                # or ["All"]
+    resources = ["topic:orders", "group:billing-*"]
+
+    [[rule]]
+    effect = "deny"                      # "allow" when it is not said
+    principal = "billing"
+    operations = ["Read"]
+    resources = ["topic:orders.secret*"]
+
+    [[rule]]
+    principal = ["broker-0", "broker-1", "zkserver-0"]
+    operations = ["ClusterAction"]
+    resources = ["cluster"]
+
+    [quota.billing]                      # "*" is for everybody who has none of his own
+    requests_per_second = 1000
+    produce_bytes_per_second = 10_000_000
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pymq.access.quotas import Quota
+from pymq.core.types import check_name
+from pymq.core.values import value
+from pymq.errors import ConfigError, InvalidName
+
+ANYBODY = "*"
+POLICY_BYTES_MAX = 1 << 20
+PRINCIPAL_MAX = 128
+
+
+class Operation(Enum):
+    """What may be done; the words are Kafka's."""
+
+    READ = "Read"
+    WRITE = "Write"
+    CREATE = "Create"
+    DELETE = "Delete"
+    ALTER = "Alter"
+    DESCRIBE = "Describe"
+    CLUSTER_ACTION = "ClusterAction"  # what only brokers and zkservers do
+
+
+class Kind(Enum):
+    """To what it may be done."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    PRODUCER = "producer"  # a producer's own name, which outlives it
+    CLUSTER = "cluster"
+
+
+IMPLY_DESCRIBE = frozenset(Operation) - {Operation.CREATE}
+
+
+@value
+class Pattern:
+    """Some resources of a kind: one by name, or all whose names begin alike."""
+
+    kind: Kind
+    name: str
+    is_prefix: bool
+
+    def matches(self, kind: Kind, name: str) -> bool:
+        """Whether the resource is one of these."""
+        if kind is not self.kind:
+            return False
+        return name.startswith(self.name) if self.is_prefix else name == self.name
+
+
+@value
+class Rule:
+    """Some principals may, or may not, do something to some resources."""
+
+    allows: bool
+    principals: frozenset[str]
+    operations: frozenset[Operation]
+    resources: tuple[Pattern, ...]
+
+    def is_about(self, principal: str, kind: Kind, name: str) -> bool:
+        """Whether the rule speaks of this principal and this resource."""
+        if principal not in self.principals and ANYBODY not in self.principals:
+            return False
+        return any(pattern.matches(kind, name) for pattern in self.resources)
+
+
+@value
+class Policy:
+    """All rules; it answers the same question always in the same way."""
+
+    rules: tuple[Rule, ...] = ()
+    superusers: frozenset[str] = frozenset()
+    quotas: Mapping[str, Quota] = {}
+    audited: frozenset[Operation] = frozenset()  # what is written down also when it was let in
+
+    def allows(self, principal: str, operation: Operation, kind: Kind, name: str) -> bool:
+        """Whether *principal* may do it; who has no name may do nothing."""
+        if not principal:
+            return False
+        if principal in self.superusers:
+            return True
+        enough = IMPLY_DESCRIBE if operation is Operation.DESCRIBE else {operation}
+        is_allowed = False
+        for rule in self.rules:
+            if not rule.is_about(principal, kind, name):
+                continue
+            if not rule.allows and operation in rule.operations:
+                return False
+            if rule.allows and not enough.isdisjoint(rule.operations):
+                is_allowed = True
+        return is_allowed
+
+    def quota(self, principal: str) -> Quota | None:
+        """How much *principal* may do; None is no limit."""
+        return self.quotas.get(principal) or self.quotas.get(ANYBODY)
+
+
+def load_policy(path: Path) -> Policy:
+    """Read a policy file.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is not understood. A policy that is half
+            understood would let in whom it was written against.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(POLICY_BYTES_MAX + 1)
+            modes = (
+                (path, os.fstat(file.fileno()).st_mode),
+                (path.parent, path.parent.stat().st_mode),
+            )
+    except OSError as error:
+        raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
+    for each, mode in modes:
+        # In a sticky folder, as /tmp is one, nobody can replace what belongs to another.
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(f"{each} can be written by everybody: chmod o-w it")
+    if len(data) > POLICY_BYTES_MAX:
+        raise ConfigError(f"the policy {path} has more than {POLICY_BYTES_MAX} bytes")
+    try:
+        return parse_policy(tomllib.loads(data.decode("utf-8")))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"the policy {path} is not TOML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"the policy {path}: {error}") from error
+
+
+def parse_policy(found: Mapping[str, Any]) -> Policy:
+    """Make a policy of what was read from a file.
+
+    Raises:
+        ConfigError: something in it is not understood.
+    """
+    _only(found, {"superusers", "rule", "quota", "audit"}, "the policy")
+    rules, quotas = found.get("rule", []), found.get("quota", {})
+    if not isinstance(rules, list) or not isinstance(quotas, dict):
+        raise ConfigError("rules are written as [[rule]] and quotas as [quota.NAME]")
+    audited = _words(found["audit"], "audit") if found.get("audit") else []
+    return Policy(
+        rules=tuple(_rule(each, f"rule {number}") for number, each in enumerate(rules, 1)),
+        superusers=frozenset(_principals(found.get("superusers", []), "superusers", wild=False)),
+        quotas={name: _quota(each, f"quota.{name}") for name, each in quotas.items()},
+        audited=frozenset(
+            operation for word in audited for operation in _operations(word, "audit")
+        ),
+    )
+
+
+def _rule(found: object, where: str) -> Rule:
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} is not a table")
+    _only(found, {"effect", "principal", "operations", "resources"}, where)
+    effect = found.get("effect", "allow")
+    if effect not in {"allow", "deny"}:
+        raise ConfigError(f"{where}: effect is 'allow' or 'deny', not {effect!r}")
+    operations = frozenset(
+        operation
+        for word in _words(found.get("operations"), f"{where}: operations")
+        for operation in _operations(word, where)
+    )
+    patterns = tuple(
+        _pattern(word, where) for word in _words(found.get("resources"), f"{where}: resources")
+    )
+    principals = _principals(found.get("principal"), f"{where}: principal", wild=True)
+    return Rule(effect == "allow", frozenset(principals), operations, patterns)
+
+
+def _operations(word: str, where: str) -> Sequence[Operation]:
+    if word == "All":
+        return list(Operation)
+    try:
+        return [Operation(word)]
+    except ValueError:
+        known = ", ".join(["All", *(each.value for each in Operation)])
+        raise ConfigError(f"{where}: {word!r} is no operation; there are {known}") from None
+
+
+def _pattern(text: str, where: str) -> Pattern:
+    word, colon, name = text.partition(":")
+    try:
+        kind = Kind(word)
+    except ValueError:
+        known = ", ".join(each.value for each in Kind)
+        raise ConfigError(f"{where}: {text!r} is no resource; there are {known}") from None
+    if kind is Kind.CLUSTER:
+        if colon:
+            raise ConfigError(f"{where}: there is one cluster; write 'cluster', not {text!r}")
+        return Pattern(kind, "", is_prefix=False)
+    is_prefix = name.endswith("*")
+    name = name.removesuffix("*")
+    try:
+        if name or not is_prefix:
+            check_name(name, kind.value)
+    except InvalidName as error:
+        # "." may begin a name, but is none.
+        if not (is_prefix and name in {".", ".."}):
+            raise ConfigError(f"{where}: {text!r}: {error}") from None
+    return Pattern(kind, name, is_prefix)
+
+
+def _principals(found: object, where: str, *, wild: bool) -> list[str]:
+    names = _words(found, where) if found != [] else []
+    for name in names:
+        if not name or len(name) > PRINCIPAL_MAX or (name == ANYBODY and not wild):
+            raise ConfigError(f"{where}: {name!r} names no principal")
+    return names
+
+
+def _quota(found: object, where: str) -> Quota:
+    known = {"requests_per_second", "produce_bytes_per_second", "fetch_bytes_per_second"}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} is not a table")
+    _only(found, known, where)
+    for name, each in found.items():
+        if type(each) is not int or each <= 0:
+            raise ConfigError(f"{where}: {name} is a whole number above 0, not {each!r}")
+    return Quota(**found)
+
+
+def _words(found: object, where: str) -> list[str]:
+    words = [found] if isinstance(found, str) else found
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise ConfigError(f"{where} is a text or a list of texts, not {found!r}")
+    return words
+
+
+def _only(found: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{where}: {name!r} is not known; there are {sorted(known)}")

@@ -1,0 +1,1 @@
+"""The broker: hosts partitions and coordinates groups."""

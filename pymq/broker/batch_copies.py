@@ -1,0 +1,312 @@
+"""Batches that a broker copies from one partition that it leads to another.
+
+Whoever has staged batches and lets them count would fetch them only to send them back. Here it
+names them and says under which numbers of its producer they are to be appended; everything else is
+as if it had sent them itself: a copy is made of fetches and produces of the broker's own, so that
+what holds for those holds for it. It may be asked for again at any time, since the partition knows
+its producers; who asks again for one under way takes it over.
+
+What is on its way is bounded: some copies read at a time, each a part of what it has to, and none
+goes on while much of what it has appended is not safe yet. An account (a principal, or a connection
+where nobody has proved who he is) has as many copies under way as it leaves for others, and
+accounts take turns in reading.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Protocol
+
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.batch_validation import check
+from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.fetch_limits import FetchOutbox
+from pymq.core.partition.partition import Partition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
+from pymq.core.values import Factory, define
+from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
+
+COPIES = "#copies"  # in whose name the broker asks itself
+READ_BYTES = 1 << 20  # at a time for each copy, and ...
+READS = 4  # ... so many copies at a time; a batch that is larger is read whole
+UNSAFE_BYTES = 8 << 20  # that a copy has appended and nobody has said are safe
+PIECES_MAX = 4096
+COPIES_MAX = 1000
+SEQUENCE_MAX = 1 << 62
+
+Key = tuple[str, str, int]  # (topic, partition, producer)
+
+
+class CopyHost(Protocol):
+    """What copies need of the broker."""
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
+
+    def hosted(self, topic: str, partition: str) -> Partition | None:
+        """A partition that the broker hosts."""
+        ...
+
+    def on_partition(self, source: str, m: Produce | Fetch, now: int) -> None:
+        """Have one of its partitions asked; the answer goes to *source*."""
+        ...
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+    @property
+    def outbox(self) -> FetchOutbox:
+        """What knows whose quotas have room."""
+        ...
+
+
+@define
+class _Job:
+    """What is left of one copy."""
+
+    number: int  # of its fetches and produces, which answers carry
+    source: str
+    account: str
+    asked: Copy
+    sequence: int
+    pieces: deque[Piece]
+    sent: deque[tuple[int, int]] = Factory(deque)  # records and bytes of what is not safe yet
+    unsafe: int = 0  # bytes
+    records: int = 0  # that are safe
+    size: int = 0
+    is_in_line: bool = False  # or reading
+
+    @property
+    def key(self) -> Key:
+        asked = self.asked
+        return asked.topic, asked.partition, asked.producer_id
+
+
+class BatchCopies:
+    """The copies that one broker is making."""
+
+    def __init__(self, host: CopyHost) -> None:
+        self._host = host
+        self._last = 0
+        self._jobs: dict[int, _Job] = {}
+        self._numbers: dict[Key, int] = {}
+        self._held: dict[str, int] = {}  # copies under way, by account
+        # Those that are to read, by account; both in turn.
+        self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
+        self._reading: set[int] = set()
+        self._held_up: dict[int, _Job] = {}  # by the quotas of those for whom they are made
+        self.deadline = NEVER  # when :meth:`tick` has something to do
+
+    def begin(self, source: str, m: Copy, now: int) -> None:
+        """Make a copy, or say why not; answered when all of it is as safe as *m.acks* says."""
+        error = self._refusal(m)
+        if error is not None or not m.pieces:
+            self._host.reply(source, Copied(m.id, error=error), now)
+            return
+        self._last += 1
+        account, _ = self._host.outbox.owner(source)
+        job = _Job(self._last, source, account, m, m.base_sequence, deque(m.pieces))
+        known = self._numbers.get(job.key)
+        if known is not None:
+            mark("copies.again")
+            self._forget(self._jobs[known])
+        elif self._held.get(account, 0) >= COPIES_MAX - len(self._jobs):
+            error = ReplicaNotAvailable(
+                f"{self._host.me} makes {len(self._jobs)} copies, as many as it can or too many "
+                "for this principal; try again"
+            )
+            self._host.reply(source, Copied(m.id, error=error), now)
+            return
+        self._jobs[job.number], self._numbers[job.key] = job, job.number
+        self._held[account] = self._held.get(account, 0) + 1
+        self._line_up(job)
+        self._read(now)
+
+    def _refusal(self, m: Copy) -> PymqError | None:
+        partition = self._host.hosted(m.topic, m.partition)
+        if partition is None:
+            why = f"{self._host.me} does not host {m.topic}/{m.partition}"
+            return NotLeader(why, leader=None)
+        if not partition.leads:
+            return NotLeader.of(partition.name, partition.opened.leader)
+        if m.topic == OFFSETS_TOPIC:
+            return InvalidRequest("only coordinators write the offsets of groups")
+        if m.acks not in (AckMode.LEADER, AckMode.RAFT):
+            return InvalidRequest(
+                "a copy is answered, so its acks are those of a leader or of raft"
+            )
+        if len(m.pieces) > PIECES_MAX:
+            return InvalidRequest(f"a copy has at most {PIECES_MAX} pieces, not {len(m.pieces)}")
+        if any(p.offset < 0 or p.records <= 0 for p in m.pieces):
+            return InvalidRequest("a piece of a copy has an offset, and records")
+        end = m.base_sequence + sum(piece.records for piece in m.pieces)
+        if min(m.producer_id, m.producer_epoch, m.base_sequence) < 0 or end > SEQUENCE_MAX:
+            return InvalidRequest("a producer's number, epoch and sequences are not negative")
+        return None
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _line_up(self, job: _Job) -> None:
+        if job.number not in self._jobs:
+            return  # It has ended since.
+        if job.pieces and not job.is_in_line and job.unsafe < UNSAFE_BYTES:
+            job.is_in_line = True
+            self._line.setdefault(job.account, {})[job.number] = job
+
+    def _next(self) -> _Job:
+        """Take the next one out of the line."""
+        account, jobs = next(iter(self._line.items()))
+        job = jobs.pop(next(iter(jobs)))
+        if jobs:
+            self._line.move_to_end(account)
+        else:
+            del self._line[account]
+        return job
+
+    def _read(self, now: int) -> None:
+        """Have those read whose turn it is."""
+        while self._line and len(self._reading) < READS:
+            job = self._next()
+            if wait_ms := self._host.outbox.write_wait_ms(job.account):
+                # What was asked for with some bytes may be gigabytes: it is paid for as it goes.
+                mark("copies.held_up")
+                self._held_up[job.number] = job
+                self.deadline = min(self.deadline, now + wait_ms)
+                continue
+            self._reading.add(job.number)
+            asked, first = job.asked, job.pieces[0]
+            end = first.offset
+            for piece in job.pieces:  # Those that lie behind one another are read together.
+                if (piece.partition, piece.offset) != (first.partition, end):
+                    break
+                end += piece.records
+            fetch = Fetch(
+                job.number,
+                asked.origin,
+                first.partition,
+                first.offset,
+                READ_BYTES,
+                0,
+                end,
+                asked.origin_id,
+            )
+            self._host.on_partition(COPIES, fetch, now)
+
+    def tick(self, now: int) -> None:
+        """Look again at those that a quota has held up."""
+        held, self._held_up, self.deadline = self._held_up, {}, NEVER
+        for job in held.values():
+            self._line.setdefault(job.account, {})[job.number] = job
+        self._read(now)
+
+    def answered(self, m: Message, now: int) -> None:
+        """A partition has answered what it was asked for a copy."""
+        if isinstance(m, Fetched):
+            self._reading.discard(m.id)
+            if (job := self._jobs.get(m.id)) is not None:
+                self._fetched(job, m, now)
+        elif isinstance(m, Produced) and (job := self._jobs.get(m.id)) is not None:
+            self._produced(job, m, now)
+        self._read(now)
+
+    def _fetched(self, job: _Job, m: Fetched, now: int) -> None:
+        try:
+            if isinstance(m.error, NotLeader):
+                # To who has asked it would mean the partition that is copied to.
+                raise ReplicaNotAvailable(
+                    f"{self._host.me} does not lead {m.topic}/{m.partition}, so it copies nothing "
+                    "of it"
+                )
+            if m.error is not None:
+                raise m.error
+            left = len(job.pieces)
+            self._append(job, m, now)
+            if len(job.pieces) == left and job.number in self._jobs:
+                piece = job.pieces[0]
+                raise ReplicaNotAvailable(
+                    f"{m.topic}/{m.partition} does not show offset {piece.offset} yet; try again"
+                )
+        except PymqError as error:
+            if job.number in self._jobs:
+                self._end(job, error, now)
+            return
+        # Only now: what was appended before may be answered at once, while more is appended.
+        job.is_in_line = False
+        self._line_up(job)
+
+    def _append(self, job: _Job, m: Fetched, now: int) -> None:
+        """Append what was read, as far as it is what was asked for.
+
+        Raises:
+            InvalidRequest: there are other batches.
+            CorruptBatch: one of them is damaged, or no reader could decode it.
+        """
+        asked = job.asked
+        for batch in split(m.data):
+            if not job.pieces or job.number not in self._jobs:
+                return
+            piece, header = job.pieces[0], batch.header
+            if header.end_offset <= piece.offset:
+                continue
+            is_it = header.base_offset == piece.offset and header.count == piece.records
+            if piece.partition != m.partition or not is_it or header.is_control:
+                raise InvalidRequest(
+                    f"{m.topic}/{m.partition} has no batch of {piece.records} records at offset "
+                    f"{piece.offset}"
+                )
+            check(batch)  # before it gets another CRC, which holds whatever the body is
+            numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)
+            job.pieces.popleft()
+            job.sequence += piece.records
+            job.sent.append((piece.records, numbered.size))
+            job.unsafe += numbered.size
+            self._host.outbox.wrote(job.account, numbered.size)
+            produce = Produce(
+                job.number,
+                asked.topic,
+                asked.partition,
+                asked.acks,
+                numbered,
+                False,
+                asked.topic_id,
+            )
+            self._host.on_partition(COPIES, produce, now)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _produced(self, job: _Job, m: Produced, now: int) -> None:
+        if m.error is not None:
+            self._end(job, m.error, now)
+            return
+        records, size = job.sent.popleft()  # Answers come in the order of the log.
+        job.unsafe -= size
+        job.records += records
+        job.size += size
+        if job.pieces or job.sent:
+            self._line_up(job)
+        else:
+            self._end(job, None, now)
+
+    def _end(self, job: _Job, error: PymqError | None, now: int) -> None:
+        self._forget(job)
+        if error is not None:
+            mark("copies.failed")
+        self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
+
+    def _forget(self, job: _Job) -> None:
+        """A copy is not under way any more.
+
+        One that is asked for again and again while it waits must not wait as often.
+        """
+        del self._jobs[job.number], self._numbers[job.key]
+        self._held_up.pop(job.number, None)
+        jobs = self._line.get(job.account)
+        if jobs is not None and jobs.pop(job.number, None) is not None and not jobs:
+            del self._line[job.account]
+        left = self._held[job.account] = self._held[job.account] - 1
+        if not left:
+            del self._held[job.account]

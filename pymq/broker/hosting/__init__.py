@@ -1,0 +1,1 @@
+"""Which partitions a broker hosts."""

@@ -1,0 +1,232 @@
+"""Which partitions one broker hosts: those that the active zkserver has it host.
+
+Three orders change that. `LeaderAndIsr` says how partitions are kept from now on, and that
+they begin here if they were not here before; `Seal` has the open block of one end; `StopReplica`
+takes partitions away. An order may be late, or come from a zkserver that has been replaced: such
+ones are refused, or not heard (:mod:`~.orders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pymq.broker.group_coordinators import GroupCoordinators
+from pymq.broker.hosting.disk_troubles import DiskTroubles
+from pymq.broker.hosting.removals import Removals
+from pymq.broker.hosting.request_fence import RequestFence
+from pymq.broker.hosting.schedule import PartitionSchedule
+from pymq.broker.registration import Registration
+from pymq.broker.shared_blocks import SharedBlocks
+from pymq.core.block.replicator import ReplicatorFactory
+from pymq.core.message import (
+    LeaderAndIsr,
+    LeaderAndIsrAnswer,
+    Seal,
+    Stopped,
+    StopReplica,
+    TransferLeader,
+)
+from pymq.core.message.chunks import MessageChunks
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.partition import Partition, PartitionEnvironment
+from pymq.core.ready import RemoveBlock
+from pymq.core.types import BlockId, TopicPartition, check_name, check_topic_id
+from pymq.errors import (
+    NotLeader,
+    PymqError,
+    ReplicaNotAvailable,
+    StaleControllerEpoch,
+    StaleEpoch,
+    UnknownPartition,
+)
+
+
+class Leftovers:
+    """The blocks that were on the disk at the start, until their partitions are taken up."""
+
+    def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
+        self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
+        for block in found:
+            self._numbers.setdefault((block.topic_id, block.partition), []).append(block.number)
+        self._unsealed = frozenset(unsealed)
+
+    def take_up(self, topic_id: str, index: int) -> tuple[list[int], frozenset[int]]:
+        """Those of one partition belong to it again; returns their numbers, and the unsealed."""
+        left = self._numbers.pop((topic_id, index), [])
+        is_unsealed = (n for n in left if BlockId(topic_id, index, n) in self._unsealed)
+        return left, frozenset(is_unsealed)
+
+    def take_out(self, topic_id: str, index: int | None) -> list[BlockId]:
+        """Those of one partition, or of all of a topic, are to go; returns them."""
+        left = [key for key in self._numbers if key[0] == topic_id]
+        keys = left if index is None else [(topic_id, index)]
+        return [BlockId(*key, number) for key in keys for number in self._numbers.pop(key, ())]
+
+
+class HostedPartitions:
+    """The partitions of one broker, and the orders that it follows."""
+
+    def __init__(
+        self,
+        host: PartitionEnvironment,
+        make_replicator: ReplicatorFactory,
+        leftovers: Leftovers,
+        registration: Registration,
+        sharing: SharedBlocks,
+        schedule: PartitionSchedule,
+        coordinators: GroupCoordinators,
+        troubles: DiskTroubles,
+    ) -> None:
+        self.by_name: dict[tuple[str, str], Partition] = {}  # topic and partition
+        self.by_index: dict[tuple[str, int], Partition] = {}  # topic id and index
+        self._host = host
+        self._make_replicator = make_replicator
+        self._leftovers = leftovers
+        self._registration = registration
+        self._sharing = sharing
+        self._schedule = schedule
+        self._coordinators = coordinators
+        self._troubles = troubles
+        self.removals = Removals(host, self._give_up)
+        self._orders = RequestFence()
+        self._parts = MessageChunks()
+
+    # --- how it is kept -------------------------------------------------------------------------
+
+    def leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
+        """Go over to the states that the zkserver has for partitions, and say of which not."""
+        host, registration = self._host, self._registration
+        if m.incarnation != host.incarnation:
+            return  # It was meant for the one that ran here before.
+        if m.controller_epoch < registration.epoch:
+            error = StaleControllerEpoch(
+                f"controller epoch {m.controller_epoch} was replaced by {registration.epoch}"
+            )
+            host.reply(source, LeaderAndIsrAnswer(m.id, host.me, error=error), now)
+            return
+        if m.controller_epoch > registration.epoch:
+            self._orders.forget()
+            self._parts.forget()
+        registration.heard(m)
+        errors = [(s.topic, s.partition, self._adopt(m.id, s, now)) for s in m.partitions]
+        host.reply(source, LeaderAndIsrAnswer(m.id, host.me, tuple(errors)), now)
+        registration.beat(host.out, now)
+
+    def _adopt(self, request: int, state: PartitionState, now: int) -> PymqError | None:
+        name = TopicPartition(state.topic, state.partition)
+        try:
+            check_name(state.topic, "topic name")
+            check_name(state.partition, "partition name")
+            check_topic_id(state.topic_id)
+        except PymqError as error:
+            return error
+        if self._orders.is_late(request, state.topic_id, name):
+            mark("broker.late_state")
+            return StaleEpoch(f"{name} was given up, or is at a later state")
+        if self._parts.is_part(state):
+            return None
+        if (whole := self._parts.whole(state)) is None:
+            return ReplicaNotAvailable(f"not all blocks of {name} have been told")
+        state = whole
+        if not any(self._host.me in block.replicas for block in state.blocks):
+            return UnknownPartition(f"{self._host.me} is no replica of {name}")
+        self._orders.accept(request, name)
+        partition = self.by_name.get(name)
+        if partition is not None and partition.state.topic_id != state.topic_id:
+            self._drop(partition, NotLeader(f"{name} was made anew", leader=None), True, now)
+            partition = None
+        if partition is None:
+            partition = self._take_up(state, now)
+        elif (state.epoch, state.version) < (partition.state.epoch, partition.state.version):
+            return StaleEpoch(f"{name} is at epoch {partition.state.epoch}")
+        else:
+            partition.adopt(state, self._registration.epoch, now)
+        self._schedule.touch(partition)
+        return None
+
+    def _take_up(self, state: PartitionState, now: int) -> Partition:
+        found, unsealed = self._leftovers.take_up(state.topic_id, state.index)
+        self._host.out.write += [RemoveBlock(block) for block in self._given_away(state, found)]
+        partition = Partition(state, self._host, self._make_replicator, unsealed, now)
+        self.by_name[partition.name] = partition
+        self.by_index[state.topic_id, state.index] = partition
+        self._sharing.look(partition, now)
+        return partition
+
+    def _given_away(self, state: PartitionState, found: Iterable[int]) -> list[BlockId]:
+        """Which blocks that were *found* here the zkserver has retired or moved meanwhile.
+
+        What is not older than the open block may be of a state that has not come yet.
+        """
+        me = self._host.me
+        mine = {block.number for block in state.blocks if me in block.replicas}
+        last = state.blocks[-1].number
+        gone = [number for number in found if number not in mine and number < last]
+        if gone:
+            mark("broker.given_away")
+        return [BlockId(state.topic_id, state.index, number) for number in gone]
+
+    def seal(self, m: Seal, now: int) -> None:
+        """Have the open block of a partition end."""
+        partition = self.by_name.get((m.topic, m.partition))
+        if partition is None or m.topic_id not in ("", partition.state.topic_id):
+            return  # It was meant for another topic of that name, or for what is gone.
+        if m.controller_epoch >= self._registration.epoch:
+            partition.seal(m, now)
+            self._schedule.touch(partition)
+
+    def transfer(self, m: TransferLeader, now: int) -> None:
+        """Have another replica lead the open block of a partition, if it is led here."""
+        partition = self.by_name.get((m.topic, m.partition))
+        if partition is None or m.topic_id != partition.state.topic_id:
+            return
+        is_it = partition.state.blocks[-1].number == m.block and partition.leads
+        if is_it and m.controller_epoch >= self._registration.epoch:
+            partition.hand_over(now, m.target)
+            self._schedule.touch(partition)
+
+    # --- what goes ------------------------------------------------------------------------------
+
+    def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
+        """Give up a partition, or all that is left of a topic, and say so once it is durable."""
+        if m.controller_epoch < self._registration.epoch:
+            return
+        if m.partition:
+            found = self.by_index.get((m.topic_id, m.index))
+            stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
+            if found is not None and not stopped:
+                return  # It was given to this broker again since.
+            if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
+                mark("broker.late_stop")
+                return  # It was given a block of it since, which does not raise the epoch.
+            self._orders.accept(m.id, TopicPartition(m.topic, m.partition))
+        else:
+            if self._orders.accept(m.id, m.topic_id):
+                # When it is said again, there may be another topic of that name.
+                self._coordinators.forget_topic(m.topic, m.topic_id, now)
+            self._troubles.forget_topic(m.topic_id)
+            going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
+            left = self._leftovers.take_out(m.topic_id, None)
+            self.removals.begin(source, m, going, left, now)
+            return
+        for partition in stopped:
+            error = NotLeader(f"{partition.name} is no longer here", leader=None)
+            self._drop(partition, error, m.delete, now)
+        if m.delete:
+            left = self._leftovers.take_out(m.topic_id, m.index)
+            self._host.out.write += [RemoveBlock(block) for block in left]
+        self._host.out.after.append((source, Stopped(m.id, self._host.me)))
+
+    def _give_up(self, partition: Partition, now: int) -> None:
+        """Let a partition of a deleted topic go, unless it went for one of the same name."""
+        if self.by_index.get((partition.state.topic_id, partition.state.index)) is partition:
+            error = NotLeader(f"{partition.name} is no longer here", leader=None)
+            self._drop(partition, error, False, now)
+
+    def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
+        partition.remove(error, delete, now)  # Which also lets go of the groups it was kept for.
+        self._sharing.drop(partition, now)
+        self.by_name.pop(partition.name, None)
+        self.by_index.pop((partition.state.topic_id, partition.state.index), None)
+        self._schedule.drop(partition)

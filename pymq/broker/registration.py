@@ -1,0 +1,103 @@
+"""Which zkserver a broker listens to, and how it lets itself be known there."""
+
+from __future__ import annotations
+
+from pymq.core.block.replicator import ReplicationConfig
+from pymq.core.group.group_limits import GroupLimits
+from pymq.core.message import BrokerHeartbeat, LeaderAndIsr, Message, RegisterBroker
+from pymq.core.partition.fetch_limits import FetchLimits
+from pymq.core.ready import Ready
+from pymq.core.types import NEVER
+from pymq.core.values import Factory, define
+from pymq.errors import NotController, PymqError
+
+REGISTER_RETRY_MS = 1_000
+CONTROLLER_RETRY_MS = 50
+
+
+@define
+class BrokerConfig:
+    """Who a broker is, and how it keeps in touch with its zkserver."""
+
+    name: str
+    controllers: tuple[str, ...]  # the zkservers, of which one is active
+    endpoint: str = ""
+    rack: str | None = None
+    weight: int = 1
+    storage_id: str = ""
+    incarnation: int = 0  # rises with each start
+    heartbeat_ms: int = 0  # 0: the zkserver lives in this very process
+    wall_offset_ms: int = 0  # wall clock minus monotonic clock
+    replication: ReplicationConfig = Factory(ReplicationConfig)
+    fetches: FetchLimits = Factory(FetchLimits)
+    groups: GroupLimits = Factory(GroupLimits)
+
+
+class Registration:
+    """A broker's place among those that the active zkserver knows."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.controller = config.controllers[0]
+        self.epoch = -1  # of the controller; lower ones have been replaced
+        self.deadline = NEVER
+        self._config = config
+        self.secret = b""  # that grants of producers' ids are checked with
+        self._is_known = False
+        self._refusal = ""  # the last one
+
+    def register(self, out: Ready, now: int) -> None:
+        """Say who this is; until the zkserver answers, again and again."""
+        c = self._config
+        register = RegisterBroker(
+            0, c.name, c.endpoint, c.rack, c.weight, c.storage_id, c.incarnation
+        )
+        out.send.append((self.controller, register))
+        self.deadline = now + REGISTER_RETRY_MS
+
+    def is_controller(self, source: str) -> bool:
+        """Whether *source* is one of the configured zkservers, whose orders a broker follows."""
+        return source in self._config.controllers
+
+    def heard(self, m: LeaderAndIsr) -> None:
+        """The active zkserver says what is to be hosted here."""
+        self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
+        self.secret = m.secret or self.secret  # An older zkserver tells none.
+        self._refusal = ""
+
+    def refused(self, error: PymqError) -> str:
+        """The zkserver could not register this broker; returns why, if that is news."""
+        before, self._refusal = self._refusal, error.message
+        return "" if before == error.message else error.message
+
+    def unknown(self, source: str, out: Ready, now: int) -> None:
+        """The active zkserver does not know this broker."""
+        self.controller, self._is_known = source, False
+        self.register(out, now)
+
+    def other(self, source: str, error: NotController, out: Ready, now: int) -> None:
+        """*source* is not the active zkserver; it may know who is."""
+        active = error.details.get("controller")
+        if isinstance(active, str) and active != self.controller and self.is_controller(active):
+            self.unknown(active, out, now)
+        elif source == self.controller and not self._is_known:
+            self._next()
+            self.deadline = min(self.deadline, now + CONTROLLER_RETRY_MS)
+
+    def beat(self, out: Ready, now: int) -> None:
+        """Do what is due: register with the next zkserver, or say that this broker is alive."""
+        c = self._config
+        if not self._is_known:
+            self._next()  # Who was asked last is silent.
+            self.register(out, now)
+        elif c.heartbeat_ms:
+            # Heard by all: should the active one be gone, another says so.
+            beat: Message = BrokerHeartbeat(c.name, c.incarnation)
+            out.send += [(name, beat) for name in c.controllers]
+            self.deadline = now + c.heartbeat_ms
+        else:
+            self.deadline = NEVER
+
+    def _next(self) -> None:
+        names = self._config.controllers
+        index = names.index(self.controller) if self.controller in names else -1
+        self.controller = names[(index + 1) % len(names)]

@@ -1,0 +1,50 @@
+"""With whom the partitions of one broker are shared.
+
+The replicas of an open block are told when the broker of another one seems gone or is back, and
+they tell each other, with the pings, of open blocks that they cannot act on.
+"""
+
+from __future__ import annotations
+
+from pymq.broker.peer_liveness import PeerLiveness
+from pymq.core.partition.partition import Partition
+
+
+class SharedBlocks:
+    """The other brokers that hold the open blocks of this one's partitions."""
+
+    def __init__(self, peers: PeerLiveness) -> None:
+        self._peers = peers
+        self._by_peer: dict[str, dict[Partition, None]] = {}
+        self._names: dict[Partition, tuple[str, ...]] = {}  # of the peers of each
+
+    def with_peer(self, peer: str) -> list[Partition]:
+        """The partitions whose open block is shared with *peer*."""
+        return list(self._by_peer.get(peer, ()))
+
+    def look(self, partition: Partition, now: int) -> None:
+        """The open block of *partition* may be shared with other brokers than before."""
+        self.note_unable(partition)
+        before, after = self._names.get(partition, ()), partition.peers
+        if before == after:
+            return
+        self._names[partition] = after
+        for peer in before:
+            self._by_peer[peer].pop(partition, None)
+        for peer in after:
+            self._by_peer.setdefault(peer, {})[partition] = None
+        self._peers.share(before, after, now)
+
+    def note_unable(self, partition: Partition) -> None:
+        """Let the other replicas know whether this broker can act on the open block."""
+        key, block = (partition.state.topic_id, partition.state.index), partition.unable
+        if block is not None:
+            self._peers.failed[key] = block
+        else:
+            self._peers.failed.pop(key, None)
+
+    def drop(self, partition: Partition, now: int) -> None:
+        """*partition* is gone: it is shared with nobody, and nobody asks after it any more."""
+        self.look(partition, now)
+        self._names.pop(partition, None)
+        self._peers.failed.pop((partition.state.topic_id, partition.state.index), None)

@@ -1,0 +1,200 @@
+"""``pymq doctor``: why can I not connect, and why is nothing delivered?"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import attrs
+
+import pymq
+from pymq.cli import connect
+from pymq.cli.connect import folder_of, url_of
+from pymq.cli.diagnosis.checks import Finding, fail, ok
+from pymq.cli.diagnosis.connectivity import (
+    ANSWER_S,
+    answer_check,
+    endpoint_checks,
+    folder_checks,
+    key_checks,
+)
+from pymq.cli.diagnosis.health import cluster_checks, group_checks, guarded, topic_checks
+from pymq.cli.show import FAILED, OK, Show
+from pymq.cli.units import plural
+from pymq.core import message as msg
+from pymq.errors import PymqError, RequestTimeout
+
+if TYPE_CHECKING:
+    from pymq.nodes.remote import ClusterAddress
+    from pymq.transport.zeromq.transport import ZmqTransport
+
+HELP = "say why it cannot be connected to, or why nothing is delivered"
+FIRST_S = 0.5  # how long a zkserver has for its first try to answer; then twice as long
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    connect.arguments(parser)
+    parser.add_argument("--topic", help="look at this one alone")
+    parser.add_argument("--group", help="look at this one alone")
+
+
+def run(args: argparse.Namespace, show: Show) -> int:
+    """Make all checks, and tell of each as it is made; 1 if one fails."""
+    found = []
+    for check in _checks(args):
+        found.append(check)
+        show.say(f"{check.state:<4}  {check.name}: {check.found}", style=STYLES[check.state])
+        if check.next_step is not None:
+            show.say(f"      next: {check.next_step}")
+    failed = sum(check.state == "fail" for check in found)
+    warned = sum(check.state == "warn" for check in found)
+    if show.is_json:
+        show.result({"ok": not failed, "checks": [attrs.asdict(check) for check in found]})
+    elif failed or warned:
+        show.say(f"{plural(len(found), 'check')}, {failed} failed, {warned} to be looked at")
+    else:
+        show.say(f"{plural(len(found), 'check')}, all is well")
+    return FAILED if failed else OK
+
+
+def _checks(args: argparse.Namespace) -> Iterator[Finding]:
+    yield ok("pymq", f"version {pymq.__version__}, protocol {_protocol()}")
+    url = url_of(args)
+    folder = folder_of(url)
+    if folder is not None:
+        yield from _of_folder(args, folder)
+    else:
+        yield from _of_cluster(args, url)
+
+
+def _protocol() -> str:
+    try:
+        from pymq.transport.wire import VERSIONS
+    except ImportError:
+        return "none: pyzmq is not installed"
+    return "-".join(map(str, sorted(set(VERSIONS))))
+
+
+def _of_folder(args: argparse.Namespace, folder: str) -> Iterator[Finding]:
+    is_there = True
+    for check in folder_checks(folder):
+        is_there = is_there and check.state != "fail"
+        yield check
+    if not is_there:
+        return
+    try:
+        mq = pymq.open(folder)
+    except PymqError as error:
+        step = {
+            "STORE_LOCKED": "a folder is for one process at a time: stop that one, or ask it; for "
+            "several processes there are brokers",
+            "STORE_FULL": "make room on the disk",
+        }.get(error.code, f"'pymq verify {folder}' says what is damaged")
+        yield fail(f"folder {folder}", f"{error} ({error.code})", step)
+        return
+    with mq:
+        yield ok(f"folder {folder}", "it opens")
+        yield from _health(mq, args)
+
+
+def _health(mq: pymq.Client, args: argparse.Namespace) -> Iterator[Finding]:
+    yield from guarded("brokers", cluster_checks(mq))
+    yield from guarded("topics", topic_checks(mq, args.topic))
+    yield from guarded("groups", group_checks(mq, args.topic, args.group))
+
+
+# --- clusters -----------------------------------------------------------------------------------
+
+
+def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
+    from pymq.nodes.remote import parse_url  # only now: most need no network
+
+    try:
+        where = parse_url(url, args.curve_dir, args.principal)
+    except PymqError as error:
+        yield fail("url", str(error), "a folder, or zmq+tcp://HOST:PORT,HOST:PORT of zkservers")
+        return
+    count = plural(len(where.controllers), "zkserver")
+    yield ok("url", f"{count}: {', '.join(where.controllers)}")
+    has_keys = where.curve_dir is not None
+    if where.curve_dir is not None:
+        checks = list(key_checks(where.curve_dir, where.principal, where.controllers))
+        yield from checks
+        if checks[0].state == "fail":
+            return
+    there = []
+    for endpoint in where.controllers:
+        state = ""
+        for check in endpoint_checks("zkserver", endpoint, has_keys=has_keys):
+            state = check.state
+            yield check
+        if state == "ok":
+            there.append(endpoint)
+    if there:
+        yield from _asked(args, where, there)
+
+
+def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) -> Iterator[Finding]:
+    """Ask each zkserver that is there who it is, and the active one how everything is."""
+    from pymq.nodes.remote import connect as connected
+    from pymq.nodes.remote import open_transport
+
+    with ExitStack() as stack:
+        transport = open_transport(where)
+        try:
+            mq = stack.enter_context(connected(transport.node, transport, where.controllers))
+        except BaseException:
+            transport.close()
+            raise
+        active = None
+        for endpoint in there:
+            cluster, error = _who(mq, endpoint, transport)
+            active = cluster or active
+            yield answer_check(endpoint, error, transport.problem)
+        if active is None:
+            yield fail(
+                "controller",
+                "no zkserver is active",
+                "one takes over when its coordinator (ZooKeeper) is reached: see the zkservers' "
+                "logs",
+            )
+            return
+        yield ok("controller", f"{active.controller}, epoch {active.controller_epoch}")
+        for broker in active.brokers:
+            if broker.alive:
+                has_keys = where.curve_dir is not None
+                what = f"broker {broker.name}"
+                for check in endpoint_checks(what, broker.endpoint, has_keys=has_keys):
+                    yield _advertised(check)
+        yield from _health(mq, args)
+
+
+def _who(
+    mq: pymq.Client, endpoint: str, transport: ZmqTransport
+) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
+    """What a zkserver answers to the question who it is; of one that lets us not in, not long."""
+    patience, until = FIRST_S, time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return mq.questions.ask(msg.DescribeCluster, peer=endpoint, timeout=patience), None
+        except RequestTimeout as error:
+            if transport.problem or time.monotonic() >= until:
+                return None, error
+        except PymqError as error:
+            return None, error
+        patience *= 2
+
+
+def _advertised(check: Finding) -> Finding:
+    if check.state != "fail":
+        return check
+    step = (
+        "clients go to where a broker says that it is: give it --advertise tcp://HOST:PORT as it "
+        f"is reached from here; or {check.next_step}"
+    )
+    return attrs.evolve(check, next_step=step)

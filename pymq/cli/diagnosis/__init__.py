@@ -1,0 +1,1 @@
+"""Why can I not connect, and why is nothing delivered?"""

@@ -1,0 +1,228 @@
+"""Why can I not connect? Name, port, greeting and keys of each endpoint, one after the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+
+from pymq.cli.diagnosis.checks import Finding, fail, ok, warn
+from pymq.cli.units import size_text
+from pymq.errors import (
+    AuthorizationFailed,
+    ConfigError,
+    NotController,
+    PymqError,
+    RequestTimeout,
+)
+from pymq.nodes.embedded import METADATA
+
+CONNECT_S = 3.0
+ANSWER_S = 5.0
+FREE_MIN = 1 << 30  # bytes of a disk that should be free, or ...
+FREE_SHARE = 0.05  # ... such a part of it, if that is less
+
+# A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37).
+# It says all of them once it has our version. We never say our mechanism: to one that it does not
+# like it says nothing more.
+_SIGNATURE_AND_VERSION = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03"
+_GREETING_BYTES = 64
+
+
+def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Finding]:
+    """Whether there is a node at an endpoint that speaks as we do; ends with the first failure."""
+    name = f"{what} {endpoint}"
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc":
+        addresses: list[tuple[int, object]] = [(socket.AF_UNIX, rest)]
+    else:
+        host, _, port = rest.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            yield fail(
+                name,
+                f"the name {host!r} is not known here: {error}",
+                "look for a typing error, and at this machine's name service (DNS, /etc/hosts)",
+            )
+            return
+        addresses = [(int(family), address) for family, _, _, _, address in found]
+    connection, why = _connect(addresses)
+    if connection is None:
+        yield fail(name, *why)
+        return
+    with connection:
+        yield from _greet(name, connection, has_keys=has_keys)
+
+
+def _connect(addresses: list[tuple[int, object]]) -> tuple[socket.socket | None, tuple[str, str]]:
+    """Connect to the first address that lets us; else what was found, and the next step."""
+    why = ("nothing to connect to", "give an endpoint")
+    for family, address in addresses:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_S)
+        try:
+            connection.connect(address)  # type: ignore[arg-type] # as getaddrinfo gave it
+        except OSError as error:
+            connection.close()
+            why = _unconnected(error)
+        else:
+            return connection, why
+    return None, why
+
+
+def _unconnected(error: OSError) -> tuple[str, str]:
+    if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
+        return (
+            "nothing listens there",
+            "start the node, or correct the address; it logs one line when it is ready",
+        )
+    if isinstance(error, TimeoutError):
+        return (
+            f"no answer within {CONNECT_S:g} s",
+            "a firewall drops what is sent there, or the machine is down or elsewhere",
+        )
+    return f"it cannot be connected to: {error}", "look at the route to that machine"
+
+
+def _greet(name: str, connection: socket.socket, *, has_keys: bool) -> Iterator[Finding]:
+    """See whether it speaks ZeroMQ, and whether it wants keys."""
+    data = b""
+    try:
+        connection.sendall(_SIGNATURE_AND_VERSION)
+        while len(data) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES)):
+            data += more
+    except OSError:
+        pass  # What has come until now tells enough.
+    if len(data) < 32 or data[0] != 0xFF or data[9] & 1 == 0:
+        said = f"says {data[:20]!r}" if data else "says nothing"
+        yield fail(
+            name,
+            f"what listens there does not speak ZeroMQ: it {said}",
+            "the port is another program's, or a proxy is in between: correct the address",
+        )
+        return
+    mechanism = data[12:32].rstrip(b"\0").decode("ascii", "replace")
+    if mechanism == "CURVE" and not has_keys:
+        yield fail(
+            name,
+            "it asks for keys (CURVE), and none were given",
+            "give --curve-dir DIR with the cluster's public keys and your secret one "
+            "(docs/security.md)",
+        )
+    elif mechanism != "CURVE" and has_keys:
+        yield fail(
+            name,
+            f"keys were given, and it does not take any ({mechanism})",
+            "leave --curve-dir out, or start the nodes with theirs: as it is anybody may connect",
+        )
+    else:
+        yield ok(name, f"it listens, and speaks ZeroMQ {data[10]}.{data[11]} with {mechanism}")
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def key_checks(
+    curve_dir: str, principal: str | None, endpoints: Sequence[str]
+) -> Iterator[Finding]:
+    """Whether the folder has our own key, and one of each zkserver."""
+    from pymq.transport.curve.key_ring import KeyRing  # only now: it loads zmq
+
+    try:
+        keys = KeyRing(curve_dir, principal)
+    except ConfigError as error:
+        yield fail("keys", str(error), "'pymq keys list DIR' shows what is there")
+        return
+    yield ok("keys", f"we are {keys.own.name}, by the secret key in {curve_dir}")
+    for endpoint in endpoints:
+        if keys.at(endpoint, endpoint) is None:
+            yield fail(
+                "keys",
+                f"{curve_dir} has no public key for the zkserver at {endpoint}",
+                "copy zkserver.pub into it, or the .pub file that names this endpoint",
+            )
+
+
+# --- zkservers ----------------------------------------------------------------------------------
+
+
+def answer_check(endpoint: str, error: PymqError | None, trouble: str) -> Finding:
+    """What a zkserver has answered to the question who it is."""
+    name = f"zkserver {endpoint}"
+    match error:
+        case None:
+            return ok(name, "it answers, and is the active one")
+        case NotController():
+            active = error.details.get("controller")
+            known = f"{active} is the active one" if active else "it knows of no active one"
+            return ok(name, f"it answers, and stands by: {known}")
+        case AuthorizationFailed():
+            return warn(
+                name,
+                f"it answers, and does not let us describe the cluster: {error}",
+                "topics may be used all the same; to see more, a rule of policy.toml must allow "
+                "Describe on cluster",
+            )
+        case RequestTimeout() if "does not know our key" in trouble:
+            return fail(
+                name,
+                f"it does not let us in: {trouble}",
+                "carry our .pub file to its folder of keys, unless the key was revoked",
+            )
+        case RequestTimeout() if trouble:
+            return fail(name, f"it does not answer: {trouble}", "compare keys and versions")
+        case RequestTimeout():
+            return fail(
+                name,
+                f"it accepts connections and does not answer within {ANSWER_S:g} s",
+                "look into its log: it may wait for its coordinator, or be of another version",
+            )
+        case _:
+            return fail(name, f"{error} ({error.code})", "look into its log")
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def folder_checks(folder: str) -> Iterator[Finding]:
+    """Whether a folder can be opened here; without making one."""
+    name = f"folder {folder}"
+    metadata = os.path.join(folder, METADATA)
+    if not os.path.isdir(folder):
+        yield fail(
+            name,
+            "there is no such folder",
+            "correct the path; 'pymq topic create' makes a queue where there is none",
+        )
+        return
+    if not os.path.exists(metadata):
+        is_brokers = os.path.exists(os.path.join(folder, "broker.cbor"))
+        if is_brokers:
+            yield fail(
+                name,
+                "it is the folder of a broker of a cluster",
+                "give the URL of the cluster's zkservers: zmq+tcp://HOST:PORT",
+            )
+        else:
+            yield fail(name, f"it holds no queue: {metadata} is missing", "name another folder")
+        return
+    if not os.access(folder, os.W_OK):
+        yield fail(name, "it cannot be written by this user", "change its owner or mode")
+        return
+    yield ok(name, "it holds a queue, and may be written")
+    yield disk_check(folder)
+
+
+def disk_check(folder: str) -> Finding:
+    """How much is left of a folder's disk."""
+    usage = shutil.disk_usage(folder)
+    found = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
+    if usage.free < min(FREE_MIN, FREE_SHARE * usage.total):
+        return warn(
+            "disk",
+            found,
+            "a full disk stops all writing: make room, or let topics keep less (retention_bytes)",
+        )
+    return ok("disk", found)

@@ -1,0 +1,44 @@
+"""Waiting until a broker that was decommissioned has nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.client.admin.requests import Requests
+from pymq.core import message as msg
+from pymq.core.metadata.nodes import BrokerDescription
+from pymq.errors import InvalidRequest, RequestTimeout
+
+LOOK_S = 0.25  # between two looks, the first time; then twice as long, up to ...
+LOOK_MAX_S = 2.0
+
+
+def until_empty(
+    questions: Requests,
+    broker: str,
+    timeout: float | None,
+    on_progress: Callable[[BrokerDescription], object],
+) -> None:
+    """Wait until a broker is a replica of nothing, and has removed its files.
+
+    Raises:
+        RequestTimeout: it is not, after *timeout* seconds; it says what keeps it.
+        InvalidRequest: the decommission was taken back.
+    """
+    until = None if timeout is None else questions.monotonic() + timeout
+    pause = LOOK_S
+    while True:
+        described = questions.ask(msg.DescribeCluster).brokers
+        found = next((each for each in described if each.name == broker), None)
+        if found is None or not found.is_draining:
+            raise InvalidRequest(f"the decommission of {broker!r} was taken back")
+        on_progress(found)
+        if not found.blocks and not found.kept_by:
+            return
+        if until is not None and questions.monotonic() >= until:
+            whys = "; ".join(found.kept_by)
+            raise RequestTimeout(f"{broker} is not empty after {timeout:g} s: {whys}")
+        # No message tells a client that a block has moved.
+        left = pause if until is None else min(pause, until - questions.monotonic())
+        questions.pause(max(0.001, left))
+        pause = min(2 * pause, LOOK_MAX_S)

@@ -1,0 +1,387 @@
+"""What a client asks zkservers, leaders and coordinators, again and again until it has an answer.
+
+Any thread may ask, and waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+import attrs
+
+from pymq.client.base import Driver
+from pymq.client.fetching.partition_route import PartitionRoute
+from pymq.client.options import REQUEST_S, check_topic
+from pymq.client.producer_ids import ProducerIdentities
+from pymq.client.router import Call, Router
+from pymq.core import message as msg
+from pymq.core.message import END, Fetch, Fetched, FindOffset, GroupState, Message
+from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.types import OFFSETS_TOPIC
+from pymq.errors import (
+    Closed,
+    NoBrokers,
+    NotLeader,
+    PymqError,
+    ReplicaNotAvailable,
+    RequestTimeout,
+    UnknownPartition,
+    UnknownTopic,
+)
+
+RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
+RETRY_PAUSE_MAX_S = 0.25
+SOON_S = 1.0  # how long a zkserver has where what is known will do as well
+TRY_S = 0.5  # how long a broker has to answer, the first time; then twice as long, up to ...
+TRY_MAX_S = 4.0
+
+
+class Requests:
+    """The questions of one client."""
+
+    def __init__(self, name: str, router: Router, driver: Driver) -> None:
+        self._name = name
+        self._router = router
+        self._driver = driver
+        self._is_closed = False
+        self.identities = ProducerIdentities(self.ask, os.urandom, has_keys=False)
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self._is_closed = True
+
+    def monotonic(self) -> float:
+        """The time, in seconds, by which waiting is measured."""
+        return self._driver.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        self._driver.pause(seconds)
+
+    def has_seen(self, topic: str) -> bool:
+        """Whether there was a topic of this name when we last heard of it."""
+        return bool(self._router.topics.get(topic))
+
+    def forget(self, topic: str) -> None:
+        """What is known of a topic holds no longer, nor does it for another one of its name."""
+        with self._driver:
+            self._router.forget(topic)
+
+    def leader(self, topic: str, partition: str) -> str | None:
+        """Who leads a partition, as far as that is known; asks nobody."""
+        with self._driver:
+            return self._router.find(topic, partition)
+
+    def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
+        """Where a topic's partitions are led, asked anew.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        check_topic(topic)
+        ask = self.ask(lambda r: msg.GetMetadata(r, topic), timeout=timeout)
+        return cast(TopicMetadata, ask)
+
+    def partitions(self, topic: str) -> list[str]:
+        """The names of a topic's partitions, also of those that were added since it was heard of.
+
+        If no zkserver answers soon, it is those that are known: records do not need one.
+        """
+        known = self._router.topics.get(topic)
+        try:
+            found = self.topic_metadata(topic, REQUEST_S if known is None else SOON_S)
+        except RequestTimeout:
+            if known is None:
+                raise
+            found = known
+        return [partition.partition for partition in found.partitions]
+
+    def partition_name(self, topic: str, partition: str | int) -> str:
+        """A partition's name, from its name or its index.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as they say.
+        """
+        names = [p.partition for p in self.topic_metadata(topic).partitions]
+        if partition in names:
+            return str(partition)
+        if type(partition) is int and 0 <= partition < len(names):
+            return names[partition]
+        raise UnknownPartition(
+            f"topic {topic!r} has no partition {partition!r}; it has {', '.join(names[:8])}"
+        )
+
+    def bounds(self, topic: str, partition: str) -> tuple[int, int]:
+        """Where a partition's log starts and ends now."""
+        return self.all_bounds(topic, [partition])[partition]
+
+    def all_bounds(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        timeout: float = REQUEST_S,
+        topic_id: str = "",
+        *,
+        any_replica: bool = False,
+    ) -> dict[str, tuple[int, int]]:
+        """Where the logs of some partitions start and end now.
+
+        With *any_replica* a replica that knows less than the leader will do, if no leader answers
+        within half of the time.
+        """
+
+        def fetch(request: int, partition: str) -> Fetch:
+            return Fetch(request, topic, partition, END, 0, 0, topic_id=topic_id)
+
+        found = self.ask_leaders(topic, partitions, fetch, timeout, any_replica=any_replica)
+        return {
+            partition: (answer.log_start, answer.high_watermark)
+            for partition, answer in found.items()
+            if isinstance(answer, Fetched)
+        }
+
+    def ask_leader(
+        self,
+        topic: str,
+        partition: str,
+        make: Callable[[int], Message],
+        *,
+        any_replica: bool = False,
+    ) -> Message:
+        """Ask a partition's leader, and the next one if it has moved; see :meth:`ask_leaders`."""
+        found = self.ask_leaders(topic, [partition], lambda r, _: make(r), any_replica=any_replica)
+        return found[partition]
+
+    def ask_leaders(
+        self,
+        topic: str,
+        partitions: Iterable[str],
+        make: Callable[[int, str], Message],
+        timeout: float = REQUEST_S,
+        *,
+        any_replica: bool = False,
+    ) -> dict[str, Message]:
+        """Ask the leaders of some partitions, all at a time, and the next ones if they have moved.
+
+        What lies on other brokers than the leader is asked for there. Records that have an offset
+        are asked of other replicas as soon as the leader fails. Where the log ends is not: they may
+        not know yet. With *any_replica* they are asked all the same, after half of the time.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as they say; it may be another topic of that name.
+            RequestTimeout: somebody did not answer; the message names him.
+        """
+        until = self._driver.monotonic() + timeout
+        begun = self._driver.monotonic()
+        missing = {partition: PartitionRoute(topic, partition) for partition in partitions}
+        found: dict[str, Message] = {}
+        tries = 0
+        while missing:
+            left = max(TRY_S, until - self._driver.monotonic())
+            # Who is known to lead is asked at once: records and offsets need no zkserver.
+            if tries or any(self._router.find(topic, name) is None for name in missing):
+                self._check_partitions(self.topic_metadata(topic, left), missing)
+            patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
+            calls: dict[str, Call] = {}
+            with self._driver as loop:
+                is_late = any_replica and self._driver.monotonic() - begun >= timeout / 2
+                for name, route in missing.items():
+                    of_leader = not (is_late or _names_records(make(0, name)))
+                    if (peer := route.find(self._router, of_leader=of_leader)) is not None:
+                        ask = partial(_make_for, make, name, route.is_elsewhere)
+                        calls[name] = self._router.call(ask, loop.clock(), patience, peer)
+                loop.touch(self._name)
+            self._await(calls, patience / 1000 + 1)
+            pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
+            for name, call in calls.items():
+                if call.error is None and missing[name].is_elsewhere and _is_nothing(call):
+                    call.error = ReplicaNotAvailable(f"{call.peer} does not know of it yet")
+                if call.error is None:
+                    found[name] = call.result
+                    del missing[name]
+                elif self._try_route(missing[name], call.error):
+                    pause = 0.0
+            if missing and self._driver.monotonic() > until:
+                raise RequestTimeout(self._missing(missing, timeout))
+            if missing and pause:
+                self._driver.pause(pause)
+            tries += 1
+        return found
+
+    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
+        """Ask a partition's leader and do not wait, if it is known who that is; see :meth:`end`."""
+        with self._driver as loop:
+            peer = PartitionRoute(topic, partition).find(self._router, of_leader=True)
+            if peer is None:
+                return None
+            call: Call = self._router.call(make, loop.clock(), round(TRY_MAX_S * 1000), peer)
+            loop.touch(self._name)
+        return call
+
+    def end(self, call: Call) -> Message | None:
+        """The answer to what was begun; None when there is none that is of use: ask again."""
+        is_answered = self._driver.wait(call, TRY_MAX_S + 1) and call.error is None
+        return call.result if is_answered else None
+
+    def _check_partitions(self, metadata: TopicMetadata, wanted: Iterable[str]) -> None:
+        names = {found.partition for found in metadata.partitions}
+        for partition in wanted:
+            if partition not in names:
+                raise UnknownPartition(f"topic {metadata.topic!r} has no partition {partition!r}")
+
+    def _await(self, calls: dict[str, Call], timeout: float) -> None:
+        for call in calls.values():
+            if not self._driver.wait(call, timeout):
+                call.error = RequestTimeout(f"{call.peer} did not answer")
+
+    def _try_route(self, route: PartitionRoute, error: PymqError) -> bool:
+        """Whether to try another broker at once.
+
+        Raises:
+            PymqError: it is of no use.
+        """
+        if isinstance(error, RequestTimeout):
+            with self._driver:
+                route.silent(self._router)
+            return False
+        known = self._router.topics.get(route.topic)
+        if known is not None and error.details.get("topic_id") == known.topic_id:
+            # The leader and the zkserver agree; either alone may be behind.
+            why = "was deleted and made again: it is not the one that was asked about"
+            raise UnknownTopic(f"topic {route.topic!r} {why}")
+        with self._driver:
+            pause = route.refused(self._router, error)
+        if pause is None:
+            raise_it(error)
+        return pause == 0
+
+    def _missing(self, missing: dict[str, PartitionRoute], timeout: float) -> str:
+        whys = [
+            route.why(self._router) or f"{route.asked} did not answer" for route in missing.values()
+        ]
+        more = f", and {len(whys) - 1} partitions more" if len(whys) > 1 else ""
+        return f"not within {timeout:g} s: {whys[0]}{more}"
+
+    def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:
+        """A group's state, from its coordinator."""
+        return cast(GroupState, self.ask_group(group, lambda r: msg.GetGroup(r, group), timeout))
+
+    def ask_group(
+        self,
+        group: str,
+        make: Callable[[int], Message],
+        timeout: float = REQUEST_S,
+        *,
+        done: type[PymqError] | None = None,
+    ) -> Message | None:
+        """Ask a group's coordinator.
+
+        *done* is the error that says that it was done before: by an earlier try of ours, if any.
+        """
+        until = self._driver.monotonic() + timeout
+        pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
+        place, tries, is_sent = self._router.coordinator_of(group), 0, False
+        while True:
+            coordinator: str | None = None
+            try:
+                if tries or place is None or self._router.find(*place) is None:
+                    self.topic_metadata(OFFSETS_TOPIC, left)
+                tries += 1
+                coordinator = self._router.coordinator(group)
+                if coordinator is None:
+                    raise NoBrokers(
+                        f"it has no leader: {self._router.why_no_leader(OFFSETS_TOPIC)}"
+                    )
+                wait = min(patience, left)
+                return cast(Message, self.ask(make, peer=coordinator, timeout=wait, done=done))
+            except PymqError as error:
+                if is_sent and done is not None and isinstance(error, done):
+                    return None
+                is_sent = is_sent or coordinator is not None
+                if not error.retriable:
+                    raise
+                left = until - self._driver.monotonic()
+                if left <= 0:
+                    raise RequestTimeout(
+                        f"the coordinator of group {group!r}, not within {timeout:g} s: {error}"
+                    ) from error
+                self._distrust(group, coordinator, error)
+            self._driver.pause(pause)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+            patience = min(2 * patience, TRY_MAX_S)
+
+    def _distrust(self, group: str, coordinator: str | None, error: PymqError) -> None:
+        place = self._router.coordinator_of(group)
+        if place is None or coordinator is None:
+            return
+        with self._driver:
+            if isinstance(error, NotLeader):
+                self._router.refused(*place, coordinator, error)
+            else:
+                self._router.distrust(*place)
+
+    def ask(
+        self,
+        make: Callable[[int], Message],
+        *,
+        peer: str | None = None,
+        timeout: float = REQUEST_S,
+        done: type[PymqError] | None = None,
+    ) -> Any:
+        """Ask *peer*, or the active zkserver.
+
+        *done* is the error that says that it was done before: an earlier try of ours may have been.
+        """
+        call = self.call(make, peer, timeout)
+        if done is None or not call.is_repeated or not isinstance(call.error, done):
+            raise_it(call.error)
+        return call.result
+
+    def call(
+        self,
+        make: Callable[[int], Message],
+        peer: str | None = None,
+        timeout: float = REQUEST_S,
+    ) -> Call:
+        if self._is_closed:
+            raise Closed("the client was closed")
+        with self._driver as loop:
+            call: Call = self._router.call(make, loop.clock(), round(timeout * 1000), peer)
+            loop.touch(self._name)
+        left = timeout
+        while not self._driver.wait(call, left + 1):
+            with self._driver as loop:
+                left = (call.until - loop.clock()) / 1000
+            if left <= 0:
+                raise RequestTimeout(f"{call.peer} did not answer within {timeout:g} s")
+        return call
+
+
+def _make_for(
+    make: Callable[[int, str], Message], partition: str, any_replica: bool, request: int
+) -> Message:
+    message = make(request, partition)
+    if any_replica and isinstance(message, (Fetch, FindOffset)):
+        return attrs.evolve(message, any_replica=True)
+    return message
+
+
+def _names_records(message: Message) -> bool:
+    """Whether it asks for records by their offsets: any replica that has them has the same."""
+    return isinstance(message, Fetch) and message.max_bytes > 0
+
+
+def _is_nothing(call: Call) -> bool:
+    """Whether a follower was asked for records, and has none of them yet."""
+    asked, found = call.message, call.result
+    return isinstance(found, Fetched) and _names_records(asked) and not found.data
+
+
+def raise_it(error: PymqError | None) -> None:
+    """Raise what somebody has answered, if it is an error."""
+    if error is not None:
+        # The traceback is the caller's; the error object is not shared with anybody.
+        raise error.with_traceback(None)

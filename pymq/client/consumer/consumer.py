@@ -1,0 +1,541 @@
+"""The consumer that users hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pymq.client.admin.record_counts import records_between
+from pymq.client.base import Handle, check_timeout, weakly
+from pymq.client.consumer.dead_letters import DeadLetters
+from pymq.client.consumer.iteration_buffer import IterationBuffer
+from pymq.client.consumer.lease_guard import LeaseGuard
+from pymq.client.consumer.positions import Positions
+from pymq.client.consumer.push import PushDelivery
+from pymq.client.consumer.reader import Reader
+from pymq.client.consumer.status import ConsumerStatus, status_of
+from pymq.client.consumer.until_end import UntilEnd
+from pymq.client.fetching.consumer_machine import ConsumerMachine
+from pymq.client.fetching.offset_spans import Records, spans
+from pymq.client.group.acknowledgements import Acknowledger
+from pymq.client.group.group_member import GroupConsumer
+from pymq.client.options import REQUEST_S
+from pymq.core.batch.record import Record
+from pymq.core.batch.view import RecordBatch
+from pymq.errors import Closed, ConfigError, InvalidRequest, PymqError
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+
+CHUNK = 500  # records that an iteration takes at a time
+STUCK_S = 1.0  # so long what cannot be read lets others go first, before it is raised again
+
+
+class Consumer(Handle):
+    """Gets records; made by :meth:`pymq.Client.consumer`. One thread at a time may poll it."""
+
+    def __init__(
+        self,
+        client: Client,
+        intake: ConsumerMachine,
+        *,
+        auto_ack: bool,
+        undertaker: DeadLetters,
+        on_assigned: Callable[[tuple[str, ...]], object] | None,
+        on_revoked: Callable[[tuple[str, ...]], object] | None,
+    ) -> None:
+        self.name = intake.name
+        self.topic = intake.topic
+        self.group = intake.group
+        self._client = client
+        self._driver = client.driver
+        self._intake = intake
+        self._worker = intake if isinstance(intake, GroupConsumer) else None
+        self._hold = LeaseGuard(self._worker, client.driver) if self._worker is not None else None
+        self._reader = intake if isinstance(intake, Reader) else None
+        self._positions = Positions(intake, client.questions, client.driver)
+        self._auto_ack = auto_ack and self._worker is not None
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._unread = IterationBuffer(intake)
+        self._last: list[Record | RecordBatch] = []  # handed out by the last poll, for auto_ack
+        self._given = 0  # records, by the last poll, that the application is at work on ...
+        self._given_at = 0  # ... since then
+        self._record_bytes = 1024  # about what a record takes, as last seen
+        self._previous: Record | None = None  # of an iteration, for auto_ack
+        self._undertaker = undertaker
+        self._is_closed = False
+        self._pump: PushDelivery | None = None
+        if self._worker is not None:
+            self._worker.unread = weakly(weakref.WeakMethod(self._unread.spans))
+        # A consumer that is dropped without being closed must not keep its partitions for ever.
+        self._finalizer = weakref.finalize(self, intake.abandon)
+        self._finalizer.atexit = False
+
+    # --- getting records ------------------------------------------------------------------------
+
+    def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
+        """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
+
+        Raises:
+            OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
+                again since; seek to a valid offset.
+            CorruptBlock, CorruptBatch: the next record of a partition is damaged, or cannot be
+                decoded; ``details`` hold ``topic``, ``partition`` and its ``offset``. What came
+                before it was returned. It is raised again, after records of other partitions, until
+                the application goes past it (:meth:`skip`, :meth:`seek`).
+            UnknownTopic: the topic was deleted.
+            ConfigError: *max_records* is less than 1, or *timeout* no number of seconds.
+            Closed: the consumer was closed.
+        """
+        check_timeout(timeout)
+        until = self._until(timeout)
+        while self._unread.records:
+            if self._is_ours(self._left(until)):
+                return self._poll_unread(max_records)
+            if self._is_over(until):
+                return []
+        records: list[Record] = []
+        for view in self._poll(max_records, self._left(until)):
+            records += view.records()
+        return records
+
+    def _poll_unread(self, max_records: int) -> list[Record]:
+        """Show what an iteration has left."""
+        self._check()
+        self._ack_last()
+        self._ack_previous()
+        unread = self._unread
+        shown = [unread.show() for _ in range(min(max_records, len(unread.records)))]
+        if self._auto_ack:
+            self._last = list(shown)
+        return shown
+
+    def poll_batches(
+        self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
+    ) -> list[RecordBatch]:
+        """Return record batches with their columns; the way to read in bulk.
+
+        Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
+        """
+        check_timeout(timeout)
+        views = self._poll(self._records_in(max_bytes), timeout, max_bytes)
+        if views:
+            self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
+        return views
+
+    def _records_in(self, size: int) -> int:
+        # A group leases records, of which nobody knows the size: go by those that came before.
+        return 1 << 20 if self._worker is None else max(1, size // self._record_bytes)
+
+    def _poll(
+        self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
+    ) -> list[RecordBatch]:
+        if max_records < 1:
+            raise ConfigError(f"max_records={max_records} must be at least 1")
+        self._measure()
+        self._ack_last()
+        self._ack_previous()
+        until = self._until(timeout)
+        while True:
+            if self._intake.chunks and not self._is_ours(self._left(until)):
+                if self._is_over(until):
+                    return []
+                continue
+            self._check()
+            if views := self._intake.take(max_records, max_bytes):
+                break
+            with self._driver as loop:
+                self._check()
+                self._intake.want(max_records, loop.clock())
+                arrival = self._intake.arrival()
+                loop.touch(self._intake.name)
+            left = self._left(until)
+            if stuck := self._intake.stuck():
+                left = STUCK_S if left is None else min(left, STUCK_S)
+            if not arrival.is_done and (left is not None and left <= 0):
+                self._tell_changes()
+                self._raise_stuck(stuck.values())
+                return []
+            self._intake.is_awaited = True
+            try:
+                has_come = self._driver.wait(arrival, left)
+            finally:
+                self._intake.is_awaited = False
+            if not has_come:
+                self._raise_stuck(stuck.values())
+            self._tell_changes()
+            self._bury_dead()
+        count = sum(map(len, views))
+        if self._worker is not None:
+            self._given, self._given_at = count, self._driver.loop.clock()
+        self._client.tally.consumed += count  # no call in between: other threads count here, too
+        if self._auto_ack:
+            self._last = list(views)
+        return views
+
+    def _raise_stuck(self, views: Iterable[RecordBatch]) -> None:
+        """Nothing else has come: say again what cannot be read."""
+        for view in views:
+            if (fault := view.fault()) is not None:
+                raise fault
+
+    def skip(self, error: PymqError) -> None:
+        """Go past what a poll could not read; *error* is what it has raised.
+
+        A reader goes on at ``error.details["end"]``. In a group these records are acknowledged, and
+        a consumer with a dead-letter topic first writes there, in their place, which they were.
+
+        Raises:
+            InvalidRequest: *error* does not say where what cannot be read ends.
+        """
+        self._check()
+        if not isinstance(error, PymqError):
+            raise InvalidRequest(f"{error!r} is no error that a poll has raised")
+        partition, end = error.details.get("partition"), error.details.get("end")
+        if not isinstance(partition, str) or type(end) is not int:
+            raise InvalidRequest(f"{error.code} does not say what is to be gone past") from error
+        if self._reader is not None:
+            self.seek(partition, end)
+            return
+        for view in self._intake.unreadable(partition, end):
+            self._undertaker.bury(view)
+            with self._driver:
+                self._intake.pass_over(view)
+            self.ack(view)
+
+    def _measure(self) -> None:
+        """The application asks for more: note how long what it was given has taken it."""
+        given, self._given = self._given, 0
+        if not given or self._worker is None:
+            return
+        settler = self._worker.settler
+        until = self._driver.loop.clock()
+        if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
+            until = settler.armed_at  # It was done by then, and has waited since.
+        self._worker.pace.took(given, until - self._given_at)
+
+    def _until(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._driver.monotonic() + timeout
+
+    def _left(self, until: float | None) -> float | None:
+        return None if until is None else until - self._driver.monotonic()
+
+    def _is_over(self, until: float | None) -> bool:
+        return until is not None and self._driver.monotonic() >= until
+
+    def _is_ours(self, timeout: float | None) -> bool:
+        """Whether what is at hand may be handed out; asks the group if that is not certain.
+
+        It may not if others may have got it, which is then forgotten; nor, for now, if the group
+        does not answer within *timeout* seconds.
+        """
+        hold = self._hold
+        if hold is None:
+            return True
+        if self._has_dropped():
+            return False
+        self._check()
+        lasts = hold.lasts(timeout)
+        return not self._has_dropped() and lasts
+
+    def _check(self) -> None:
+        self._driver.check_process()  # What a child has of records is its parent's to hand out.
+        if self._is_closed:
+            raise Closed("the consumer was closed")
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over records for ever, or until the consumer is closed."""
+        while not self._has_closed():
+            try:
+                yield from self._chunk(None)
+            except Closed:
+                if self._has_closed():
+                    return
+                raise
+
+    def _has_closed(self) -> bool:
+        return self._is_closed  # by another thread, perhaps
+
+    def _chunk(self, timeout: float | None) -> Iterator[Record]:
+        self._check()
+        unread = self._unread
+        if not unread.records:
+            self._fill(CHUNK, timeout)
+        hold, monotonic = self._hold, self._driver.monotonic
+        while unread.records and (
+            hold is None
+            or (hold.standing.drops == hold.drops and monotonic() < hold.sure_until)
+            or self._is_ours(timeout)
+        ):
+            record = unread.show()
+            self._ack_previous()
+            self._previous = record if self._auto_ack else None
+            yield record
+
+    def _has_dropped(self) -> bool:
+        """Whether others may have got what is at hand here: nobody has asked for it for long, or
+        the group does not know us any more.
+        """
+        if self._hold is None or not self._hold.has_lapsed():
+            return False
+        self._unread.clear()
+        return True
+
+    def _fill(self, max_records: int, timeout: float | None) -> None:
+        """Get records to be handed out and acknowledged one by one."""
+        self._unread.take(self._poll(max_records, timeout))
+        self._last = []
+
+    def until_end(self) -> Iterator[Record]:
+        """Iterate up to what is there now, then end; for tests and batch jobs.
+
+        In a group it ends when nothing more is to be had: what other consumers hold is theirs, and
+        what was given back with ``nack`` is waited for.
+
+        Raises:
+            RequestTimeout: it cannot go on, and has not for half a minute; the message says why.
+        """
+        ending = UntilEnd(self, self._last_offsets())
+        try:
+            while not ending.is_reached():
+                yield from ending.before(self._chunk(0.05))
+                ending.stall()
+            self._ack_previous()
+        finally:
+            self._unread.bring_back()
+
+    def _set_aside(self, record: Record) -> None:
+        """Keep what is not to be shown now for the next call."""
+        self._unread.set_aside(record)
+        self._previous = None  # Nobody has seen it.
+
+    # --- settling (PTP) -------------------------------------------------------------------------
+
+    def ack(self, records: Records) -> None:
+        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
+        settler = self._settler()
+        if type(records) is Record:
+            queue = settler.acks.get(records.partition)
+            if queue is None:
+                queue = settler.acks.setdefault(records.partition, deque())
+            queue.append(records.offset)
+        else:
+            for partition, span in spans(records):
+                settler.acks.setdefault(partition, deque()).append(span)
+        if not settler.is_armed:
+            settler.arm(self._driver.loop.clock())
+
+    def nack(self, records: Records, delay: float = 0.0) -> None:
+        """The records could not be done: deliver them again, after *delay* seconds."""
+        settler = self._settler()
+        seconds: object = delay
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+            raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
+        found = spans(records)
+        settler.nacks.extend((partition, span, round(delay * 1000)) for partition, span in found)
+        previous = self._previous
+        if previous is not None and any(
+            partition == previous.partition and start <= previous.offset < end
+            for partition, (start, end) in found
+        ):
+            self._previous = None  # It is not to be acknowledged by going on.
+        if not settler.is_armed:
+            settler.arm(self._driver.loop.clock())
+
+    def commit(self, timeout: float | None = REQUEST_S) -> None:
+        """Wait until everything acknowledged so far is on the disk: a power cut does not undo it.
+
+        It costs a sync, which those who commit at the same time share. Without it acknowledgements
+        are sent after some milliseconds and synced within a second.
+
+        Raises:
+            RequestTimeout: the group coordinator did not answer in time.
+            CommitFailed: leases of acknowledged records had run out; they are delivered again.
+            FencedMember: the group had given this consumer up, or has another coordinator, which
+                knows nothing of what was leased: some records are delivered again, here or to
+                others. The consumer goes on.
+            StoreFull, StoreError: the offsets could not be written; they are tried again.
+            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
+        """
+        check_timeout(timeout)
+        self._held().settle(timeout, durable=True)
+
+    def _settle_soon(self) -> None:
+        """Wait until what was acknowledged is written, if not synced."""
+        self._held().settle(REQUEST_S, durable=False)
+
+    def _held(self) -> LeaseGuard:
+        self._member()
+        assert self._hold is not None
+        return self._hold
+
+    def _member(self) -> GroupConsumer:
+        if self._worker is None:
+            raise InvalidRequest("a PSB consumer has no group: there is nothing to acknowledge")
+        if self._is_closed:
+            raise Closed("the consumer was closed")
+        return self._worker
+
+    def _settler(self) -> Acknowledger:
+        return self._member().settler
+
+    def _ack_last(self) -> None:
+        for view in self._last:
+            self.ack(view)
+        self._last = []
+
+    def _ack_previous(self) -> None:
+        if self._previous is not None:
+            previous, self._previous = self._previous, None
+            self.ack(previous)
+
+    def _bury_dead(self) -> None:
+        """Move what was delivered too often to the dead-letter topic, then acknowledge it."""
+        worker = self._worker
+        while worker is not None and worker.dead:
+            view = worker.dead.popleft()
+            self._undertaker.bury(view)
+            self.ack(view)
+
+    # --- positions ------------------------------------------------------------------------------
+
+    def seek(self, partition: str, offset: int | str) -> None:
+        """Go on at *offset*, an integer, ``"begin"`` or ``"end"`` (PSB)."""
+        self._check()
+        self._unread.drop({self._positions.seek(partition, offset)})
+
+    def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
+        """Go on at the first record that is not older than a time (PSB)."""
+        self._check()
+        self._unread.drop({self._positions.seek_to_time(partition, timestamp_ms)})
+
+    def position(self, partition: str) -> int:
+        """The offset of the next record of a partition."""
+        name = self._positions.name(partition)
+        if self._reader is not None:
+            return self._read_so_far()[name]
+        return self.committed().get(name, 0)
+
+    def _read_so_far(self) -> dict[str, int]:
+        """The offset of the next record of each partition, as far as a reader has shown them."""
+        return self._positions.read(self._unread.partitions())
+
+    def end_offsets(self) -> dict[str, int]:
+        """Where each partition of the topic ends now.
+
+        While it has no leader that is, after 5 s, what the best replica knows to be committed.
+        """
+        return {p: end for p, (_, end) in self._positions.bounds(any_replica=True).items()}
+
+    def _last_offsets(self) -> dict[str, int]:
+        """Where each partition ends now, by its leader: nothing that was confirmed lies behind."""
+        return {p: end for p, (_, end) in self._positions.bounds().items()}
+
+    def begin_offsets(self) -> dict[str, int]:
+        """Where each partition of the topic starts now."""
+        return {p: start for p, (start, _) in self._positions.bounds(any_replica=True).items()}
+
+    def offset_at(self, partition: str, timestamp_ms: int) -> int:
+        """The first offset whose record is not older than a time; the end when all are."""
+        return self._positions.offset_at(partition, timestamp_ms)
+
+    def assignment(self) -> tuple[str, ...]:
+        """The partitions that this consumer reads.
+
+        Raises:
+            Closed: the consumer was closed.
+        """
+        self._check()
+        return self._worker.assigned if self._worker is not None else tuple(self._positions.names())
+
+    def committed(self) -> dict[str, int]:
+        """The group's offset in each partition: everything before it is done."""
+        self._member()
+        return self._positions.committed()
+
+    def lag(self) -> dict[str, int]:
+        """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
+        bounds = self._positions.bounds(any_replica=True)
+        done = self._read_so_far() if self._reader is not None else self.committed()
+        spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
+        return records_between(self._client.questions, self.topic, spans)
+
+    # --- steering -------------------------------------------------------------------------------
+
+    def pause(self, *partitions: str) -> None:
+        """Hand out nothing more from these partitions (all when none is named)."""
+        self._check()
+        positions = self._positions
+        names = [positions.name(partition) for partition in partitions or positions.names()]
+        with self._driver as loop:
+            self._intake.pause(names, self._unread.drop(names), loop.clock())
+            loop.touch(self._intake.name)
+
+    def resume(self, *partitions: str) -> None:
+        """Undo :meth:`pause`."""
+        self._check()
+        positions = self._positions
+        names = [positions.name(partition) for partition in partitions or positions.names()]
+        with self._driver as loop:
+            self._intake.resume(names, loop.clock())
+            loop.touch(self._intake.name)
+
+    def status(self) -> ConsumerStatus:
+        """Where this consumer stands, and why it gets nothing if it does.
+
+        Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
+        """
+        return status_of(self)
+
+    # --- pushing --------------------------------------------------------------------------------
+
+    def _limit(self, credit: int) -> None:
+        """Fetch no more than about *credit* records ahead; of a group the leases bound that."""
+        if self._reader is not None:
+            self._reader.limit(credit)
+
+    def start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
+        """Call *on_record* for each record, in a thread of this consumer, *credit* at a time."""
+        self._pump = PushDelivery(self, on_record, credit)
+
+    def _tell_changes(self) -> None:
+        while self._worker is not None and self._worker.membership.changes:
+            lost, gained = self._worker.membership.changes.popleft()
+            if lost and self._on_revoked is not None:
+                self._on_revoked(lost)
+            if gained and self._on_assigned is not None:
+                self._on_assigned(gained)
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Settle what was acknowledged, give back what was not handed out, and leave."""
+        if self._is_closed:
+            return
+        self._ack_last()
+        self._ack_previous()
+        self._is_closed = True
+        self._finalizer.detach()
+        try:
+            with self._driver as loop:
+                self._intake.close(self._unread.spans())
+                loop.touch(self._intake.name)
+            with self._driver as loop:
+                loop.remove(self._intake.name)
+                self._intake.fail(Closed("the consumer was closed"))  # ends a poll that waits
+        except Closed:
+            pass  # The client went first.
+        if self._reader is not None:
+            self._client._unsubscribe(self.topic, self._intake.name)
+        self._unread.clear()
+        self._client.forget(self)
+        self._undertaker.close()
+        if self._pump is not None:
+            self._pump.join()
+
+    def _forgo(self) -> None:
+        """What the application got last was not done: do not acknowledge it by itself."""
+        self._last, self._previous = [], None

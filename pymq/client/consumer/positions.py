@@ -1,0 +1,129 @@
+"""Where one consumer stands in its partitions: how far it and its group have got, where to go on.
+
+What is asked of brokers is asked anew each time; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pymq.client.admin.requests import Requests
+from pymq.client.base import Driver
+from pymq.client.consumer.reader import Reader
+from pymq.client.fetching.consumer_machine import ConsumerMachine
+from pymq.client.options import REQUEST_S, parse_offset
+from pymq.core.message import BEGIN, FindOffset, GroupState, OffsetFound
+from pymq.errors import (
+    ConfigError,
+    InvalidRequest,
+    RequestTimeout,
+    UnknownGroup,
+    UnknownPartition,
+)
+
+
+class Positions:
+    """The offsets of one consumer, of its group, and of the partitions that it may read."""
+
+    def __init__(self, intake: ConsumerMachine, questions: Requests, driver: Driver) -> None:
+        self._intake = intake
+        self._reader = intake if isinstance(intake, Reader) else None
+        self._questions = questions
+        self._driver = driver
+        self._topic = intake.topic
+        self._group = intake.group
+
+    # --- the partitions -------------------------------------------------------------------------
+
+    def names(self) -> Sequence[str]:
+        """The partitions that it may read: those that a reader was given, else all."""
+        if self._reader is not None:
+            return list(self._reader.cursors)
+        return self._questions.partitions(self._topic)
+
+    def name(self, partition: str | int) -> str:
+        """The name of a partition, which may be told by its number.
+
+        Raises:
+            UnknownPartition: it is none of them.
+        """
+        names = self.names()
+        is_flag = isinstance(partition, bool)  # True would be partition 1
+        if isinstance(partition, int) and not is_flag and 0 <= partition < len(names):
+            return names[partition]
+        if partition in names:
+            return str(partition)
+        raise UnknownPartition(
+            f"this consumer of {self._topic!r} does not read partition {partition!r}"
+        )
+
+    def bounds(
+        self, timeout: float = REQUEST_S, *, any_replica: bool = False
+    ) -> dict[str, tuple[int, int]]:
+        """Where each of them starts and ends now; see :meth:`Requests.all_bounds`."""
+        names = self.names()
+        return self._questions.all_bounds(self._topic, names, timeout, any_replica=any_replica)
+
+    def offset_at(self, partition: str, timestamp_ms: int) -> int:
+        """The first offset whose record is not older than a time; the end when all are."""
+        topic, name = self._topic, self.name(partition)
+        found = self._questions.ask_leader(
+            topic, name, lambda r: FindOffset(r, topic, name, timestamp_ms), any_replica=True
+        )
+        assert isinstance(found, OffsetFound)
+        return found.offset
+
+    # --- how far --------------------------------------------------------------------------------
+
+    def read(self, unread: Collection[str]) -> dict[str, int]:
+        """The offset of the next record of each partition, as far as the application has got.
+
+        Of the partitions *unread* the handle still has records that it has not shown.
+        """
+        return self._reading().read_so_far(unread)
+
+    def committed(self) -> dict[str, int]:
+        """The group's offset in each partition that it has begun."""
+        offsets = self.group_state().offsets
+        return {o.partition: o.committed for o in offsets if o.topic == self._topic}
+
+    def group_state(self, timeout: float = REQUEST_S) -> GroupState:
+        """What the coordinator knows of the group; nothing if it does not know it."""
+        assert self._group is not None
+        try:
+            return self._questions.group_state(self._group, timeout)
+        except UnknownGroup:
+            return GroupState(0, self._group)
+
+    # --- where to go on -------------------------------------------------------------------------
+
+    def seek(self, partition: str, offset: int | str) -> str:
+        """Have the reader go on at *offset*; returns the name of the partition."""
+        reader, name = self._reading(), self.name(partition)
+        resolved = parse_offset(offset)
+        if resolved < 0:
+            start, end = self._questions.bounds(self._topic, name)
+            resolved = start if resolved == BEGIN else end
+        with self._driver as loop:
+            reader.seek(name, resolved)
+            loop.touch(reader.name)
+        return name
+
+    def seek_to_time(self, partition: str, timestamp_ms: int) -> str:
+        """Have it go on at the first record not older than a time; returns the partition's name."""
+        reader, name = self._reading(), self.name(partition)
+        if type(timestamp_ms) is not int:
+            raise ConfigError(f"timestamp_ms={timestamp_ms!r} must be milliseconds since 1970")
+        with self._driver as loop:
+            done = reader.find(name, timestamp_ms)
+            loop.touch(reader.name)
+        if not self._driver.wait(done, REQUEST_S):
+            raise RequestTimeout(f"{self._topic}/{name}: {reader.trouble() or 'no answer'}")
+        if (problem := reader.take_problem()) is not None:
+            raise problem
+        return name
+
+    def _reading(self) -> Reader:
+        if self._reader is None:
+            raise InvalidRequest("a consumer of a group cannot seek; reset the group instead")
+        return self._reader

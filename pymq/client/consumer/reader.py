@@ -1,0 +1,509 @@
+"""The machine behind a consumer that reads alone, from positions of its own (PSB)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from functools import partial
+
+from pymq.client.base import Driver, Waitable
+from pymq.client.fetching.consumer_machine import FETCH_BYTES, ConsumerMachine, located, wait_ms
+from pymq.client.fetching.damage import DamageCheck, sound
+from pymq.client.fetching.partition_route import CONFIRMED, PartitionRoute
+from pymq.client.fetching.replica_preference import BEHIND_BYTES, NEAR_WAIT_MS, Preference
+from pymq.client.router import Router
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.view import RecordBatch
+from pymq.core.message import (
+    BEGIN,
+    END,
+    Fetch,
+    Fetched,
+    FindOffset,
+    Message,
+    OffsetFound,
+    Range,
+    Subscribe,
+)
+from pymq.core.observe.coverage import mark
+from pymq.core.ready import Ready
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.types import NEVER
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
+    OffsetOutOfRange,
+    PymqError,
+    ReplicaNotAvailable,
+    RequestTimeout,
+    UnknownTopic,
+)
+
+SEARCH_MS = 9_000  # how long it may take to find an offset by time
+SUBSCRIBE_MS = 10_000  # how often a reader says that it still reads
+LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
+
+
+@define
+class Cursor:
+    """One partition as a PSB consumer reads it."""
+
+    partition: str
+    position: int  # of the next fetch; BEGIN or END until it is known
+    route: PartitionRoute
+    handed: int = -1  # of the next record to be handed out
+    request: int = 0  # the fetch under way
+    floor: int = 0  # what was asked for before this request is not wanted any more
+    log_start: int = 0
+    end: int = 0  # high watermark, as last heard
+    bytes: int = 0  # fetched and not handed out
+    records: int = 0  # the same
+    retry_at: int = 0
+    is_reached: bool = False  # the position follows a record that was read
+    topic_id: str = ""  # of the topic that the position is in; "": whichever there is
+    damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
+
+
+@define
+class Search:
+    """An offset that is looked for by time."""
+
+    cursor: Cursor
+    timestamp_ms: int
+    done: Waitable
+    route: PartitionRoute
+    until: int = NEVER
+    request: int = 0  # 0: it waits to be asked again
+
+
+class Reader(ConsumerMachine):
+    """Reads partitions from positions of its own; each consumer sees every record (PSB)."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        router: Router,
+        driver: Driver,
+        partitions: list[str],
+        offset: int,
+        *,
+        is_whole: bool = False,
+        rack: str | None = None,
+        now: int = 0,
+    ) -> None:
+        """Read *partitions* from *offset* on; with *is_whole* those that are added, too.
+
+        A replica in *rack* is preferred to the leader.
+        """
+        super().__init__(name, topic, router, driver, None)
+        self._preference = Preference(name, rack)
+        # Replaced when it grows: the application goes through it while the loop turns.
+        self.cursors = {partition: self._cursor(partition, offset) for partition in partitions}
+        self._look_at = now + LOOK_MS if is_whole else NEVER
+        self._subscribe_at = now + SUBSCRIBE_MS
+        self._searches: list[Search] = []
+        self._ahead_bytes = FETCH_BYTES
+        self._credit: int | None = None  # records that may be at hand; None: no limit
+        self._record_bytes = 1  # about what a record takes, as last seen
+        self._is_wanted = False
+        self._timers: TimerHeap[str] = TimerHeap()  # by partition
+
+    def _cursor(self, partition: str, offset: int) -> Cursor:
+        route = PartitionRoute(self.topic, partition, preference=self._preference)
+        return Cursor(partition, offset, route)
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    def limit(self, credit: int) -> None:
+        """Have no more than about *credit* records at hand; a batch comes whole."""
+        self._credit = credit
+
+    @property
+    def _share(self) -> int:
+        """How many records of one partition may be at hand."""
+        return 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
+
+    def want(self, records: int, now: int) -> None:
+        """Fetch wherever nothing is at hand and nothing is under way."""
+        self._is_wanted = True
+        if self.topic in self._router.gone:
+            self._router.refresh(self.topic)  # Perhaps it is there again.
+        for cursor in self.cursors.values():
+            self._fetch(cursor, now)
+
+    def seek(self, partition: str, offset: int) -> None:
+        """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
+        self._rewind(self.cursors[partition], offset)
+        self.cursors[partition].topic_id = ""  # the one that there is now
+        self.problem = None  # It was met where the application does not want to read any more.
+
+    def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
+        """Fetch nothing more of some partitions; what was not handed out is fetched again."""
+        for partition in partitions:
+            self.paused[partition] = None
+            cursor = self.cursors[partition]
+            if cursor.handed >= 0:
+                self._rewind(cursor, cursor.handed)
+
+    def resume(self, partitions: Iterable[str], now: int) -> None:
+        """Undo :meth:`pause`."""
+        for partition in partitions:
+            self.paused.pop(partition, None)
+        if self._is_wanted:
+            self.want(1, now)
+
+    def _rewind(self, cursor: Cursor, offset: int) -> None:
+        with self.chunks_lock:
+            self.chunks = deque(c for c in self.chunks if c.partition != cursor.partition)
+            cursor.position, cursor.handed, cursor.request = offset, offset, 0
+            cursor.bytes = cursor.records = 0
+        cursor.floor, cursor.is_reached = self._requests + 1, False
+        cursor.route.forget()
+        cursor.damage = DamageCheck()
+
+    def find(self, partition: str, timestamp_ms: int) -> Waitable:
+        """Seek to the first record that is not older than a time, once the broker has found it."""
+        search = Search(
+            self.cursors[partition], timestamp_ms, Waitable(), PartitionRoute(self.topic, partition)
+        )
+        self._searches.append(search)
+        self._has_news = True  # It is asked for when there is a time to go by.
+        return search.done
+
+    def read_so_far(self, unread: Collection[str]) -> dict[str, int]:
+        """The offset of the next record of each partition, as far as the application has got.
+
+        Of the partitions *unread* the handle still has records that it has not shown.
+        """
+        # First this: what comes meanwhile is made ready before the position goes on.
+        fetched = {p: c.position for p, c in self.cursors.items()}
+        at_hand = {*unread, *(view.partition for view in self.chunks.copy())}
+        found = {p: self.cursors[p].handed for p in fetched}
+        # What holds no record for consumers, behind the last one that does, has been read too.
+        for partition in fetched.keys() - at_hand:
+            if found[partition] >= 0:
+                found[partition] = max(found[partition], fetched[partition])
+        return found
+
+    def handed_out(self, chunk: RecordBatch) -> None:
+        """The application has got these records."""
+        cursor = self.cursors[chunk.partition]
+        cursor.handed = chunk.end_offset
+        cursor.bytes = max(0, cursor.bytes - chunk.size)
+        cursor.records = max(0, cursor.records - len(chunk))
+
+    def trouble(self) -> str | None:
+        """What keeps records from coming, for people; None if nothing does."""
+        for cursor in self.cursors.values():
+            if cursor.partition not in self.paused and (why := cursor.route.why(self._router)):
+                return why
+        return None
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer."""
+        if self.is_buried:
+            return
+        if isinstance(message, Fetched):
+            cursor = self.cursors.get(message.partition)
+            if cursor is not None and message.id >= cursor.floor:
+                self._on_fetched(cursor, source, message, now)
+        elif isinstance(message, OffsetFound):
+            search = next((s for s in self._searches if s.request == message.id), None)
+            if search is not None:
+                self._found(search, message, now)
+
+    def _on_fetched(self, cursor: Cursor, source: str, m: Fetched, now: int) -> None:
+        if cursor.request != m.id:
+            # It was taken for lost and asked for again, perhaps of another broker.
+            if m.error is not None or not m.data or m.offset != cursor.position:
+                return
+            cursor.floor = self._requests + 1  # What was asked for meanwhile is the same.
+        is_leader = source == cursor.route.asked and not cursor.route.is_elsewhere
+        cursor.request = 0
+        self._timers.drop(cursor.partition)
+        if m.error is None:
+            self._fetched(cursor, m, now, is_leader=is_leader)
+        else:
+            self._refused(cursor, m, m.error, now, is_leader=is_leader)
+
+    def _fetched(self, cursor: Cursor, m: Fetched, now: int, *, is_leader: bool) -> None:
+        if is_leader:
+            cursor.log_start, cursor.end = m.log_start, m.high_watermark
+        else:  # It may not know yet how far the log reaches.
+            cursor.log_start = max(cursor.log_start, m.log_start)
+            cursor.end = max(cursor.end, m.high_watermark)
+        is_new = cursor.handed < 0
+        if is_new:  # It was asked where the log begins and ends.
+            known = {BEGIN: m.log_start, END: m.high_watermark}
+            cursor.position = known.get(cursor.position, cursor.position)
+            cursor.handed = cursor.position
+            if all(other.handed >= 0 for other in self.cursors.values()):
+                self.started.finish()
+        start = cursor.position
+        try:
+            for batch in split(m.data):
+                if batch.end_offset <= cursor.position:
+                    continue
+                view = sound(batch.at(self.topic, cursor.partition), cursor.position)
+                if cursor.damage.is_met:
+                    cursor.damage = DamageCheck()
+                is_shown = len(view) and not view.is_control
+                if is_shown:
+                    self.chunks.append(view)  # before the position goes on: see Consumer.position
+                    cursor.bytes += view.size
+                    cursor.records += len(view)
+                    self._record_bytes = max(1, view.size // len(view))
+                cursor.position, cursor.is_reached = batch.end_offset, True
+                if not (is_shown or cursor.bytes):
+                    cursor.handed = cursor.position  # There is nothing to hand out before it.
+        except PymqError as error:
+            self._damaged(cursor, error, now, has_come=cursor.position > start)
+            return
+        is_part = cursor.position < max(cursor.end, m.high_watermark)
+        cursor.route.is_behind = is_part and len(m.data) >= BEHIND_BYTES
+        if m.data or is_leader or is_new:
+            cursor.route.came()
+        else:
+            self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
+        # At the end of the log the records that have come go first: what is asked for there is not
+        # there yet, and the next poll asks for it as well. (Others may not know where the end is.)
+        is_at_end = is_leader and cursor.position >= m.high_watermark and bool(self.chunks)
+        if not m.data or (self._is_wanted and not is_at_end):
+            self._fetch(cursor, now)
+        if self.chunks:
+            self._is_wanted = False
+        self._arrived()
+
+    def _damaged(self, cursor: Cursor, error: PymqError, now: int, *, has_come: bool) -> None:
+        """A batch came damaged: ask for it again, of all that may have it sound, or give up.
+
+        *has_come*: something came before it.
+        """
+        mark("reader.damaged")
+        is_first, cursor.damage.is_met = not cursor.damage.is_met, True
+        pause: int | None = 0
+        if has_come:
+            cursor.route.came()
+        else:
+            pause = cursor.route.refused(self._router, error)
+            if pause is None and is_first:
+                pause = 0  # Perhaps it is only what was sent.
+        if pause is None:
+            self._give_up(cursor, error)
+        else:
+            self._try_later(cursor, pause, now)
+            self._fetch(cursor, now)
+        self._arrived()
+
+    def _give_up(self, cursor: Cursor, error: PymqError) -> None:
+        """No replica has what is at the position: go past it, or tell the application."""
+        end = error.details.get("end")
+        is_damage = isinstance(error, CorruptBlock | CorruptBatch)
+        if is_damage and type(end) is int and end > cursor.position:
+            # It is known where the damage ends, so it can be gone past.
+            why = cursor.damage.judged(error)
+            view = RecordBatch.broken(self.topic, cursor.partition, cursor.position, end, why)
+            self.chunks.append(view)
+            cursor.bytes += view.size
+            cursor.position, cursor.damage = end, DamageCheck()
+            self._arrived()
+        elif is_damage:
+            self.fail(located(error, self.topic, cursor.partition, cursor.position))
+        else:
+            self.fail(error)
+
+    def _refused(
+        self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
+    ) -> None:
+        if self._is_made_again(cursor, error):
+            why = f"{self.topic}/{cursor.partition}: the topic was deleted and made again"
+            self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
+            return
+        cursor.damage.heard(cursor.route.asked, error)
+        pause = cursor.route.refused(self._router, error)
+        is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
+        if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
+            # It says that it never was so long. Perhaps it leads no more, and does not know.
+            self._router.refresh(self.topic)
+            pause = cursor.route.patience_ms // 2
+        if pause is not None:
+            self._try_later(cursor, pause, now)
+            self._fetch(cursor, now)
+            return
+        self._give_up(cursor, error)
+
+    def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
+        """Whether leader and zkserver know of the same topic, and the position is in another."""
+        known = self._router.topics.get(self.topic)
+        if known is None or error.details.get("topic_id") != known.topic_id:
+            return False
+        if cursor.handed < 0:
+            cursor.topic_id = known.topic_id  # It has no position yet.
+        return cursor.topic_id != known.topic_id
+
+    def _try_later(self, cursor: Cursor, pause: int, now: int) -> None:
+        if pause:
+            cursor.retry_at = now + pause
+            self._timers.set(cursor.partition, cursor.retry_at)
+
+    def _fetch(self, cursor: Cursor, now: int) -> None:
+        if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
+            return
+        share = self._share
+        if cursor.records >= share:
+            return
+        if self.topic in self._router.gone:
+            self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
+            return
+        is_new = cursor.handed < 0  # first of all find out where to begin
+        if cursor.partition in self.paused and not is_new:
+            return
+        route = cursor.route
+        # Where the log begins can be told by any replica, where it ends by the leader.
+        peer = route.find(self._router, of_leader=is_new and cursor.position == END)
+        if peer is None:
+            return
+        wait, position = wait_ms(len(self.cursors)), cursor.position
+        size = min(FETCH_BYTES, (share - cursor.records) * self._record_bytes)
+        if is_new:
+            wait, size, position = 0, 0, BEGIN if route.is_elsewhere else END
+        elif route.is_elsewhere:
+            wait = NEAR_WAIT_MS if route.is_near else 0
+        elif route.is_leaders_turn and route.preference.rack is not None:
+            wait = 0  # A follower will be waited at, unless the leader has more than it.
+        if not cursor.topic_id and (known := self._router.topics.get(self.topic)) is not None:
+            cursor.topic_id = known.topic_id
+        request = cursor.request = self.number()
+        fetch = Fetch(
+            request,
+            self.topic,
+            cursor.partition,
+            position,
+            size,
+            wait,
+            topic_id=cursor.topic_id,
+            any_replica=route.is_elsewhere,
+            verify=cursor.damage.is_met,
+        )
+        self.out.send.append((peer, fetch))
+        self._timers.set(cursor.partition, now + wait + route.patience_ms)
+
+    def ready(self, now: int) -> Ready | None:
+        """Hand over the pending work; metadata may have come that was waited for."""
+        if self._has_news and not self.is_buried:
+            self._has_news = False
+            self._grow()
+            for cursor in self.cursors.values():
+                if cursor.request and cursor.route.has_moved(self._router):
+                    cursor.request = 0  # Nobody will answer, or only to say that he leads no more.
+                    cursor.retry_at = 0
+                    self._fetch(cursor, now)
+                elif cursor.handed < 0 or self._is_wanted:
+                    self._fetch(cursor, now)
+            for search in self._searches:
+                if not search.request:
+                    self._search(search, now)
+        return super().ready(now)
+
+    def _grow(self) -> None:
+        """Read the partitions that were added to the topic, from their beginning."""
+        known = self._router.topics.get(self.topic)
+        if self._look_at == NEVER or known is None:
+            return
+        names = [found.partition for found in known.partitions]
+        if added := {p: self._cursor(p, BEGIN) for p in names if p not in self.cursors}:
+            self.cursors = {**self.cursors, **added}
+
+    @property
+    def deadline(self) -> int:
+        """When something is due."""
+        return (
+            0
+            if self.is_abandoned
+            else min(self.due, self._look_at, self._subscribe_at, self._timers.due)
+        )
+
+    def tick(self, now: int) -> None:
+        """Try again what was refused or not answered."""
+        if self.is_abandoned:
+            self.bury()
+            self.due = self._look_at = self._subscribe_at = NEVER
+            self._timers.clear()
+            return
+        if now >= self._look_at:
+            self._look_at = now + LOOK_MS
+            self._router.refresh(self.topic)
+        if now >= self._subscribe_at:
+            # Its subscription is gone when the zkserver that it told is; a new one hears of it.
+            self._subscribe_at = now + SUBSCRIBE_MS
+            subscribe = partial(Subscribe, name=self.name, topic=self.topic, mode="psb")
+            self._router.tell(subscribe, self._subscribe_at)
+        for partition in self._timers.over(now):
+            cursor = self.cursors[partition]
+            if cursor.request:
+                cursor.request = 0
+                cursor.route.silent(self._router)
+            cursor.retry_at = 0
+            self._fetch(cursor, now)
+        if now >= self.due:
+            self._tick_searches(now)
+
+    # --- searches -------------------------------------------------------------------------------
+
+    def _search(self, search: Search, now: int) -> None:
+        if search.until == NEVER:
+            search.until = now + SEARCH_MS
+        peer = search.route.find(self._router)
+        wait = SEARCH_MS
+        if peer is not None:
+            search.request = self.number()
+            find = FindOffset(
+                search.request,
+                self.topic,
+                search.cursor.partition,
+                search.timestamp_ms,
+                any_replica=search.route.is_elsewhere,
+            )
+            self.out.send.append((peer, find))
+            wait = search.route.patience_ms
+        self.due = min(self.due, now + wait, search.until)
+
+    def _found(self, search: Search, m: OffsetFound, now: int) -> None:
+        search.request = 0
+        if m.error is not None:
+            pause = search.route.refused(self._router, m.error)
+            if pause is None:
+                self._end_search(search, m.error)
+            elif pause:
+                self.due = min(self.due, now + pause)
+            else:
+                self._search(search, now)
+            return
+        self.seek(search.cursor.partition, m.offset)
+        self._end_search(search, None)
+
+    def _end_search(self, search: Search, error: PymqError | None) -> None:
+        self._searches.remove(search)
+        if error is not None:
+            self.fail(error)
+        search.done.finish()
+
+    def _tick_searches(self, now: int) -> None:
+        self.due = NEVER
+        for search in list(self._searches):
+            if search.until <= now:
+                why = search.route.why(self._router) or "nobody answered"
+                timeout = RequestTimeout(f"{self.topic}/{search.cursor.partition}: {why}")
+                self._end_search(search, timeout)
+                continue
+            if search.request:
+                search.route.silent(self._router)
+                search.request = 0
+            self._search(search, now)
+
+
+_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")

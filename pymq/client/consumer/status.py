@@ -1,0 +1,142 @@
+"""Where a consumer stands, and why it gets nothing if it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymq.core.message import GroupOffset, GroupState
+from pymq.core.values import value
+from pymq.errors import PymqError
+
+if TYPE_CHECKING:
+    from pymq.client.consumer.consumer import Consumer
+
+STATUS_S = 1.0  # how long those may take who are asked for a status
+
+
+@value
+class ConsumerStatus:
+    """Where a consumer stands, and why it gets nothing if it does."""
+
+    topic: str
+    mode: str  # "ptp" or "psb"
+    group: str | None
+    assigned: tuple[str, ...]
+    positions: dict[str, int]
+    end_offsets: dict[str, int]
+    buffered: int  # records fetched and not handed out
+    unacknowledged_refused: int  # acknowledgements that came after the lease had run out
+    idle: str | None  # the reason why there is nothing; None when there is something
+
+
+def status_of(consumer: Consumer) -> ConsumerStatus:
+    """Look at a consumer, and ask its group and the leaders of its partitions.
+
+    Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
+    """
+    reader, worker, intake = consumer._reader, consumer._worker, consumer._intake
+    if worker is not None:
+        assigned = worker.assigned
+    else:
+        assigned = tuple(reader.cursors) if reader is not None else ()
+    ends, state, silence = _ask(consumer)
+    if reader is not None:
+        positions = consumer._read_so_far()
+    else:
+        positions = {o.partition: o.committed for o in state.offsets if o.topic == consumer.topic}
+    buffered = len(consumer._unread.records) + sum(map(len, intake.chunks))
+    idle = _handle_idle(consumer, assigned)
+    if idle is None and not buffered:
+        idle = _group_idle(consumer, assigned, positions, ends, state)
+    if not (buffered or consumer._is_closed or intake.problem):
+        idle = intake.trouble() or silence or idle
+    return ConsumerStatus(
+        consumer.topic,
+        "psb" if reader is not None else "ptp",
+        consumer.group,
+        assigned,
+        positions,
+        ends,
+        buffered,
+        worker.settler.refused if worker is not None else 0,
+        idle,
+    )
+
+
+def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
+    """Ends of partitions, the group's state, and why something of it is out of date."""
+    ends: dict[str, int] = {}
+    state, silence = GroupState(0, consumer.group or ""), None
+    reader, worker = consumer._reader, consumer._worker
+    if consumer._is_closed:
+        return ends, state, None
+    try:
+        bounds = consumer._positions.bounds(STATUS_S, any_replica=True)
+        ends = {p: end for p, (_, end) in bounds.items()}
+        if worker is not None:
+            state = consumer._positions.group_state(STATUS_S)
+    except PymqError as error:
+        silence = str(error)
+    if reader is not None and not ends:
+        ends = {p: c.end for p, c in reader.cursors.items()}
+    elif worker is not None and not ends:
+        ends = {p: worker.watches.end(p) for p in worker.assigned}
+    return ends, state, silence
+
+
+def _handle_idle(consumer: Consumer, assigned: tuple[str, ...]) -> str | None:
+    """Why nothing can come, by what the consumer knows itself."""
+    worker = consumer._worker
+    if consumer._is_closed:
+        return "it was closed"
+    if consumer._intake.problem is not None:
+        return f"the next poll raises: {consumer._intake.problem}"
+    if worker is not None and not worker.membership.is_joined:
+        return f"it is joining group {consumer.group!r}"
+    if not assigned:
+        return f"group {consumer.group!r} has assigned it nothing"
+    return None
+
+
+def _group_idle(
+    consumer: Consumer,
+    assigned: tuple[str, ...],
+    positions: dict[str, int],
+    ends: dict[str, int],
+    state: GroupState,
+) -> str | None:
+    """Why nothing comes, by what its group and the partitions say."""
+    active = [partition for partition in assigned if partition not in consumer._intake.paused]
+    if not active:
+        return "all its partitions are paused"
+    behind = [p for p in active if positions.get(p, 0) < ends.get(p, 0)]
+    if not behind:
+        return "it has reached the end of all its partitions"
+    if consumer._worker is None:
+        return None
+    offsets = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
+    if awaited := [p for p in behind if p in offsets and _is_awaited(offsets[p], state)]:
+        return f"other consumers still work on records of {', '.join(awaited)}"
+    if full := [p for p in behind if p in offsets and offsets[p].is_full]:
+        return (
+            f"its group has so much open of {', '.join(full)} that nothing new is handed out "
+            "before its oldest records are acknowledged"
+        )
+    held = sum(offsets[p].in_flight for p in behind if p in offsets)
+    later = sum(offsets[p].waiting for p in behind if p in offsets)
+    fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
+    if fresh or not held + later:
+        return None
+    leased = "1 record is" if held == 1 else f"{held} records are"
+    waiting = "1 is" if later == 1 else f"{later} are"
+    return f"{leased} leased and not acknowledged, {waiting} to be delivered again later"
+
+
+def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
+    """Whether those who had a partition before have not settled yet what they hold of it."""
+    owners = {
+        member.member
+        for member in state.members
+        if member.topic == offset.topic and offset.partition in member.partitions
+    }
+    return not owners.issuperset(offset.holders)

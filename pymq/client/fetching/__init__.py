@@ -1,0 +1,1 @@
+"""What all machines that fetch records share."""

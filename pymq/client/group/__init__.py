@@ -1,0 +1,1 @@
+"""The machine behind a consumer of a group."""

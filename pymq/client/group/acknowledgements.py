@@ -1,0 +1,344 @@
+"""What a member of a group tells its coordinator about records: done, given back, still wanted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from pymq.client.base import Driver, Outbox, Waitable
+from pymq.client.fetching.offset_spans import Span, drain, ranges
+from pymq.client.group.delivered_ranges import DeliveredRanges
+from pymq.client.group.membership import Key, Membership
+from pymq.core.batch.view import RecordBatch
+from pymq.core.message import Lease, Range, Settle, Settled
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.types import NEVER
+from pymq.core.values import define
+from pymq.errors import Closed, CommitFailed, FencedMember, PymqError
+
+LAPSED_MAX = 20  # ranges that an error names
+ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
+
+
+class Settling(Waitable):
+    """Acknowledgements on their way."""
+
+    __slots__ = ("error", "is_durable", "is_waited_for")
+
+    def __init__(self, is_waited_for: bool, is_durable: bool) -> None:
+        super().__init__()
+        self.is_waited_for = is_waited_for
+        self.is_durable = is_durable
+        self.error: PymqError | None = None
+
+
+@define
+class Settlement:
+    """Acknowledgements that were sent and are not answered."""
+
+    message: Settle
+    waits: list[Settling]
+    tries: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many records are acknowledged by it."""
+        return sum(end - start for _, (start, end) in self.message.acks)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody hears how it ends."""
+        return any(done.is_waited_for for done in self.waits)
+
+    def finish(self, error: PymqError | None) -> None:
+        """It was answered, or will not be."""
+        for done in self.waits:
+            done.error = error
+            done.finish()
+
+
+class Acknowledger:
+    """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them.
+
+    It is part of the machine *name*. *buffered* tells what was handed to the handle and not yet by
+    it to the application.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        membership: Membership,
+        outbox: Outbox,
+        timers: TimerHeap[Key],
+        driver: Driver,
+        buffered: Callable[[], list[Span]],
+    ) -> None:
+        self.acks: dict[str, deque[int | Range]] = {}  # by partition; filled by any thread
+        self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
+        self.refused = 0  # acknowledgements that came too late
+        self.due = NEVER
+        self.armed_at = -1  # when something was to be settled last
+        self.handed = DeliveredRanges()
+        self._buffered = buffered
+        self._holes: list[Span] = []  # offsets without a record for the application
+        self._name = name
+        self._membership = membership
+        self._outbox = outbox
+        self._timers = timers
+        self._driver = driver
+        self._sent: dict[int, Settlement] = {}
+        self._held: list[Settling] = []  # commits that wait until we are a member again
+        self._is_put_back = False  # there are acknowledgements that nobody could be told of
+        self._unarmed: list[Key] = []  # requests that were sent and have no time yet
+        self._was_fenced = False  # at least once
+        self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
+        self._released = (
+            DeliveredRanges()
+        )  # handed out under leases that have run out, and not settled
+        self._lapsed = 0  # acknowledgements after the lease had run out, and no commit has told of
+        self._ended: PymqError | None = None  # why nothing is settled any more
+        self._lapsed_in: list[tuple[str, int, int]] = []  # where they are, as far as that is known
+
+    # --- the handle -----------------------------------------------------------------------------
+
+    def arm(self, now: int) -> None:
+        """Something is to be settled soon."""
+        if self.due == NEVER:
+            self.armed_at = now
+            self.due = now + ACK_LINGER_MS
+            self._driver.loop.rearm(self._name)
+            self._driver.arm(self.due)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether acknowledgements are going to be sent by themselves."""
+        return self.due != NEVER
+
+    # --- the machine ----------------------------------------------------------------------------
+
+    def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
+        """Send the acknowledgements that have gathered; the caller holds the driver.
+
+        What is returned is done once they are written, or *durable*.
+        """
+        # Disarm first: what another thread adds from here on arms again, or is taken along.
+        self.due, self._is_put_back = NEVER, False
+        queues = list(self.acks.items())  # at once: another thread may be adding one
+        acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
+        nacks = tuple(drain(self.nacks))
+        if not (acks or nacks or wait or self._held or self._holes):
+            return None
+        done = Settling(wait, durable)
+        if self._ended is not None:
+            self._forfeit(_count(span for _, span in acks))
+            Settlement(_NO_SETTLE, [done]).finish(self._ended)
+            return done
+        membership = self._membership
+        coordinator = membership.coordinator.find() if membership.is_joined else None
+        if coordinator is None:
+            self._put_back(acks, nacks)
+            self._is_put_back = True
+            self._held += [done] if wait else []
+            return done
+        waits, self._held = [*self._held, done], []
+        acks = [*self._worked_on(acks), *self._holes]
+        self._holes = []
+        for partition, span, _ in nacks:
+            self.handed.take(partition, span)
+        is_durable = any(waiting.is_durable for waiting in waits)
+        request = self._outbox.number()
+        group, member = membership.group, membership.name
+        settle = Settle(request, group, member, tuple(acks), nacks, durable=is_durable)
+        self._sent[request] = Settlement(settle, waits)
+        self._unarmed.append(("settle", request))
+        self._outbox.post(coordinator, settle)
+        return done
+
+    def _worked_on(self, acks: list[Span]) -> list[Span]:
+        """What of *acks* the application has got under a lease that it still may have."""
+        handed, buffered = self.handed, list[Span]()
+        if self._was_fenced and acks:
+            # What is in the buffer may be there for the second time.
+            buffered = [(p, part) for p, span in self._buffered() for part in handed.take(p, span)]
+        found = list[Span]()
+        for partition, span in acks:
+            parts = handed.take(partition, span)
+            found += [(partition, part) for part in parts]
+            self._note_lapsed(partition, span, parts)
+        for partition, span in buffered:
+            handed.put(partition, span)
+        late = _count(span for _, span in acks) - _count(span for _, span in found)
+        self.refused += late
+        self._forfeited += late if self._was_fenced else 0
+        return found
+
+    def leased(self, leases: Iterable[Lease]) -> None:
+        """What was handed out of them was so under leases that are no more."""
+        for lease in leases:
+            for part in self.handed.take(lease.partition, (lease.start, lease.end)):
+                self._released.put(lease.partition, part)
+
+    def _note_lapsed(self, partition: str, span: Range, held: list[Range]) -> None:
+        """Of an acknowledged range only the parts that are *held* can be settled."""
+        start = span[0]
+        for low, high in [*held, (span[1], span[1])]:
+            if start < low:
+                for part in self._released.take(partition, (start, low)):
+                    self._lapse(part[1] - part[0], [(partition, part)])
+            self._released.take(partition, (low, high))  # It was handed out anew, and is done.
+            start = high
+
+    def _lapse(self, count: int, spans: Iterable[Span]) -> None:
+        self._lapsed += count
+        for partition, (start, end) in spans:
+            if len(self._lapsed_in) < LAPSED_MAX:
+                self._lapsed_in.append((partition, start, end))
+
+    def _commit_failed(self) -> CommitFailed | None:
+        """The error for the next commit if leases had run out; each loss is reported once."""
+        count, ranges = self._lapsed, tuple(self._lapsed_in)
+        if not count:
+            return None
+        self._lapsed, self._lapsed_in = 0, []
+        places = ", ".join(f"{partition}: {start} to {end - 1}" for partition, start, end in ranges)
+        return CommitFailed(
+            f"{count} acknowledged records were not committed, because their leases had run out "
+            f"(among {places}); they are delivered again. Handle records within ack_wait_s, or "
+            "make that longer",
+            count=count,
+            ranges=ranges,
+        )
+
+    def _put_back(self, acks: Iterable[Span], nacks: Iterable[tuple[str, Range, int]]) -> None:
+        for partition, span in acks:
+            self.acks.setdefault(partition, deque()).append(span)
+        self.nacks.extend(nacks)
+
+    def settle_held(self) -> None:
+        """Send what had to wait until we are a member again, or somebody coordinates."""
+        if self._held or self._is_put_back:
+            self.settle()
+
+    def time(self, now: int) -> None:
+        """Give what was sent without one a time to be answered."""
+        while self._unarmed:
+            self._timers.set(self._unarmed.pop(), now + self._membership.coordinator.patience_ms)
+
+    def send_again(self, request: int, now: int) -> None:
+        """It was not answered, or refused for a reason that passes."""
+        settlement = self._sent.get(request)
+        if settlement is None:
+            return
+        settlement.tries += 1
+        coordinator = self._membership.coordinator.find()
+        if coordinator is not None:
+            self._outbox.post(coordinator, settlement.message)
+        self._timers.set(("settle", request), now + self._membership.coordinator.patience_ms)
+
+    def send_later(self, request: int, due: int) -> None:
+        """It may have been carried out; the coordinator, or the next one, knows."""
+        self._timers.drop(("settle", request))
+        self._timers.set(("again", request), due)
+
+    def is_waiting_for(self, request: int) -> bool:
+        """Whether it is not answered yet."""
+        return request in self._sent
+
+    def answered(self, m: Settled) -> PymqError | None:
+        """It was answered for good; returns an error that nobody waits for."""
+        settlement = self._sent.pop(m.id)
+        error, is_waited_for = m.error, settlement.is_waited_for
+        self._timers.drop(("settle", m.id))
+        self._membership.coordinator.answered()
+        if settlement.tries == 1 or self._was_fenced:
+            self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
+        if self._was_fenced:
+            self._forfeited += m.refused
+        elif m.lapsed:  # They are not done: no earlier try of this was carried out in time.
+            self._lapse(m.lapsed, settlement.message.acks)
+        if error is None and any(done.is_durable for done in settlement.waits):
+            error = self._commit_failed()
+        if error is None and self._forfeited and is_waited_for:
+            error = FencedMember(
+                f"of what was acknowledged {self._forfeited} came to nothing: the coordinator has "
+                "changed or had given this consumer up, so those records are delivered again"
+            )
+            self._forfeited = 0
+        settlement.finish(error)
+        return None if is_waited_for else error
+
+    def give_back(self, unread: list[Span]) -> None:
+        """Records that were leased and not handed out: others may have them at once."""
+        membership, coordinator = self._membership, self._membership.coordinator.find()
+        for partition, span in unread:
+            self.handed.take(partition, span)
+        if unread and coordinator is not None and membership.is_joined:
+            group, member = membership.group, membership.name
+            self._outbox.post(coordinator, Settle(0, group, member, unread=tuple(unread)))
+
+    def renew(self, held: list[Span]) -> bool:
+        """Records that the application is going to get; returns whether anybody was told."""
+        membership, coordinator = self._membership, self._membership.coordinator.find()
+        if not held or coordinator is None or not membership.is_joined:
+            return False
+        group, member = membership.group, membership.name
+        self._outbox.post(coordinator, Settle(0, group, member, renewals=tuple(held)))
+        return True
+
+    def skip(self, view: RecordBatch, now: int) -> None:
+        """Offsets that hold no record for a consumer are done; nobody else will say so."""
+        if view.is_control:
+            holes = [(view.base_offset, view.end_offset)]
+        elif len(view) != view.end_offset - view.base_offset:
+            ends = (*view.offsets, view.end_offset)
+            starts = (view.base_offset, *(offset + 1 for offset in view.offsets))
+            holes = [(a, b) for a, b in zip(starts, ends, strict=True) if a < b]
+        else:
+            return
+        self._holes += [(view.partition, hole) for hole in holes]
+        self.due = min(self.due, now + ACK_LINGER_MS)
+
+    # --- the end of it --------------------------------------------------------------------------
+
+    def fenced(self, error: PymqError) -> None:
+        """What we had is no longer leased to us: acknowledgements of it come to nothing."""
+        self._was_fenced = True
+        sent, self._sent = self._sent, {}
+        for request, settlement in sent.items():
+            self._timers.drop(("settle", request))
+            self._forfeit(settlement.count)
+            if settlement.is_waited_for:
+                self._forfeited = 0  # It is told now.
+            settlement.finish(error)
+        self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
+        self.nacks.clear()
+        self.handed.forget()
+        self._released.forget()
+        self._holes = []
+
+    def _forfeit(self, count: int) -> None:
+        self.refused += count
+        self._forfeited += count
+
+    def end(self, error: PymqError) -> None:
+        """There is no group to settle in any more: each settlement fails with *error*."""
+        self._ended = error
+        self._give_up(error)
+
+    def close(self) -> None:
+        """Nobody will answer any more."""
+        self._give_up(Closed("the consumer was closed before it could settle"))
+
+    def _give_up(self, error: PymqError) -> None:
+        for settlement in (Settlement(_NO_SETTLE, self._held), *self._sent.values()):
+            settlement.finish(error)
+        self._held = []
+        self._sent.clear()
+        self.due = NEVER
+
+
+def _count(spans: Iterable[Range]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+_NO_SETTLE = Settle(0, "", "")

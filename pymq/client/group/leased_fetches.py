@@ -1,0 +1,330 @@
+"""The records that a member of a group has leased, on their way from the brokers to the handle.
+
+Several leases are fetched at a time. What has come is lined up in the order of the leases, so that
+the records of a partition keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
+
+from pymq.client.base import Outbox
+from pymq.client.fetching.consumer_machine import FETCH_BYTES, located
+from pymq.client.fetching.damage import DamageCheck, sound
+from pymq.client.fetching.offset_spans import Span
+from pymq.client.fetching.partition_route import CONFIRMED, PartitionRoute
+from pymq.client.fetching.replica_preference import BEHIND_RECORDS, Preference
+from pymq.client.group.acknowledgements import Acknowledger
+from pymq.client.group.membership import Key, Membership
+from pymq.client.group.watches import WatermarkWatches
+from pymq.client.router import Router
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.batch.view import RecordBatch
+from pymq.core.message import Fetch, Fetched, Lease
+from pymq.core.observe.coverage import mark
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    CorruptBatch,
+    CorruptBlock,
+    OffsetOutOfRange,
+    PymqError,
+    ReplicaNotAvailable,
+)
+
+LEASE_WAIT_MS = 500  # a new leader may not know yet that what was leased is safe
+STUCK_MS = 1_000  # so long other partitions wait for one whose records do not come
+
+
+@define
+class LeasedFetch:
+    """A lease whose records are being fetched."""
+
+    lease: Lease
+    route: PartitionRoute
+    handed: int  # ready to be handed out up to here,
+    position: int  # fetched up to here,
+    end: int  # to be fetched up to here
+    since: int  # when something of it has come last, or it was leased
+    damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
+    views: list[RecordBatch] = Factory(list)  # fetched, and waiting for what was leased before
+
+
+class LeasedFetches:
+    """All that one member has leased and not handed out."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        watches: WatermarkWatches,
+        settler: Acknowledger,
+        router: Router,
+        outbox: Outbox,
+        timers: TimerHeap[Key],
+        paused: Container[str],
+        preference: Preference,
+    ) -> None:
+        self._topic = membership.topic
+        self._membership = membership
+        self._watches = watches
+        self._settler = settler
+        self._router = router
+        self._outbox = outbox
+        self._timers = timers
+        self._paused = paused
+        self._preference = preference
+        self._lines: dict[str, deque[LeasedFetch]] = {}  # by partition, in the order of the leases
+        self._fetching: dict[int, LeasedFetch] = {}  # what is asked for, by request
+        self._to_fetch: list[LeasedFetch] = []  # what waits for a leader
+        self._last: dict[str, RecordBatch] = {}  # the batch fetched last, by partition
+        self._lined_up: list[tuple[RecordBatch, bool]] = []  # with whether they are dead letters
+
+    def __bool__(self) -> bool:
+        return bool(self._lined_up) or any(self._lines.values())
+
+    def is_coming(self, stuck: Container[str]) -> bool:
+        """Whether there is something to wait for, beside what is stuck."""
+        lines = self._lines.items()
+        return bool(self._lined_up) or any(line and name not in stuck for name, line in lines)
+
+    def stuck(self, now: int) -> set[str]:
+        """Partitions whose records do not come, for whatever reason; nothing waits for them."""
+        return {
+            partition
+            for partition, line in self._lines.items()
+            if line and now - line[0].since >= STUCK_MS
+        }
+
+    def routes(self) -> Iterator[PartitionRoute]:
+        """Where the records are asked for."""
+        return (fetching.route for line in self._lines.values() for fetching in line)
+
+    def take(self, leases: Iterable[Lease], now: int) -> None:
+        """Fetch what was leased."""
+        for lease in leases:
+            if lease.partition in self._paused and not lease.dead:
+                self._settler.give_back([(lease.partition, (lease.start, lease.end))])
+            else:
+                route = PartitionRoute(self._topic, lease.partition, preference=self._preference)
+                end = self._watches.end(lease.partition)
+                route.is_behind = end - lease.end >= BEHIND_RECORDS
+                fetching = LeasedFetch(lease, route, lease.start, lease.start, lease.end, now)
+                self._lines.setdefault(lease.partition, deque()).append(fetching)
+                self._fetch(fetching, now)
+
+    def forget(self) -> None:
+        """It is not leased any more."""
+        self._lines.clear()
+        self._lined_up.clear()
+        for request in self._fetching:
+            self._timers.drop(("lease", request))
+        self._fetching.clear()
+        self._to_fetch.clear()
+
+    def close(self) -> None:
+        """Nothing will be asked for any more."""
+        self._last.clear()
+
+    def coming(self) -> list[Span]:
+        """What is to be handed out once it is fetched."""
+        # Not what is to die: given back, it would count as one delivery less.
+        found = [
+            (view.partition, (view.base_offset, view.end_offset))
+            for view, is_dead in self._lined_up
+            if not is_dead
+        ]
+        return found + [
+            (partition, (fetching.handed, fetching.end))
+            for partition, line in self._lines.items()
+            for fetching in line
+            if not fetching.lease.dead
+        ]
+
+    def lined_up(self) -> list[tuple[RecordBatch, bool]]:
+        """Take out what may be handed out now, with whether it is dead letters."""
+        found, self._lined_up = self._lined_up, []
+        return found
+
+    # --- fetching -------------------------------------------------------------------------------
+
+    def look(self, now: int) -> None:
+        """Ask for what had to wait for a leader or for time."""
+        waiting, self._to_fetch = self._to_fetch, []
+        for fetching in waiting:
+            self._fetch(fetching, now)
+
+    def _fetch(self, fetching: LeasedFetch, now: int) -> None:
+        lease, route = fetching.lease, fetching.route
+        peer = route.find(self._router)
+        if peer is None:
+            self._to_fetch.append(fetching)
+            return
+        request = self._outbox.number()
+        self._fetching[request] = fetching
+        at, end = fetching.position, fetching.end
+        wait = 0 if route.is_elsewhere else LEASE_WAIT_MS
+        topic, id = self._topic, self._membership.topic_id
+        any_replica = route.is_elsewhere
+        fetch = Fetch(
+            request,
+            topic,
+            lease.partition,
+            at,
+            FETCH_BYTES,
+            wait,
+            end,
+            id,
+            any_replica,
+            fetching.damage.is_met,
+        )
+        self._outbox.post(peer, fetch)
+        self._timers.set(("lease", request), now + wait + route.patience_ms)
+
+    def over(self, request: int, now: int) -> None:
+        """What was leased has not come: ask for it again."""
+        fetching = self._fetching.pop(request, None)
+        if fetching is not None:
+            fetching.route.silent(self._router)
+            self._fetch(fetching, now)
+
+    def _fetch_later(self, fetching: LeasedFetch, pause: int, now: int) -> None:
+        if pause:
+            self._to_fetch.append(fetching)
+            self._membership.retry(now, pause)
+        else:
+            self._fetch(fetching, now)
+
+    def answered(self, m: Fetched) -> LeasedFetch | None:
+        """What this is the answer for, if it is one of ours."""
+        fetching = self._fetching.pop(m.id, None)
+        if fetching is not None:
+            self._timers.drop(("lease", m.id))
+        return fetching
+
+    def came(self, fetching: LeasedFetch, m: Fetched, now: int) -> tuple[bool, PymqError | None]:
+        """Take in what was asked for; returns whether it came, and what is to be raised."""
+        partition, route = fetching.lease.partition, fetching.route
+        problem: PymqError | None = None
+        start = fetching.position
+        if m.error is not None:
+            fetching.damage.heard(route.asked, m.error)
+        if partition in self._paused and not fetching.lease.dead:
+            fetching.position = fetching.end  # It is going to be given back.
+        elif (
+            isinstance(m.error, OffsetOutOfRange)
+            and m.log_start > fetching.position
+            and not route.is_elsewhere
+        ):
+            # Retention was faster. The coordinator lets go of it when it hears of the new start.
+            self._watches.begins(partition, m.log_start)
+            fetching.position = min(m.log_start, fetching.end)
+        elif m.error is not None and (pause := self._pause(route, m.error)) is not None:
+            self._fetch_later(fetching, pause, now)
+            return False, None
+        elif m.error is None and not m.data:
+            # It is not to be had here yet: a new leader, or one that knows no better.
+            self._fetch_later(fetching, route.refused(self._router, _NOTHING) or 0, now)
+            return False, None
+        else:
+            try:
+                if m.error is not None:
+                    raise m.error
+                self._read(fetching, m.data)
+                fetching.since = now
+            except (CorruptBatch, CorruptBlock) as error:
+                if m.error is None:
+                    has_come = fetching.position > start
+                    pause = self._pause_damaged(fetching, error, has_come=has_come)
+                    if pause is not None:
+                        self._fetch_later(fetching, pause, now)
+                        self._line_up(partition)
+                        return has_come, None
+                # It takes the place of what it keeps back, and is raised until that is settled.
+                behind = error.details.get("end")
+                end = fetching.end if type(behind) is not int else min(behind, fetching.end)
+                self._replace(fetching, max(end, fetching.position + 1), error)
+            except PymqError as error:
+                problem = located(error, self._topic, partition, fetching.position)
+                fetching.end = fetching.position  # The rest stays leased until that runs out.
+        if fetching.position < fetching.end:
+            self._fetch(fetching, now)
+        self._line_up(partition)
+        return True, problem
+
+    def _pause_damaged(
+        self, fetching: LeasedFetch, error: PymqError, *, has_come: bool
+    ) -> int | None:
+        """In how many ms to ask again for a damaged batch; None if no replica has it sound.
+
+        *has_come*: something came before it.
+        """
+        mark("leased.damaged")
+        is_first, fetching.damage.is_met = not fetching.damage.is_met, True
+        if has_come:
+            fetching.route.came()
+            return 0
+        pause = fetching.route.refused(self._router, error)
+        return 0 if pause is None and is_first else pause
+
+    def _pause(self, route: PartitionRoute, error: PymqError) -> int | None:
+        """In how many ms to ask again for what was leased; None if that is of no use."""
+        is_leader = not route.is_elsewhere
+        pause = route.refused(self._router, error)
+        if isinstance(error, OffsetOutOfRange) and is_leader and route.tries < CONFIRMED:
+            self._router.refresh(self._topic)
+            return route.patience_ms // 2
+        return pause
+
+    def _read(self, fetching: LeasedFetch, data: bytes) -> None:
+        lease = fetching.lease
+        for batch in split(data):
+            self._watches.saw(lease.partition, batch.header)
+            whole = self._whole(batch, lease.partition)
+            view = whole.part(fetching.position, fetching.end, lease.delivery_count)
+            fetching.views.append(view)
+            fetching.position = view.end_offset
+            if fetching.damage.is_met:
+                fetching.damage = DamageCheck()
+        fetching.route.came()
+
+    def _replace(self, fetching: LeasedFetch, end: int, error: PymqError) -> None:
+        """What is leased up to *end* cannot be had, and *error* says why."""
+        lease, start = fetching.lease, fetching.position
+        why = fetching.damage.judged(error)
+        view = RecordBatch.broken(self._topic, lease.partition, start, end, why)
+        view.delivery_count = lease.delivery_count
+        fetching.views.append(view)
+        fetching.position, fetching.damage = end, DamageCheck()
+
+    def _line_up(self, partition: str) -> None:
+        """Make ready what has come, in the order of the leases: records keep theirs."""
+        line = self._lines.get(partition)
+        while line:
+            first = line[0]
+            is_complete, is_dead = first.position >= first.end, first.lease.dead
+            if partition not in self._paused or is_dead:
+                self._lined_up += [(view, is_dead) for view in first.views]
+                first.views.clear()
+                first.handed = first.position
+            elif is_complete:
+                self._settler.give_back([(partition, (first.handed, first.end))])
+            if not is_complete:
+                return
+            line.popleft()
+
+    def _whole(self, batch: EncodedBatch, partition: str) -> RecordBatch:
+        """The view of a fetched batch; leases are often parts of the batch fetched last."""
+        last = self._last.get(partition)
+        if (
+            last is None
+            or last.batch_crc != batch.batch_crc
+            or (last.base_offset != batch.base_offset)
+        ):
+            last = sound(batch.at(self._topic, partition))
+            self._last[partition] = last
+        return last
+
+
+_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")

@@ -1,0 +1,68 @@
+"""Whether the group of a consumer is still subscribed to the topic.
+
+A group's subscription is in the metadata, which its coordinator does not know. The coordinator
+gives up the members of a group that is unsubscribed; the one after it knows nothing of that. So a
+consumer that joins again asks the zkserver, while it joins: that takes no time from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.client.router import Call, Router
+from pymq.core.message import GetMetadata, Locate, Subscribe
+from pymq.core.metadata.nodes import TopicMetadata
+from pymq.errors import NotSubscribed
+
+ASK_MS = 30_000  # how long the zkservers have; without an answer the subscription is taken for good
+
+
+class Subscription:
+    """The subscription of one consumer's group, as :meth:`pymq.Client.consumer` has made it."""
+
+    def __init__(
+        self, group: str, topic: str, router: Router, on_refused: Callable[[NotSubscribed], None]
+    ) -> None:
+        known = router.topics.get(topic)
+        self._topic_id = known.topic_id if known is not None else ""
+        self._group = group
+        self._topic = topic
+        self._router = router
+        self._on_refused = on_refused
+        self._call: Call | None = None
+        self._has_joined = False
+        self._refused: NotSubscribed | None = None
+        self._until = 0
+
+    def joins(self, topic_id: str, now: int) -> None:
+        """The consumer joins its group, for the topic with that id.
+
+        Of a topic that was made again the group is subscribed to nothing yet, so it is subscribed.
+        """
+        if self._call is not None and not self._call.is_done:
+            return
+        group, topic, until = self._group, self._topic, now + ASK_MS
+        self._until = until
+        if topic_id != self._topic_id:
+            self._topic_id = topic_id
+            self._router.tell(lambda r: Subscribe(r, group, topic, "ptp", group), until)
+        elif self._has_joined:
+            self._call = call = self._router.tell(lambda r: Locate(r, group, topic, ()), until)
+            call.then(self._answered)
+        self._has_joined = True
+
+    def _answered(self) -> None:
+        """Of a topic that was made again meanwhile there is no subscription either: look."""
+        if self._call is not None and isinstance(self._call.error, NotSubscribed):
+            topic, until = self._topic, self._until
+            self._refused = self._call.error
+            self._call = call = self._router.tell(lambda r: GetMetadata(r, topic), until)
+            call.then(self._looked)
+
+    def _looked(self) -> None:
+        if self._call is None or self._refused is None:
+            return
+        refused, self._refused, found = self._refused, None, self._call.result
+        # A consumer joins again for a topic that was made again, and its group is subscribed then.
+        if isinstance(found, TopicMetadata) and found.topic_id == self._topic_id:
+            self._on_refused(refused)

@@ -1,0 +1,189 @@
+"""How far the partitions reach that a member of a group was assigned.
+
+Of each it keeps itself informed, by a fetch of nothing that is answered when there is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from pymq.client.base import Outbox
+from pymq.client.fetching.consumer_machine import wait_ms
+from pymq.client.fetching.partition_route import RETRY_MAX_MS, PartitionRoute
+from pymq.client.group.membership import Key, Membership
+from pymq.client.router import Router
+from pymq.core.batch.header import Header
+from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges, has_keys
+from pymq.core.message import END, Fetch, Fetched
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.values import Factory, define
+from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
+
+
+@define
+class WatermarkWatch:
+    """One assigned partition: how far it is known to reach."""
+
+    partition: str
+    route: PartitionRoute
+    log_start: int = 0
+    end: int = -1  # -1: not known yet
+    request: int = 0
+    unkeyed: Ranges = Factory(lambda: Ranges(RUNS_MAX))  # records without a key, if known
+
+
+class WatermarkWatches:
+    """All assigned partitions of one member."""
+
+    def __init__(
+        self, membership: Membership, router: Router, outbox: Outbox, timers: TimerHeap[Key]
+    ) -> None:
+        self._membership = membership
+        self._topic = membership.topic
+        self._router = router
+        self._outbox = outbox
+        self._timers = timers
+        self._watches: dict[str, WatermarkWatch] = {}
+
+    def __iter__(self) -> Iterator[WatermarkWatch]:
+        return iter(self._watches.values())
+
+    def change(self, lost: tuple[str, ...], gained: tuple[str, ...]) -> None:
+        """Other partitions are assigned now."""
+        for partition in lost:
+            self._watches.pop(partition, None)
+            self._timers.drop(("watch", partition))  # It may come back before that is over.
+        for partition in gained:
+            self._watches[partition] = self._new(partition)
+
+    def forget(self) -> None:
+        """The topic was deleted; should it be made again, it begins at its beginning."""
+        for partition in self._watches:
+            self._timers.drop(("watch", partition))  # Else nobody is asked before that is over.
+        self._watches = {partition: self._new(partition) for partition in self._watches}
+
+    def _new(self, partition: str) -> WatermarkWatch:
+        return WatermarkWatch(partition, PartitionRoute(self._topic, partition))
+
+    @property
+    def know_ends(self) -> bool:
+        """Whether it is known of all partitions how far they reach."""
+        return all(watch.end >= 0 for watch in self._watches.values())
+
+    def known(self, but: Container[str]) -> tuple[tuple[str, int, int], ...]:
+        """Partitions with where they begin and end, as far as that is known; some left out."""
+        return tuple(
+            (w.partition, w.log_start, w.end)
+            for w in self._watches.values()
+            if w.end >= 0 and w.partition not in but
+        )
+
+    def unkeyed(self) -> tuple[tuple[str, int, int], ...]:
+        """Ranges of records without a key, as far as they are known."""
+        return tuple(
+            (w.partition, start, end) for w in self._watches.values() for start, end in w.unkeyed
+        )
+
+    def saw(self, partition: str, header: Header) -> None:
+        """A batch of a partition has come, whose leader may not have told of it."""
+        watch = self._watches.get(partition)
+        if watch is not None and not has_keys(header):
+            watch.unkeyed.put(header.base_offset, header.end_offset)
+
+    def end(self, partition: str) -> int:
+        """How far a partition is known to reach."""
+        watch = self._watches.get(partition)
+        return watch.end if watch is not None else -1
+
+    def begins(self, partition: str, log_start: int) -> None:
+        """A partition was found to begin there."""
+        watch = self._watches.get(partition)
+        if watch is not None:
+            watch.log_start = max(watch.log_start, log_start)
+            if watch.end >= 0:  # The coordinator refuses a partition that ends before it begins.
+                watch.end = max(watch.end, watch.log_start)
+
+    def look(self, now: int) -> None:
+        """Ask wherever nobody is asked, or one who does not lead any more."""
+        for watch in self._watches.values():
+            if watch.request and watch.route.has_moved(self._router):
+                watch.request = 0
+                self._timers.drop(("watch", watch.partition))
+            self.ask(watch, now)
+
+    def ask(self, watch: WatermarkWatch, now: int) -> None:
+        """Have the leader tell when there is more than we know of."""
+        if watch.request or ("watch", watch.partition) in self._timers:
+            return
+        is_new = watch.end < 0
+        # Of a follower a new group would take an end that is before the real one.
+        at_end = is_new and self._membership.config.reset == END
+        peer = watch.route.find(self._router, of_leader=at_end)
+        if peer is None:
+            return
+        watch.request = self._outbox.number()
+        offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
+        # Another topic of that name begins and ends elsewhere, and the group would go by that.
+        id = self._membership.topic_id
+        is_elsewhere = watch.route.is_elsewhere
+        if is_elsewhere:
+            wait = 0
+        fetch = Fetch(
+            watch.request,
+            self._topic,
+            watch.partition,
+            offset,
+            0,
+            wait,
+            topic_id=id,
+            any_replica=is_elsewhere,
+        )
+        self._outbox.post(peer, fetch)
+        due = now + wait + watch.route.patience_ms
+        self._timers.set(("watch", watch.partition), due)
+
+    def over(self, partition: str, now: int) -> None:
+        """A partition is to be asked again, or has not answered."""
+        watch = self._watches.get(partition)
+        if watch is None:
+            return
+        if watch.request:
+            watch.request = 0
+            watch.route.silent(self._router)
+        self.ask(watch, now)
+
+    def answered(self, m: Fetched) -> WatermarkWatch | None:
+        """Whom this is the answer for, if it is still waited for."""
+        watch = self._watches.get(m.partition)
+        if watch is None or watch.request != m.id:
+            return None
+        watch.request = 0
+        self._timers.drop(("watch", watch.partition))
+        return watch
+
+    def refused(self, watch: WatermarkWatch, error: PymqError, now: int) -> bool:
+        """It did not tell; returns whether to ask again is of no use."""
+        if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
+            watch.end = -1  # The topic was made anew, or its end has gone to other brokers.
+            watch.unkeyed = Ranges(RUNS_MAX)
+            self.ask(watch, now)
+            return False
+        pause = watch.route.refused(self._router, error)
+        due = now + (RETRY_MAX_MS if pause is None else pause)
+        self._timers.set(("watch", watch.partition), due)
+        return pause is None
+
+    def came(self, watch: WatermarkWatch, m: Fetched, now: int) -> tuple[bool, bool]:
+        """Returns whether its end was not known before, and whether there is more than before."""
+        if watch.route.is_elsewhere:
+            # A follower does not wait for more; the leader is asked again if there is one by then.
+            self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
+            watch.route.leave()
+        else:
+            watch.route.came()
+        is_new, has_more = watch.end < 0, m.high_watermark > watch.end
+        watch.log_start = m.log_start if is_new else max(watch.log_start, m.log_start)
+        for start, end in m.unkeyed:
+            watch.unkeyed.put(start, end)
+        watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
+        return is_new, has_more

@@ -1,0 +1,439 @@
+"""What ``send`` returns, and what travels: a delivery a record, a batch a request.
+
+A delivery is made for every record, so it holds two references and nothing else: no lock, no
+future. Nobody but the user keeps it. So it is told nothing: when it is asked, it looks for its
+record in the batches that were made since, and whoever waits for it waits for the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pymq.client.base import Driver, Waitable, check_timeout
+from pymq.core.batch.columns import ANY, Headers, width_of
+from pymq.core.batch.record import EncodedBatch, RecordMetadata
+from pymq.core.types import NEVER
+from pymq.errors import ConfigError, DeliveryTimeout, PymqError
+
+if TYPE_CHECKING:
+    from pymq.client.base import Loop
+    from pymq.client.producer.partition_queue import PartitionQueue
+    from pymq.client.producer.sender import Sender
+
+
+# A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
+# Each is a new tuple, which tells two records apart that hold the same. Unlike any object of a
+# class, such tuples are let go of by the garbage collector when it sees them first.
+Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
+
+RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
+
+
+class ColumnBuffer:
+    """Records as columns; None where no record has such a thing.
+
+    How long the values are is looked at once, since that costs as much as to copy them: *width* is
+    what :func:`pymq.core.batch.columns.width_of` says.
+    """
+
+    __slots__ = ("headers", "keys", "timestamps", "values", "width")
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers] | None = None,
+        timestamps: Sequence[int] | None = None,
+        width: int | None = ANY,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.headers = headers
+        self.timestamps = timestamps
+        self.width = width_of(values) if width == ANY else width
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def sizes(self) -> list[int]:
+        """What each record counts in a producer's buffer."""
+        sizes = [len(item) + RECORD_BYTES for item in self.values]
+        if self.keys is not None:
+            sizes = [n + len(key or b"") for n, key in zip(sizes, self.keys, strict=True)]
+        if self.headers is not None:
+            sizes = [n + header_bytes(h) for n, h in zip(sizes, self.headers, strict=True)]
+        return sizes
+
+    @property
+    def size(self) -> int:
+        """What the records count in a producer's buffer: what they hold and something for each."""
+        if self.width is not None:
+            size = (self.width + RECORD_BYTES) * len(self.values)
+        else:
+            size = sum(map(len, self.values)) + RECORD_BYTES * len(self.values)
+        if self.keys is not None:
+            size += sum(len(key) for key in self.keys if key is not None)
+        if self.headers is not None:
+            size += sum(map(header_bytes, self.headers))
+        return size
+
+    @property
+    def largest(self) -> int:
+        """What the largest record has, value and key together; there is one at least."""
+        if self.keys is not None:
+            pairs = zip(self.values, self.keys, strict=True)
+            return max(len(value) + len(key or b"") for value, key in pairs)
+        return max(map(len, self.values)) if self.width is None else self.width
+
+    def cut(self, start: int, end: int) -> ColumnBuffer:
+        """The records from number *start* up to, not including, number *end*."""
+        if start == 0 and end == len(self.values):
+            return self
+        keys = self.keys[start:end] if self.keys is not None else None
+        headers = self.headers[start:end] if self.headers is not None else None
+        times = self.timestamps[start:end] if self.timestamps is not None else None
+        # What is cut from values of many lengths is not looked at again.
+        return ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
+
+
+def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:
+    """The records of bulk sends one behind the other: all of these have keys, or none has."""
+    widths = {columns.width for columns in many}
+    width = widths.pop() if len(widths) == 1 else None
+    values = [value for columns in many for value in columns.values]
+    if many[0].keys is None:
+        return ColumnBuffer(values, width=width)
+    return ColumnBuffer(
+        values, [key for columns in many for key in columns.keys or ()], width=width
+    )
+
+
+def header_bytes(headers: Headers) -> int:
+    """What a record's headers count in a producer's buffer."""
+    return sum([len(name) + len(item) for name, item in headers])
+
+
+class Batch(Waitable):
+    """Records of one partition on their way: sealed, sent, answered."""
+
+    __slots__ = (
+        "_indexes",
+        "base_offset",
+        "columns",
+        "count",
+        "dropped",
+        "encoded",
+        "error",
+        "is_asked_for",
+        "is_unsure",
+        "maybe",
+        "past",
+        "place",
+        "queue",
+        "request",
+        "rows",
+        "sent_at",
+        "sequence",
+        "size",
+        "timestamp_ms",
+        "timestamps",
+        "until",
+    )
+
+    def __init__(
+        self,
+        queue: PartitionQueue,
+        columns: ColumnBuffer,
+        size: int,
+        wall_ms: int,
+        until: int,
+        rows: Sequence[Row] | None = None,
+    ) -> None:
+        super().__init__()
+        self.queue = queue
+        self.columns: ColumnBuffer | None = columns  # until it is encoded
+        self.count = len(columns)
+        self.size = size  # bytes that its records count in the producer's buffer
+        self.timestamp_ms = wall_ms  # of its records that have no time of their own
+        self.timestamps = columns.timestamps
+        self.until = until  # when its delivery has taken too long
+        self.rows = rows  # None: it was part of a bulk send
+        self._indexes: dict[int, int] | None = None  # of rows, by their ids, once it was asked for
+        self.encoded: EncodedBatch | None = None
+        self.sequence = -1
+        self.past: list[tuple[int, int]] = []  # (epoch, sequence): sent so, before other numbers
+        self.maybe: list[tuple[int, int]] = []  # those of them that are still to be asked for
+        self.is_asked_for = False  # by numbers that it had before
+        self.place = 0  # among all batches that its queue ever sent, once it is sent
+        self.request = 0  # 0: not under way
+        self.sent_at = 0
+        self.dropped: tuple[int, ...] = ()  # requests that were not answered before the next one
+        self.is_unsure = False  # it was refused by who may have written it all the same
+        self.base_offset = -1
+        self.error: PymqError | None = None
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether a request for it may have been carried out, or may be yet."""
+        return bool(self.request or self.dropped or self.is_unsure)
+
+    def apart(self) -> list[Delivery]:
+        """The records one by one, also those of a bulk send."""
+        if self.rows is None:
+            source = self.columns or self.encoded
+            assert source is not None, "an unanswered batch has its records"
+            keys = source.keys or [None] * self.count
+            self.rows = list(zip(source.values, keys, strict=True))
+        found = []
+        for index, row in enumerate(self.rows):
+            delivery = Delivery()
+            delivery.owner, delivery.row, delivery.index = self, row, index
+            found.append(delivery)
+        return found
+
+    def index_of(self, row: Row) -> int | None:
+        """The place of a record that was sent by itself, if it is in this batch."""
+        rows = self.rows
+        if rows is None or len(rows) == 1:
+            return 0 if rows is not None and rows[0] is row else None
+        if self._indexes is None:
+            self._indexes = {id(each): index for index, each in enumerate(rows)}
+        return self._indexes.get(id(row))
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Where record number *index* of the batch was written."""
+        base, times = self.base_offset, self.timestamps
+        return RecordMetadata(
+            self.queue.topic,
+            self.queue.partition,
+            base + index if base >= 0 else -1,
+            self.timestamp_ms if times is None else times[index],
+        )
+
+    def all_metadata(self, start: int, end: int) -> list[RecordMetadata]:
+        """Where its records from number *start* up to, not including, *end* were written."""
+        return [self.metadata(index) for index in range(start, end)]
+
+
+class OpenBatch:
+    """What is sent to a queue from one seal to the next, and what batches were made of it.
+
+    A thread that finds another one in the queue, once it has added something, is late: it says so
+    (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and what it has added is in
+    a later seal.
+    """
+
+    __slots__ = ("batches", "items", "queue")
+
+    def __init__(self, queue: PartitionQueue) -> None:
+        self.queue = queue
+        self.items: list[Row | DeliveryPart] = []  # appended to by any thread
+        self.batches: list[Batch] = []  # those that may have some of its rows
+
+    def take(self) -> list[Row | DeliveryPart]:
+        """Take out what is there; what others append meanwhile stays."""
+        taken = self.items[:]
+        del self.items[: len(taken)]
+        return taken
+
+
+class Delivery:
+    """The fate of one record that was sent.
+
+    Two of them are equal if they are of the same record.
+    """
+
+    __slots__ = ("index", "owner", "row")
+
+    # Whoever makes one sets these: an ``__init__`` would cost more than all the rest of a delivery.
+    owner: OpenBatch | Batch  # where it gathered, until it was found in a batch; ...
+    row: Row
+    index: int  # ... then its place there
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to."""
+        return self.owner.queue.topic
+
+    @property
+    def partition(self) -> str:
+        """The partition that it was sent to."""
+        return self.owner.queue.partition
+
+    @property
+    def value(self) -> bytes:
+        """The payload."""
+        return self.row[0]
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, or None."""
+        row = self.row
+        return row[1] if len(row) > 1 else None
+
+    @property
+    def headers(self) -> Headers:
+        """Pairs of a name and a value."""
+        row = self.row
+        return row[2] if len(row) > 2 else ()
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The time that it was given, or None for that of its batch."""
+        row = self.row
+        return row[3] if len(row) > 2 else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Delivery) and self.row is other.row
+
+    def __hash__(self) -> int:
+        return id(self.row)
+
+    def done(self) -> bool:
+        """Whether the record was answered for, or has failed."""
+        batch = batch_of(self)
+        return batch is not None and batch.is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait until the record is as safe as was asked for, and return where it is.
+
+        Waiting sends it at once, whatever ``linger_ms`` says.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over; the record is still being sent.
+            PymqError: what kept the record from being written.
+        """
+        batch = self._settled(timeout)
+        if batch.error is not None:
+            raise batch.error
+        return batch.metadata(self.index)
+
+    def exception(self, timeout: float | None = None) -> PymqError | None:
+        """Wait as :meth:`result` does, and return the error or None."""
+        return self._settled(timeout).error
+
+    def _settled(self, timeout: float | None) -> Batch:
+        backlog = self.owner.queue.backlog
+        batch = backlog.settle(self, timeout)
+        if batch.error is not None:
+            backlog.looked_at(batch, self.index)
+        return batch
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call *callback* with this delivery once it is done, in the thread that finishes it."""
+
+        def call() -> None:
+            callback(self)
+
+        self.owner.queue.backlog.on_done(self, call)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "pending"
+        return f"<Delivery {self.topic}/{self.partition} {state}>"
+
+
+def batch_of(delivery: Delivery) -> Batch | None:
+    """The batch that a record is in, once it is sealed; then ``delivery.index`` is its place."""
+    owner = delivery.owner
+    if isinstance(owner, Batch):
+        return owner
+    for batch in owner.batches:
+        index = batch.index_of(delivery.row)
+        if index is not None:
+            delivery.index = index  # First this: another thread that finds the batch needs it.
+            delivery.owner = batch
+            return batch
+    return None
+
+
+Piece = tuple[Batch, int, int]  # records of a batch, from one number up to another
+
+
+class Deliveries:
+    """The fates of many records that were sent with one call, in the order of the call."""
+
+    __slots__ = ("_driver", "_parts", "_sender")
+
+    def __init__(self, driver: Driver, parts: Sequence[DeliveryPart], sender: Sender) -> None:
+        self._driver = driver
+        self._parts = parts
+        self._sender = sender
+
+    def __len__(self) -> int:
+        return sum(part.count for part in self._parts)
+
+    def done(self) -> bool:
+        """Whether all are answered for, or have failed."""
+        return all(part.batches_done() for part in self._parts)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all are as safe as was asked for.
+
+        Raises:
+            DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
+            PymqError: the first thing that kept a record from being written.
+            ConfigError: *timeout* is no number of seconds.
+        """
+        check_timeout(timeout)
+        until = NEVER if timeout is None else self._driver.monotonic() + timeout
+        if not all(part.pieces for part in self._parts):
+            self._sender.seal()  # There is nothing to wait for before they are sealed.
+        for batch, _, _ in self._pieces():
+            left = None if timeout is None else until - self._driver.monotonic()
+            if not self._driver.wait(batch, left):
+                raise DeliveryTimeout(f"not all records were answered within {timeout} s")
+        failed = [piece for piece in self._pieces() if piece[0].error is not None]
+        for batch, start, end in failed:
+            batch.queue.backlog.looked_at_batch(batch, start, end)
+        if failed and (error := failed[0][0].error) is not None:
+            raise error
+
+    def _pending(self, loop: Loop) -> list[Batch]:
+        """What is still waited for; the caller holds the driver, and turns the loop."""
+        if not all(part.pieces for part in self._parts):
+            self._sender.seal_by(loop)
+        return [batch for batch, _, _ in self._pieces() if not batch.is_done]
+
+    def _pieces(self) -> Iterator[Piece]:
+        for part in self._parts:
+            yield from part.pieces
+
+    def result(self, timeout: float | None = None) -> list[RecordMetadata]:
+        """Wait as :meth:`wait` does, and return where each record is."""
+        self.wait(timeout)
+        found: list[RecordMetadata | None] = [None] * len(self)
+        for part in self._parts:
+            rows = [row for batch, *span in part.pieces for row in batch.all_metadata(*span)]
+            if part.places is None:
+                return rows
+            for place, row in zip(part.places, rows, strict=True):
+                found[place] = row
+        return [row for row in found if row is not None]
+
+    def exception(self, timeout: float | None = None) -> PymqError | None:
+        """Wait as :meth:`wait` does, and return the first error or None."""
+        try:
+            self.wait(timeout)
+        except (DeliveryTimeout, ConfigError):
+            raise
+        except PymqError as error:
+            return error
+        return None
+
+
+class DeliveryPart:
+    """The records of one bulk send that go to one partition."""
+
+    __slots__ = ("columns", "count", "pieces", "places", "size")
+
+    def __init__(self, columns: ColumnBuffer, places: Sequence[int] | None) -> None:
+        self.columns = columns
+        self.count = len(columns)
+        self.size = columns.size
+        self.places = places  # where its records were in the call; None: everywhere
+        self.pieces: list[Piece] = []  # once it is sealed
+
+    def batches_done(self) -> bool:
+        """Whether it was sealed and all of it was answered."""
+        return bool(self.pieces) and all(batch.is_done for batch, _, _ in self.pieces)

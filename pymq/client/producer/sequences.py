@@ -1,0 +1,97 @@
+"""How far a producer has got in its partitions: only they know for certain, so they are asked.
+
+A producer that has a name goes on where an earlier one of that name stopped, and one that has given
+a batch up does not know whether it was written.
+"""
+
+from __future__ import annotations
+
+from pymq.client.base import Outbox
+from pymq.client.producer.delivery import Batch
+from pymq.client.producer.delivery_failure import silence, told_by
+from pymq.client.producer.partition_queue import PartitionQueue
+from pymq.client.router import Router
+from pymq.core.message import GetSequence, Sequence
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.errors import OutOfOrderSequence
+
+ANSWER_MS = 500  # who does not answer in this time may lead no more
+DOUBTS = 2  # times that a partition must say that it has lost something
+
+
+class Sequences:
+    """What one producer asks of its partitions, and what it makes of the answers.
+
+    Of each queue one question at most is under way, :attr:`PartitionQueue.is_asking`; answers to
+    others are not listened to.
+    """
+
+    def __init__(self, router: Router, outbox: Outbox, timers: TimerHeap[PartitionQueue]) -> None:
+        self._router = router
+        self._outbox = outbox
+        self._timers = timers
+        self._asked: dict[int, PartitionQueue] = {}  # by request
+
+    def whom(self, queue: PartitionQueue, now: int) -> str | None:
+        """The leader to be asked now; None if it is too soon for that, or nobody leads."""
+        if queue.is_asking or now < queue.retry_at:
+            return None
+        leader = self._router.leader(queue.topic, queue.partition)
+        return leader.leader if leader is not None else None
+
+    def ask(self, queue: PartitionQueue, leader: str, now: int) -> None:
+        """Ask *leader* which number comes next."""
+        request = queue.is_asking = self._outbox.number()
+        self._asked[request] = queue
+        producer_id, topic_id = queue.config.producer_id, queue.topic_id
+        ask = GetSequence(request, queue.topic, queue.partition, producer_id, topic_id)
+        self._outbox.post(leader, ask)
+        queue.retry_at = now + ANSWER_MS
+        self._timers.set(queue, queue.retry_at)
+
+    def forget(self, queue: PartitionQueue) -> None:
+        """Whatever is answered is not what we want to know."""
+        self._asked.pop(queue.is_asking, None)
+        queue.is_asking = 0
+
+    def look(self, queue: PartitionQueue, now: int) -> None:
+        """See whether it has not been answered in time, so that it has to be asked again."""
+        if queue.is_asking and queue.retry_at <= now:
+            self.forget(queue)
+            if (leader := self._router.find(queue.topic, queue.partition)) is not None:
+                queue.trouble = silence(self._router, leader)
+            self._router.distrust(queue.topic, queue.partition)
+
+    def answered(self, source: str, m: Sequence, now: int) -> PartitionQueue | None:
+        """Take in an answer; returns what it is about, if it is still waited for."""
+        queue = self._asked.pop(m.id, None)
+        if queue is None:
+            return None
+        queue.is_asking = 0
+        if m.error is None:
+            queue.next_sequence = m.next_sequence
+            queue.retry_at = 0
+            queue.known.finish()
+        else:
+            queue.trouble = told_by(source, m.error)
+            self._router.refresh(queue.topic)
+            queue.retry_at = now + queue.pause_ms
+        return queue
+
+    def out_of_order(self, batch: Batch, error: OutOfOrderSequence) -> int:
+        """Something before a batch is missing: on its way to the broker, or in the broker's log.
+
+        Returns for how many milliseconds to wait before all in flight is sent again.
+        """
+        queue = batch.queue
+        expected = error.details.get("expected")
+        pause = queue.pause_ms if queue.tries else 0
+        queue.tries += 1
+        if batch is queue.in_flight[0] and isinstance(expected, int):
+            if expected < batch.sequence and queue.tries <= DOUBTS:
+                # It has lost what was acknowledged, or leads no more and does not know.
+                self._router.refresh(queue.topic)
+                pause = queue.pause_ms
+            else:
+                queue.void(expected)
+        return pause

@@ -1,0 +1,110 @@
+"""The ids that a client's producers write under, and the grants that say that they may.
+
+In a cluster with keys the zkserver gives out ids: the client asks for a block of them when it makes
+its first producer, and takes each further id from that block. Without keys no principal could own
+an id, so a producer without a name draws one by lot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeGuard
+
+from pymq.core import message as msg
+from pymq.core.batch.header import NO_PRODUCER
+from pymq.core.block.idempotence import NAMED, hashed_id
+from pymq.core.message import Message
+from pymq.core.metadata.nodes import ProducerIds
+from pymq.errors import InternalError, InvalidName
+
+Ask = Callable[[Callable[[int], Message]], object]
+
+
+class ProducerIdentities:
+    """The ids of one client; any thread may ask for one."""
+
+    def __init__(self, ask: Ask, random_bytes: Callable[[int], bytes], *, has_keys: bool) -> None:
+        self._ask = ask
+        self._random_bytes = random_bytes
+        self._has_keys = has_keys
+        self._blocks: list[ProducerIds] = []  # that were given out; the last one is drawn from
+        self._left = 0  # of the last one
+        self._named: dict[int, bytes] = {}  # grants, by id
+        self._lock = Lock()
+
+    def anonymous(self) -> int:
+        """An id that no other producer has.
+
+        Raises:
+            RequestTimeout: the cluster has keys, and no zkserver gave an id.
+            InternalError: a zkserver's answer makes no sense.
+        """
+        if not self._has_keys:
+            return self._by_lot()
+        with self._lock:
+            if not self._left:
+                given = self._ask_for_block()
+                if given is None:
+                    return self._by_lot()
+                self._blocks.append(given)
+                self._left = given.count
+            block = self._blocks[-1]
+            self._left -= 1
+            return block.first + block.count - 1 - self._left
+
+    def _by_lot(self) -> int:
+        return int.from_bytes(self._random_bytes(8), "big") & (NAMED - 1)
+
+    def _ask_for_block(self) -> ProducerIds | None:
+        """A block of ids; None if the zkserver is of a version that gives out none."""
+        try:
+            given = self._ask(lambda request: msg.InitProducer(request, "", takes_ids=True))
+        except InvalidName:
+            return None  # It takes "" for the name of a producer.
+        return None if _is_epoch(given) else _checked(given)
+
+    def named(self, name: str, run: str = "") -> tuple[int, int]:
+        """The id of a name, and the next upper half of its epoch; fences its earlier producer.
+
+        Another call with the same *run* gets the same epoch.
+
+        Raises:
+            AuthorizationFailed: the policy protects the name.
+            RequestTimeout: no zkserver answered.
+            InternalError: its answer makes no sense.
+        """
+        given = self._ask(lambda request: msg.InitProducer(request, name, run, True))
+        if _is_epoch(given):
+            return hashed_id(name), given  # A zkserver of before gives out none.
+        ids = _checked(given)
+        self._named[ids.first] = ids.grant
+        return ids.first, ids.epoch
+
+    def grant(self, producer_id: int) -> bytes:
+        """What a broker is to be shown with a batch of that producer."""
+        if producer_id == NO_PRODUCER:
+            return b""
+        for block in reversed(self._blocks):
+            if block.first <= producer_id < block.first + block.count:
+                return block.grant
+        return self._named.get(producer_id, b"")
+
+
+def _is_epoch(given: object) -> TypeGuard[int]:
+    """Whether a zkserver has answered as those do that give out no ids."""
+    return type(given) is int and given >= 0
+
+
+def _checked(given: object) -> ProducerIds:
+    """The ids that a zkserver has given.
+
+    Raises:
+        InternalError: they are none.
+    """
+    if not isinstance(given, ProducerIds) or given.first < 0 or given.count < 1:
+        raise InternalError(
+            f"a zkserver was asked for a producer's id and answered {given!r}, which is none; it "
+            "may be of a version that this client does not know: use the same version for both"
+        )
+    return given

@@ -1,0 +1,1 @@
+"""The zkserver: owns topics, partitions and blocks."""

@@ -1,0 +1,1 @@
+"""What the active zkserver carries out, commit by commit."""

@@ -1,0 +1,289 @@
+"""Brokers register, fall silent, are replaced, and remove what they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import attrs
+
+from pymq.controller.operations.broker_updates import BrokerUpdates, Stop
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.state.transactions import CommitTask, Later, Send, Transactions
+from pymq.controller.transitions import broker_restarts, report_transitions, request_plans
+from pymq.controller.transitions.partition_sweep import LOOKS_MAX, Sweep
+from pymq.core.message import (
+    Answer,
+    BrokerHeartbeat,
+    OfflineReplicas,
+    RegisterBroker,
+    Result,
+)
+from pymq.core.metadata.nodes import BrokerNode
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER, TopicPartition, check_name
+from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
+
+
+class BrokerRegistry:
+    """What the active zkserver does about brokers that come and go."""
+
+    def __init__(
+        self,
+        commits: Transactions,
+        members: BrokerLiveness,
+        notices: BrokerUpdates,
+        rolls: Rolls,
+        send: Send,
+        *,
+        check_ms: int,
+        wall_ms: Callable[[int], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+        self._send = send
+        self._check_ms = check_ms
+        self._wall_ms = wall_ms
+        self._new_id = new_id
+        self._check_at = NEVER
+        self._registering: dict[str, RegisterBroker] = {}  # not committed yet
+        self._held: list[CommitTask] = []  # until the brokers have had time to register
+        self._was_settled = True
+
+    def begin(self, now: int) -> None:
+        """This zkserver has taken over; it knows of no live brokers yet."""
+        self._members.begin(self._commits.image.brokers, now)
+        self._was_settled = self._members.is_settled
+        # Where brokers never die, everything that matters happens when they register.
+        self._check_at = NEVER if self._was_settled else now + self._check_ms
+
+    def end(self) -> None:
+        """It is active no more; what was held back is for others to refuse."""
+        self._redo_held()
+        self._registering.clear()
+        self._members.begin((), 0)
+        self._check_at = NEVER
+
+    # --- registering ----------------------------------------------------------------------------
+
+    def beat(self, source: str, m: BrokerHeartbeat, now: int) -> None:
+        """A broker is alive; one that is not known is told so, that it may register."""
+        if not self._members.beat(m.name, m.incarnation, now):
+            mark("registry.unknown")
+            unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
+            self._send(source, Answer(0, error=unknown))
+
+    def register(self, source: str, m: RegisterBroker, now: int) -> None:
+        """A broker has started, or has found that we are the active zkserver."""
+        node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
+        if self._registering.get(m.name) == m or self._is_told(node):
+            mark("registry.asked_again")
+            self._members.beat(m.name, m.incarnation, now)
+            return  # It asks every second, and each time would be told all that it hosts.
+        self._registering[m.name] = m
+        sweep = Sweep(m.name)
+        heard = self._members.heard_by(m.name)
+        heard_ms = self._wall_ms(heard) if heard != NEVER else NEVER
+
+        def plan(draft: Draft) -> Later:
+            check_name(m.name, "broker name")
+            if self._registering.get(m.name) is not m:
+                mark("registry.superseded")
+                raise NotRegistered(f"{m.name} has started once more")
+            known = draft.image.brokers.get(m.name)
+            if (
+                known is not None
+                and m.incarnation < known.incarnation
+                and m.storage_id == known.storage_id
+            ):
+                mark("registry.old_incarnation")
+                raise NotRegistered(
+                    f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
+                    incarnation=known.incarnation,
+                )
+            request_plans.keep_secret(
+                draft, self._new_id
+            )  # Every broker is told it with what it hosts.
+            is_last = broker_restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
+            return Later.ANSWER if is_last else Later.MORE
+
+        def sliced(now: int) -> None:
+            # Nothing may undo a slice: whatever its life before still says is heard no more.
+            self._members.end(m.name, m.incarnation)
+            self._notices.close(m.name)  # What it was owed is part of what it is sent in the end.
+            self._notices.tell_all(sweep.commit(), now)
+
+        def done(now: int) -> None:
+            self._over(m)
+            self._registered(m, now)
+
+        def failed(error: PymqError, now: int) -> None:
+            self._over(m)
+            self._send(source, Answer(m.id, error=error))
+
+        self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
+
+    def _is_told(self, node: BrokerNode) -> bool:
+        """Whether a broker is registered as *node*, and has not taken in yet what that brings."""
+        known = self._commits.image.brokers.get(node.name)
+        return (
+            node.name not in self._registering
+            and known is not None
+            and attrs.evolve(known, is_draining=node.is_draining) == node
+            and self._notices.is_telling_all(node.name, node.incarnation)
+        )
+
+    def _over(self, m: RegisterBroker) -> None:
+        if self._registering.get(m.name) is m:
+            del self._registering[m.name]
+
+    def _registered(self, m: RegisterBroker, now: int) -> None:
+        self._commits.journal.note("broker_registered", broker=m.name, incarnation=m.incarnation)
+        self._members.join(m.name, m.incarnation, now)
+        self._notices.open(m.name, m.incarnation, now)
+        self._rolls.registered(m.name, now)
+        self._redo_held()
+
+    def removed(self, what: Stop, broker: str) -> None:
+        """A broker has confirmed that it has nothing more of a topic or a partition."""
+
+        def plan(draft: Draft) -> Result:
+            if isinstance(what, TopicPartition):
+                broker_restarts.stopped(draft, what, broker)
+            else:
+                broker_restarts.topic_stopped(draft, what, broker)
+            return None
+
+        scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
+        self._commits.do(plan, scope=scope)
+
+    # --- disks that fail ------------------------------------------------------------------------
+
+    def offline(self, m: OfflineReplicas, now: int) -> None:
+        """A broker says which partitions its disk keeps it from holding."""
+        if not m.incarnation or not self._members.is_of(m.broker, m.incarnation):
+            mark("registry.offline.other_incarnation")
+            return  # It is told again.
+        image = self._commits.image
+        known = tuple(
+            each
+            for each in m.replicas
+            if image.find(TopicPartition(each.topic, each.partition)) is not None
+            and not report_transitions.is_of_another(image, each.topic, each.topic_id)
+        )
+        new, is_healed = self._members.offline.told(attrs.evolve(m, replicas=known), now)
+        if new:
+            mark("registry.offline")
+            self._out_of_sync(new)
+        for name in new:
+            why = self._members.offline.why(m.broker, name)
+            self._commits.journal.note(
+                "replica_offline", broker=m.broker, **name._asdict(), why=why
+            )
+        self._rolls.consider_many(new, now)
+        if is_healed:
+            mark("registry.online_again")
+            self._rolls.consider_short(now)
+
+    def _out_of_sync(self, names: list[TopicPartition]) -> None:
+        changed: list[TopicPartition] = []
+        at = planned = 0  # in *names*: after the last slice that is over, and after the next one
+
+        def plan(draft: Draft) -> Result | Later:
+            nonlocal planned
+            changed.clear()
+            planned = at
+            for name in islice(names, at, at + LOOKS_MAX):
+                if draft.is_full:
+                    break
+                planned += 1
+                if broker_restarts.offline(draft, self._members, name):
+                    changed.append(name)
+            return None if planned == len(names) else Later.MORE
+
+        def sliced(now: int) -> None:
+            nonlocal at
+            at = planned
+            self._notices.tell_all(changed, now)
+
+        self._commits.do(plan, sliced=sliced, is_urgent=True)
+
+    # --- what has to wait -----------------------------------------------------------------------
+
+    def hold(self, task: CommitTask, error: PymqError) -> bool:
+        """Whether a request is to be tried again, rather than to fail, because we are new here."""
+        if not isinstance(error, NotEnoughBrokers) or self._members.is_settled or not task.request:
+            return False
+        mark("registry.held")
+        self._held.append(task)
+        return True
+
+    def _redo_held(self) -> None:
+        held, self._held = self._held, []
+        for task in held:
+            self._commits.redo(task)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        """Find out who is dead, and what can be done about it."""
+        for broker in self._members.expire(now):
+            self._commits.journal.note("broker_dead", broker=broker)
+            self._notices.close(broker)
+            self._died(broker)
+            mark("registry.died")
+            self._rolls.died(broker, now)
+        if self._members.is_settled and not self._was_settled:
+            self._was_settled = True
+            self._redo_held()
+            self._check(now)
+        for broker in self._members.given_up(now):
+            mark("registry.replaced")
+            self._rolls.consider_all(broker, now)
+        if given_up := list(self._members.offline.given_up(now)):
+            mark("registry.offline.replaced")
+            self._rolls.consider_many(given_up, now)
+        if self._check_at <= now:
+            self._check(now)
+
+    def _died(self, broker: str) -> None:
+        """Nobody waits any more for what a dead broker should confirm."""
+        sweep = Sweep(broker)
+
+        def plan(draft: Draft) -> Result | Later:
+            if broker in self._members:  # It is back, and has begun anew.
+                return None
+            return (
+                None
+                if broker_restarts.died(draft, broker, sweep, self._members.live)
+                else Later.MORE
+            )
+
+        def sliced(now: int) -> None:
+            self._notices.tell_all(sweep.commit(), now)
+
+        # Should it fail, :meth:`_check` comes back to it.
+        self._commits.do(plan, sliced=sliced, is_urgent=True)
+
+    def _check(self, now: int) -> None:
+        """Look at the partitions that may have too few replicas, or the wrong ones."""
+        self._check_at = now + self._check_ms
+        self._rolls.consider_short(now)
+        self._rolls.resume(now)
+        for broker, node in self._commits.image.brokers.items():
+            if broker in self._members.dead_since:
+                self._died(broker)
+            if node.is_draining or broker in self._members.dead_since:
+                self._rolls.consider_all(broker, now)
+        # There may be a broker for them by now.
+        self._rolls.consider_many(self._members.offline.to_replace(), now)
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return min(self._members.deadline, self._members.offline.deadline, self._check_at)

@@ -1,0 +1,127 @@
+"""Brokers that are about to stop: what the active zkserver does before they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.operations.roll_candidates import Candidates
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.state.transactions import Later, Send, Transactions
+from pymq.controller.transitions import broker_restarts, takeover
+from pymq.controller.transitions.partition_sweep import LOOKS_MAX, Sweep
+from pymq.core.message import Answer, ControlledShutdown
+from pymq.core.metadata.nodes import BlockNode
+from pymq.core.observe.coverage import mark
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import NotRegistered, PymqError
+from pymq.replication.quorum import majority
+
+
+class Departures:
+    """Has others lead what a broker leads that is about to stop."""
+
+    def __init__(
+        self,
+        commits: Transactions,
+        members: BrokerLiveness,
+        notices: BrokerUpdates,
+        rolls: Rolls,
+        send: Send,
+    ) -> None:
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+        self._send = send
+        self._asked: dict[tuple[str, int], int] = {}  # the newest request of each that waits
+        self._candidates = Candidates(self._roll)  # that a broker leads which is about to stop
+
+    def end(self) -> None:
+        """This zkserver is active no more, and nobody who waits is answered."""
+        self._asked.clear()
+        self._candidates.clear()
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return self._candidates.deadline
+
+    def tick(self, now: int) -> None:
+        """Begin more of the rolls of large brokers."""
+        if self._candidates.deadline <= now:
+            self._candidates.tick(now)
+
+    def step(self, source: str, m: ControlledShutdown, now: int) -> None:
+        """A broker asks whether it may stop; it is told how much there is to wait for."""
+        if not self._members.leave(m.broker, m.incarnation):
+            unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
+            self._send(source, Answer(m.id, error=unknown))
+            return
+        # It asks ten times a second, and goes by the answer to what it has asked last.
+        key = (m.broker, m.incarnation)
+        is_asked, self._asked[key] = key in self._asked, m.id
+        if is_asked:
+            mark("departures.asked_again")
+            return
+        sweep = Sweep(m.broker)
+        led: list[TopicPartition] = []
+        rest: Iterator[TopicPartition] | None = None  # what it hosts and was not looked at yet
+
+        def plan(draft: Draft) -> Later:
+            nonlocal rest
+            live = [name for name in self._members.live if name not in self._members.leaving]
+            # Other leaders need not wait for it either.
+            if not broker_restarts.died(draft, m.broker, sweep, live) or draft.ops:
+                return Later.MORE
+            if rest is None:
+                rest = iter(self._hosted(m.broker))
+            some = list(islice(rest, LOOKS_MAX))
+            led.extend(name for name in some if self._is_led(name, m.broker))
+            return Later.MORE if len(some) == LOOKS_MAX else Later.ANSWER
+
+        def sliced(now: int) -> None:
+            self._notices.tell_all(sweep.commit(), now)
+
+        def done(now: int) -> None:
+            self._candidates.add(led, now)
+            self._send(source, Answer(self._asked.pop(key, m.id), len(led)))
+
+        def failed(error: PymqError, now: int) -> None:
+            self._asked.pop(key, None)
+
+        self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
+
+    def _roll(self, name: TopicPartition, now: int) -> None:
+        """Have another broker lead a partition; those of Raft are handed over by their leader."""
+        found = self._commits.image.find(name)
+        block = found.open_block if found is not None else None
+        if block is None or block.acks is AckMode.RAFT:
+            return
+        if block.leader in self._members.leaving:
+            mark("departures.rolled")
+            self._rolls.start(name, now)
+
+    def _hosted(self, broker: str) -> tuple[TopicPartition, ...]:
+        hosting = self._commits.image.hosting
+        return hosting.opened(broker) if hosting.leads[broker] else ()
+
+    def _is_led(self, name: TopicPartition, broker: str) -> bool:
+        """Whether a broker leads a partition that another one could lead."""
+        found = self._commits.image.find(name)
+        block = found.open_block if found is not None else None
+        return block is not None and block.leader == broker and self._has_other(block, broker)
+
+    def _has_other(self, block: BlockNode, broker: str) -> bool:
+        members = self._members
+        others = [
+            name
+            for name in takeover.survivors(self._commits.image, block)
+            if name != broker and name in members and name not in members.leaving
+        ]
+        if block.acks is AckMode.RAFT:
+            return len(block.replicas) > 1 and len(others) >= majority(len(block.replicas)) - 1 > 0
+        return any(name in block.in_sync for name in others)

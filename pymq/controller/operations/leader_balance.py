@@ -1,0 +1,168 @@
+"""The active zkserver brings leadership back to an even spread: one partition at a time.
+
+After disturbances leaders stay where they fell. When all has been quiet for a while, partitions are
+handed to other replicas that are in sync, as :mod:`~pymq.controller.transitions.leader_leveling`
+has planned it: the leader of a Raft block transfers its leadership, any other block is rolled, and
+the next one led by the other. Nothing of it is kept: what is not done is planned again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pymq.controller.operations.block_copying import BlockCopying
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.state.transactions import Later, Send, Transactions
+from pymq.controller.transitions import leader_leveling
+from pymq.controller.transitions.leader_leveling import Shift
+from pymq.core.message import BalanceLeaders, Result, TransferLeader
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER, AckMode
+
+SETTLE_MS = 60_000  # brokers must have been the same for so long, or for as long as the period is
+SHIFT_MS = 5_000  # after which a shift is given up that has not come about
+LOOK_MS = 50  # how often one looks whether it has
+RETRY_MS = 500  # after which a leader is asked again
+
+
+class LeaderBalance:
+    """The shifts that the active zkserver has planned, and the one that is under way."""
+
+    def __init__(
+        self,
+        commits: Transactions,
+        members: BrokerLiveness,
+        rolls: Rolls,
+        copying: BlockCopying,
+        send: Send,
+        *,
+        every_ms: int,
+    ) -> None:
+        self._commits = commits
+        self._members = members
+        self._rolls = rolls
+        self._copying = copying
+        self._send = send
+        self._every_ms = every_ms  # 0: only when an administrator asks
+        self._shifts: deque[Shift] = deque()
+        self._shift: Shift | None = None  # under way, ...
+        self._until = 0  # ... until then at most
+        self._ask_at = 0
+        self._is_asked_for = False  # an administrator wants it now
+        self._next_at = NEVER
+        self._seen: object = None  # who was alive at the last look ...
+        self._since = 0  # ... and since when
+
+    def begin(self, now: int) -> None:
+        """This zkserver is active from now on."""
+        self._next_at = now + self._every_ms if self._every_ms else NEVER
+        self._since = now
+
+    def end(self) -> None:
+        """It is active no more."""
+        self._drop()
+        self._next_at, self._seen = NEVER, None
+
+    @property
+    def deadline(self) -> int:
+        """When :meth:`tick` has something to do."""
+        return self._next_at
+
+    def step(self, source: str, m: BalanceLeaders, now: int) -> None:
+        """An administrator wants it done now; he is told how many partitions it concerns."""
+
+        def plan(draft: Draft) -> Result | Later:
+            self._drop()
+            self._plan()
+            self._is_asked_for, self._next_at = bool(self._shifts), now
+            return len(self._shifts)
+
+        self._commits.do(plan, answer=(source, m.id))
+
+    def tick(self, now: int) -> None:
+        """Go on with the shift under way, or begin the next one."""
+        if now < self._next_at:
+            return
+        if not (self._is_quiet(now) or (self._is_asked_for and self._members.is_settled)):
+            mark("balance.unquiet")
+            self._drop()
+            self._rest(now)
+            return
+        if self._shift is None and not self._shifts:
+            self._plan()
+            if not self._shifts:
+                self._is_asked_for = False
+                self._rest(now)
+                return
+        self._next_at = now + LOOK_MS
+        if self._shift is not None and not self._is_over(self._shift, now):
+            if now >= self._ask_at:
+                self._ask(self._shift, now)
+            return
+        self._shift = self._shifts.popleft() if self._shifts else None
+        if self._shift is not None:
+            self._until = now + SHIFT_MS
+            self._ask(self._shift, now)
+        # Else one looks again whether it is even now.
+
+    def _rest(self, now: int) -> None:
+        """Look again after a period."""
+        self._next_at = now + self._every_ms if self._every_ms else NEVER
+
+    def _drop(self) -> None:
+        self._shifts.clear()
+        self._shift, self._is_asked_for = None, False
+
+    def _plan(self) -> None:
+        image, members = self._commits.image, self._members
+        brokers = [
+            name
+            for name in members.live
+            if name not in members.leaving and not image.brokers[name].is_draining
+        ]
+        self._shifts.extend(leader_leveling.plan(image, brokers, members.can_act))
+
+    def _is_quiet(self, now: int) -> bool:
+        """Whether all brokers that are not lost are here, and have been for a while."""
+        members, image = self._members, self._commits.image
+        seen = {name: live.incarnation for name, live in members.live.items()}
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        lost = self._copying.lost(now)
+        away = [name for name in image.brokers if name not in seen and name not in lost]
+        waits = now < self._since + min(SETTLE_MS, self._every_ms)
+        return members.is_settled and not (away or waits or members.leaving)
+
+    # --- one shift ------------------------------------------------------------------------------
+
+    def _is_over(self, shift: Shift, now: int) -> bool:
+        """Whether a shift is done, or not to be done any more."""
+        found = self._commits.image.find(shift.name)
+        if found is None or found.open_block.leader != shift.source:
+            return True
+        if now >= self._until:
+            mark("balance.given_up")
+            return True
+        return self._rolls.get(shift.name) is None and found.open_block.number != shift.block
+
+    def _ask(self, shift: Shift, now: int) -> None:
+        image, members = self._commits.image, self._members
+        self._ask_at = now + RETRY_MS
+        found = image.find(shift.name)
+        if found is None or self._is_over(shift, now) or found.node.wanted is not None:
+            return
+        block = found.open_block
+        if shift.target not in leader_leveling.targets(image, shift.name, block, members.can_act):
+            mark("balance.target_gone")
+            self._until = now
+            return
+        mark("balance.shift")
+        if block.acks is AckMode.RAFT:
+            topic_id = image.topic(shift.name.topic).node.id
+            epoch = image.controller_epoch
+            order = TransferLeader(epoch, *shift.name, block.number, shift.target, topic_id)
+            self._send(shift.source, order)
+        elif self._rolls.get(shift.name) is None:
+            self._rolls.start(shift.name, now, leader=shift.target)

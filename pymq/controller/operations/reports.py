@@ -1,0 +1,153 @@
+"""What leaders and replicas report to the active zkserver, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.state.replica_ends import KnownEnds
+from pymq.controller.state.transactions import Later, Transactions
+from pymq.controller.transitions import report_transitions
+from pymq.core.message import (
+    AlterIsr,
+    BecomeLeader,
+    BlockSizes,
+    Message,
+    Progress,
+    ReplicaEnds,
+    Result,
+    RetireBlocks,
+    RollWanted,
+    Sealed,
+)
+from pymq.core.observe.coverage import mark
+from pymq.core.types import AckMode, TopicPartition
+
+
+class Reports:
+    """Commits what brokers report of their partitions."""
+
+    def __init__(
+        self,
+        commits: Transactions,
+        members: BrokerLiveness,
+        notices: BrokerUpdates,
+        rolls: Rolls,
+        ends: KnownEnds,
+    ) -> None:
+        self._ends = ends
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+
+    def step(self, m: Message, now: int) -> bool:
+        """Take in a report; returns whether it is one."""
+        match m:
+            case Sealed():
+                self._rolls.sealed(m, now)
+            case RollWanted():
+                self._roll_wanted(m, now)
+            case AlterIsr():
+                self._alter_isr(m)
+            case BecomeLeader():
+                self._change(m, lambda draft: report_transitions.become_leader(draft, m))
+            case Progress():
+                self._progress(m)
+            case ReplicaEnds():
+                if self._members.is_of(m.broker, m.incarnation):
+                    self._ends.note(self._commits.image, m)
+            case RetireBlocks():
+                self._note(m, lambda draft: report_transitions.retire(draft, m))
+            case BlockSizes():
+                self._note(m, lambda draft: report_transitions.resize(draft, m))
+            case _:
+                return False
+        return True
+
+    def _roll_wanted(self, m: RollWanted, now: int) -> None:
+        name = TopicPartition(m.topic, m.partition)
+        image = self._commits.image.find(name)
+        if image is None or image.node.acks is AckMode.UNSET:
+            return
+        # The number of a block says all: it is open at one time only.
+        if image.open_block.number == m.block:
+            self._rolls.start(name, now)
+
+    def _change(self, m: AlterIsr | BecomeLeader, plan: Callable[[Draft], None]) -> None:
+        """Carry out what a broker reports of a partition; its replicas are told if it changes.
+
+        If nothing does, whoever reported is told how things are, because he does not know.
+        """
+        name = TopicPartition(m.topic, m.partition)
+        is_changed = False
+
+        def plan_it(draft: Draft) -> Result:
+            nonlocal is_changed
+            if report_transitions.is_of_another(draft.image, m.topic, m.topic_id):
+                mark("reports.made_anew")
+            else:
+                plan(draft)
+            is_changed = bool(draft.ops)
+            return None
+
+        def done(now: int) -> None:
+            if is_changed:
+                self._notices.tell(m.topic, now, m.partition)
+                if isinstance(m, BecomeLeader):
+                    self._rolls.led(name, now)
+            else:
+                mark("reports.nothing_changed")
+                self._notices.tell_one(m.broker, name)
+
+        self._commits.do(plan_it, scope=name, done=done, is_urgent=True)
+
+    def _note(self, m: RetireBlocks | BlockSizes, plan: Callable[[Draft], bool]) -> None:
+        """Carry out what is reported of blocks, in as many commits as it takes."""
+        is_changed = False
+
+        def plan_it(draft: Draft) -> Result | Later:
+            nonlocal is_changed
+            is_changed = False
+            if report_transitions.is_of_another(draft.image, m.topic, m.topic_id):
+                mark("reports.made_anew")
+                return None
+            is_all = plan(draft)
+            is_changed = bool(draft.ops)
+            return None if is_all else Later.MORE
+
+        def sliced(now: int) -> None:
+            if is_changed:
+                self._notices.tell(m.topic, now, m.partition)
+
+        self._commits.do(plan_it, scope=TopicPartition(m.topic, m.partition), sliced=sliced)
+
+    def _alter_isr(self, m: AlterIsr) -> None:
+        def plan(draft: Draft) -> None:
+            roll = self._rolls.get(TopicPartition(m.topic, m.partition))
+            # In a take-over it is the committed set that counts; its leader must not change it.
+            if roll is None or not roll.is_takeover:
+                report_transitions.alter_isr(draft, m, self._members)
+
+        self._change(m, plan)
+
+    def _progress(self, m: Progress) -> None:
+        changed: list[TopicPartition] = []
+
+        def plan(draft: Draft) -> Result | Later:
+            changed.clear()
+            # Of another incarnation it would tell what was on a disk that may be gone.
+            if not self._members.is_of(m.broker, m.incarnation):
+                return None
+            return None if report_transitions.progress(draft, m, changed) else Later.MORE
+
+        def sliced(now: int) -> None:
+            self._notices.tell_all(changed, now)
+
+        names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
+        # Mostly it is about one; then what is told of others is committed with it.
+        scope = names.pop() if len(names) == 1 else None
+        self._commits.do(plan, scope=scope, sliced=sliced)

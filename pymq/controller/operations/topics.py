@@ -1,0 +1,187 @@
+"""Topics are made and deleted: each as a whole, however many commits that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.operations.rolls import Rolls
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.state.transactions import Later, Transactions
+from pymq.controller.transitions import request_plans
+from pymq.core.message import CreateTopic, DeleteTopic, Result
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER, TopicPartition
+from pymq.errors import PymqError
+
+REMOVE_RETRY_MS = 1_000
+
+
+class Topics:
+    """Carries out what is asked for about whole topics.
+
+    A topic that is too large for one commit is hidden while it is made or removed: it is nowhere
+    but in the tree. Its name is free once all of it is gone; a request for that name waits.
+    """
+
+    def __init__(
+        self,
+        commits: Transactions,
+        members: BrokerLiveness,
+        notices: BrokerUpdates,
+        rolls: Rolls,
+        *,
+        new_id: Callable[[], str],
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self.deadline = NEVER
+        self._commits = commits
+        self._members = members
+        self._notices = notices
+        self._rolls = rolls
+        self._new_id = new_id
+        self._wall_ms = wall_ms
+        self._created = 0
+        self._own: dict[str, None] = {}  # ids of hidden topics that are being seen to
+        # Requests for names that are not free yet, by those.
+        self._waiting: dict[str, dict[tuple[str, int], Callable[[int], None]]] = {}
+
+    def begin(self, now: int) -> None:
+        """This zkserver has taken over: nobody goes on with what was being made, or removed."""
+        self._own.clear()
+        self._waiting.clear()
+        self._remove_all()
+
+    def end(self) -> None:
+        """This zkserver is active no more: requests that wait here wait with all others."""
+        for waiting in self._waiting.values():
+            for answer in waiting:
+                self._commits.do(lambda draft: None, answer=answer)
+        self._own.clear()
+        self._waiting.clear()
+        self.deadline = NEVER
+
+    def tick(self, now: int) -> None:
+        """Try again what could not be removed."""
+        if self.deadline <= now:
+            self.deadline = NEVER
+            self._remove_all()
+
+    def is_waiting(self, source: str, request: int) -> bool:
+        """Whether a request waits for a name that is being made, or removed, in slices."""
+        return any((source, request) in waiting for waiting in self._waiting.values())
+
+    # --- making ---------------------------------------------------------------------------------
+
+    def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
+        """Make a topic; *fewer* replicas than it wants will do if there are not enough brokers."""
+        self._created += 1
+        # Those of later topics are greater, so that groups see which one was made again.
+        epoch, chance = self._commits.image.controller_epoch, self._new_id()[16:]
+        topic_id = f"{epoch:08x}{self._created:08x}{chance}"
+        making = request_plans.Making(topic_id, self._wall_ms(now), fewer=fewer)
+        is_made = is_sliced = False
+
+        def plan(draft: Draft) -> Result | Later:
+            nonlocal is_made, is_sliced
+            is_made = False
+            if m.exist_ok and m.name in draft.image.topics:
+                return False
+            hidden = draft.image.hidden.get(m.name)
+            if hidden is not None and hidden.node.id != topic_id:
+                mark("topics.name_is_not_free")
+                again = self._waiting.setdefault(m.name, {})
+                again[source, m.id] = lambda now: self.create(source, m, now, fewer=fewer)
+                return Later.ANSWER
+            is_made = request_plans.create_topic(draft, m, self._members.live, making)
+            if is_made:
+                return True
+            self._own[topic_id] = None
+            is_sliced = True
+            return Later.MORE
+
+        def done(now: int) -> None:
+            if not is_made:
+                return
+            self._notices.tell(m.name, now)
+            self._over(topic_id, m.name, now)
+            if is_sliced:
+                # It may have died while the topic was made, or was to be emptied.
+                draining = self._commits.image.draining
+                for broker in dict.fromkeys((*self._members.dead_since, *draining)):
+                    self._rolls.consider_all(broker, now)
+
+        def failed(error: PymqError, now: int) -> None:
+            if self._own.pop(topic_id, 0) is None:
+                mark("topics.not_made")
+                self._remove(m.name, topic_id)
+
+        self._commits.do(plan, answer=(source, m.id), done=done, failed=failed)
+
+    # --- removing -------------------------------------------------------------------------------
+
+    def delete(self, source: str, m: DeleteTopic) -> None:
+        """Remove a topic; it is gone for everybody with the first commit."""
+        topic_id = ""
+        brokers: tuple[str, ...] = ()
+        names: tuple[str, ...] = ()
+
+        def plan(draft: Draft) -> Result | Later:
+            nonlocal topic_id, brokers, names
+            hidden = draft.image.hidden.get(m.name)
+            if topic_id and hidden is not None and hidden.node.id == topic_id:
+                return None if request_plans.remove_topic(draft, hidden) else Later.MORE
+            topic = draft.image.topic(m.name)
+            brokers, is_all = request_plans.delete_topic(draft, topic)
+            topic_id, names = topic.node.id, tuple(topic.partitions)
+            return None if is_all else Later.MORE
+
+        def sliced(now: int) -> None:
+            nonlocal brokers, names
+            self._own[topic_id] = None
+            for name in names:
+                self._rolls.gone(TopicPartition(m.name, name), now)
+            for broker in brokers:
+                self._notices.stop(broker, topic_id, now)
+            brokers, names = (), ()
+
+        def done(now: int) -> None:
+            self._over(topic_id, m.name, now)
+
+        def failed(error: PymqError, now: int) -> None:
+            if self._own.pop(topic_id, 0) is None:
+                self._remove(m.name, topic_id)
+
+        self._commits.do(plan, answer=(source, m.id), done=done, failed=failed, sliced=sliced)
+
+    def _remove_all(self) -> None:
+        for name, topic in self._commits.image.hidden.items():
+            if topic.node.id not in self._own:
+                self._remove(name, topic.node.id)
+
+    def _remove(self, name: str, topic_id: str) -> None:
+        """Remove what is left of a topic that nobody sees."""
+        mark("topics.removed_later")
+        self._own[topic_id] = None
+
+        def plan(draft: Draft) -> Result | Later:
+            hidden = draft.image.hidden.get(name)
+            if hidden is None or hidden.node.id != topic_id:
+                return None
+            return None if request_plans.remove_topic(draft, hidden) else Later.MORE
+
+        def done(now: int) -> None:
+            self._over(topic_id, name, now)
+
+        def failed(error: PymqError, now: int) -> None:
+            self._own.pop(topic_id, None)
+            self.deadline = min(self.deadline, now + REMOVE_RETRY_MS)
+
+        self._commits.do(plan, done=done, failed=failed)
+
+    def _over(self, topic_id: str, name: str, now: int) -> None:
+        """A topic is there, or gone: its name is not in between any more."""
+        self._own.pop(topic_id, None)
+        for again in self._waiting.pop(name, {}).values():
+            again(now)

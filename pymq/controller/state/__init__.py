@@ -1,0 +1,1 @@
+"""What the active zkserver knows, and how it changes the tree."""

@@ -1,0 +1,40 @@
+"""How far the replicas of open blocks reach, as brokers have reported it. Kept in memory only."""
+
+from __future__ import annotations
+
+from pymq.controller.state.image import Image
+from pymq.core.message import ReplicaEnds
+from pymq.core.types import TopicPartition
+
+Reach = tuple[int, int, int]  # number of the block, end of the log, high watermark
+TOLD_MAX = 1_000  # replicas in one report; the others are in the next one
+
+
+class KnownEnds:
+    """What the active zkserver was told of the replicas of open blocks."""
+
+    def __init__(self) -> None:
+        self._reaches: dict[TopicPartition, dict[str, Reach]] = {}
+
+    def clear(self) -> None:
+        """Nothing was told to this zkserver yet."""
+        self._reaches.clear()
+
+    def note(self, image: Image, m: ReplicaEnds) -> None:
+        """Take in a report; what it says of blocks that are not open is out of date."""
+        for topic, partition, block, end, high in m.ends:
+            name = TopicPartition(topic, partition)
+            found = image.find(name)
+            if found is None or m.broker not in found.open_block.replicas:
+                continue
+            if block == found.open_block.number:
+                self._reaches.setdefault(name, {})[m.broker] = (block, end, high)
+        if len(self._reaches) > 2 * len(m.ends) + TOLD_MAX:
+            gone = [name for name in self._reaches if image.find(name) is None]
+            for name in gone:
+                del self._reaches[name]
+
+    def of(self, name: TopicPartition, block: int, broker: str) -> tuple[int, int]:
+        """High watermark and end of a broker's replica of an open block; -1 if not told."""
+        number, end, high = self._reaches.get(name, {}).get(broker, (-1, -1, -1))
+        return (high, end) if number == block else (-1, -1)

@@ -1,0 +1,1 @@
+"""What each request and event means for the tree; pure functions over the image."""

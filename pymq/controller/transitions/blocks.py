@@ -1,0 +1,313 @@
+"""What each change of a partition means for the tree; pure functions over the image.
+
+Each writes into a :class:`~pymq.controller.state.image.Draft`. It raises what the caller is to be
+told, and then nothing is changed. Whatever changes a partition or one of its blocks goes through
+:func:`change`, which raises the partition's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import attrs
+
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft, PartitionImage
+from pymq.controller.transitions.placement import has_storage, succeed
+from pymq.coord import paths
+from pymq.core.message import Sealed
+from pymq.core.metadata.nodes import BlockNode, Loss, PartitionNode, ReplicaNode, TopicNode, Wanted
+from pymq.core.types import AckMode, TopicPartition
+from pymq.errors import ConfigError, NotEnoughBrokers, ReplicaNotAvailable, StaleEpoch
+
+LOSSES_MAX = 16  # that a partition remembers
+
+
+def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
+    """Change a partition; without *fields*, one of its blocks has changed."""
+    node = draft.image.partition(*name).node
+    changed = attrs.evolve(node, version=node.version + 1, **fields)
+    draft.put(paths.partition(*name), changed)
+
+
+def add_partition(
+    draft: Draft, topic: TopicNode, name: str, index: int, chosen: tuple[str, ...], wall_ms: int
+) -> None:
+    """Make a partition with an empty block; without replicas when the topic has no ack mode."""
+    epoch = 1 if chosen else 0
+    draft.create(
+        paths.partition(topic.name, name),
+        PartitionNode(name, index, topic.acks, topic.replicas, 1, epoch),
+    )
+    block = BlockNode(0, 0, None, epoch, topic.acks, None, (), ())
+    _open(draft, TopicPartition(topic.name, name), block, chosen, wall_ms)
+
+
+def _open(
+    draft: Draft,
+    name: TopicPartition,
+    block: BlockNode,
+    replicas: tuple[str, ...],
+    wall_ms: int,
+    leader: str | None = None,
+    leaving: Collection[str] = (),
+) -> None:
+    """Make the open block; without a *leader* the first replica leads.
+
+    Nobody waits for those that are *leaving*, if anybody else is there.
+    """
+    brokers = draft.image.brokers
+    node = attrs.evolve(
+        block,
+        leader=leader or next(iter(replicas), None),
+        replicas=replicas,
+        in_sync=tuple(name for name in replicas if name not in leaving) or replicas,
+        storages=tuple(brokers[broker].storage_id for broker in replicas),
+        opened_ms=wall_ms,
+    )
+    path = paths.block(*name, block.number)
+    if path in draft.image.versions:
+        draft.put(path, node)
+    else:
+        draft.create(path, node)
+    for broker in replicas:
+        replica = ReplicaNode(broker, block.start, block.start, True)
+        draft.create(paths.replica(*name, block.number, broker), replica)
+
+
+def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: int) -> None:
+    """Remove a block."""
+    for broker in image.blocks[number].replicas:
+        draft.delete(paths.replica(*name, number, broker))
+    draft.delete(paths.block(*name, number))
+
+
+def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
+    """Who must be told to remove what he has, when *blocks* are all that is left."""
+    stay = {broker for block in blocks for broker in block.replicas}
+    return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
+
+
+# --- ack modes and rolls ------------------------------------------------------------------------
+
+
+def check_mode(acks: AckMode) -> None:
+    """Refuse what nobody can be told to do.
+
+    Raises:
+        ConfigError: UNSET is where a partition begins, not where it can go.
+    """
+    if acks is AckMode.UNSET:
+        raise ConfigError("a partition cannot go back to 'unset'; use 'raft', 'leader' or 'none'")
+
+
+def open_first(
+    draft: Draft,
+    name: TopicPartition,
+    acks: AckMode,
+    replicas: int,
+    chosen: tuple[str, ...],
+    wall_ms: int,
+) -> None:
+    """UNSET to any mode: the empty open block gets its replicas."""
+    image = draft.image.partition(*name)
+    epoch = image.node.epoch + 1
+    change(draft, name, acks=acks, replicas=replicas, epoch=epoch)
+    _open(draft, name, attrs.evolve(image.open_block, epoch=epoch, acks=acks), chosen, wall_ms)
+
+
+def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
+    """0 to 1 and back: recorded, nothing moves."""
+    image = draft.image.partition(*name)
+    node, block = image.node, image.open_block
+    wanted = node.wanted
+    if wanted is not None:  # The later word about the mode holds; what else was wanted stays.
+        wanted = _or_none(attrs.evolve(wanted, acks=None))
+    change(draft, name, acks=acks, wanted=wanted)
+    draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
+
+
+def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
+    """Note what the next roll is to do, so that it is done whichever zkserver does it.
+
+    What was noted before holds where the new word says nothing. None: nothing any more.
+    """
+    image = draft.image.find(name)
+    if image is None:
+        return
+    node = image.node
+    if wanted is not None and node.wanted is not None:
+        before = node.wanted
+        wanted = Wanted(
+            before.acks if wanted.acks is None else wanted.acks,
+            before.replicas if wanted.replicas is None else wanted.replicas,
+            before.count if wanted.count is None else wanted.count,
+            # Where the sealed ones are to be goes with the word about where the open one is to be.
+            before.move_sealed if wanted.replicas is None else wanted.move_sealed,
+        )
+    if wanted != node.wanted:
+        # Nothing that brokers are told has changed, so the version stays.
+        draft.put(paths.partition(*name), attrs.evolve(node, wanted=wanted))
+
+
+def _or_none(wanted: Wanted) -> Wanted | None:
+    return wanted if wanted != Wanted() else None
+
+
+def roll(
+    draft: Draft,
+    sealed: Sealed,
+    holders: Collection[str],
+    wanted: Wanted | None,
+    members: BrokerLiveness,
+    wall_ms: int,
+    *,
+    is_unclean: bool = False,
+    leader: str | None = None,
+) -> Loss | None:
+    """Seal the open block at its end and open the next one there: one conditional write.
+
+    *holders* have all of it; *leader*, if it is one of them, leads the next block. An empty block
+    goes instead of being kept. With *is_unclean* it is not known that anybody has all of it: the
+    partition goes on without what nobody has any more, and what may be lost is noted and returned.
+
+    Raises:
+        StaleEpoch: the block is not the open one any more.
+        NotEnoughBrokers: no broker could take the next block.
+        ReplicaNotAvailable: the disks of all *holders* were replaced since.
+    """
+    name = TopicPartition(sealed.topic, sealed.partition)
+    image = draft.image.partition(*name)
+    node, block = image.node, image.open_block
+    wanted = wanted or Wanted()
+    if block.number != sealed.block:
+        raise StaleEpoch(f"{name} has been rolled by another")
+    replicas = succeed(draft.image, members.able(name) or members.live, name, wanted, holders)
+    if not replicas:
+        raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
+    # Whoever sealed the block may not know yet that a replica has lost its disk.
+    holding = tuple(
+        broker
+        for broker in block.replicas
+        if broker in holders and has_storage(draft.image, block, broker)
+    )
+    if holders and not holding and sealed.end > block.start:
+        raise ReplicaNotAvailable(f"the disks of all that hold {name} to its end were replaced")
+    epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
+    acks = node.acks if wanted.acks is None else wanted.acks
+    is_empty = sealed.end == block.start
+    # The only replica of the block that is sealed knows by it what the next one needs to know of
+    # producers. Nobody else may rely on that: an empty block goes, a copy that was fetched may not
+    # be synced yet, and that of a Raft block may go on after its seal, with another leader's no-op.
+    is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
+    past = b"" if is_known else sealed.past
+    opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
+    left = [other for other in image.blocks.values() if other.number != block.number]
+    losses = node.losses
+    if is_unclean:
+        for lost in _forget_lost(draft, name, image):
+            left.remove(lost)
+        start = left[0].start if left else block.start if holding else sealed.end
+        loss = Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
+        losses = (*losses, loss)[-LOSSES_MAX:]
+    if not is_empty:
+        left.append(block)
+    left.append(attrs.evolve(opened, replicas=replicas))
+    change(
+        draft,
+        name,
+        acks=opened.acks,
+        replicas=wanted.count if wanted.count is not None else node.replicas,
+        next_block=node.next_block + 1,
+        epoch=epoch,
+        leaving=leavers(image, left),
+        wanted=None,
+        losses=losses,
+        sealed_to=(wanted.replicas or ()) if wanted.move_sealed else node.sealed_to,
+    )
+    if is_empty:
+        remove(draft, name, image, block.number)
+    else:
+        _seal(draft, name, image, sealed, holding, is_unclean)
+    sealer = leader if leader is not None and leader in holding else sealed.broker
+    chosen = _next_leader(sealer, holding, replicas, members.leaving)
+    _open(draft, name, opened, replicas, wall_ms, chosen, members.leaving)
+    return losses[-1] if is_unclean else None
+
+
+def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> list[BlockNode]:
+    """Let go of the oldest blocks, as far as nobody holds them any more; returns them.
+
+    One that lies between others stays: offsets that are kept have no holes.
+    """
+    lost = []
+    for block in image.blocks.values():
+        if block.end is None or block.in_sync:
+            break
+        remove(draft, name, image, block.number)
+        lost.append(block)
+    return lost
+
+
+def _next_leader(
+    sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...], leaving: Collection[str]
+) -> str:
+    """Who led so far goes on; else somebody who has the block before; else the first.
+
+    Before all that comes that he does not leave.
+    """
+    candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
+    return min(candidates, key=lambda broker: broker in leaving)
+
+
+def _seal(
+    draft: Draft,
+    name: TopicPartition,
+    image: PartitionImage,
+    sealed: Sealed,
+    holding: tuple[str, ...],
+    is_unclean: bool,
+) -> None:
+    block, brokers = image.open_block, draft.image.brokers
+    node = attrs.evolve(
+        block,
+        end=sealed.end,
+        size=sealed.size,
+        max_timestamp=sealed.max_timestamp,
+        leader=sealed.broker,
+        in_sync=holding,
+        interrupted=(),
+        epochs=sealed.epochs,
+        past=b"",
+        # Only those that hold it count from here on, and they were asked as they are now.
+        storages=tuple(brokers[broker].storage_id for broker in block.replicas),
+        is_unclean=is_unclean,
+    )
+    draft.put(paths.block(*name, block.number), node)
+    for broker in block.replicas:
+        end = sealed.end if broker in holding else None
+        note_replica(draft, name, image, block.number, broker, end)
+
+
+def note_replica(
+    draft: Draft,
+    name: TopicPartition,
+    image: PartitionImage,
+    number: int,
+    broker: str,
+    end: int | None,
+) -> None:
+    """Note that a replica of a sealed block holds it all, up to *end*, or that it does not."""
+    replica = image.replicas.get((number, broker))
+    if replica is None:
+        return
+    whole = end is not None
+    noted = attrs.evolve(replica, end=replica.end if end is None else end, in_sync=whole)
+    if noted != replica:
+        draft.put(paths.replica(*name, number, broker), noted)
+
+
+def without(block: BlockNode, broker: str) -> tuple[str, ...]:
+    """The in-sync set without a broker."""
+    return tuple(b for b in block.in_sync if b != broker)

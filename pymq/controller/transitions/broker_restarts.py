@@ -1,0 +1,181 @@
+"""What it means for the tree that a broker starts anew, drains, or has removed what it had.
+
+Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft
+from pymq.controller.transitions.blocks import change, note_replica, without
+from pymq.controller.transitions.partition_sweep import Sweep
+from pymq.coord import paths
+from pymq.core.metadata.nodes import BlockNode, BrokerNode, Interrupted
+from pymq.core.types import AckMode, TopicPartition
+
+
+def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_ms: int) -> bool:
+    """A broker has started: draft the next slice of that; returns whether it is the last one.
+
+    What it has not synced may be gone, and with another disk everything is. It was heard of for the
+    last time before it started at *heard_ms* or earlier.
+
+    The tree says that it has started with the last slice. Should no other slice follow, the broker
+    registers again, and what was committed was true: it has lost what it had not synced.
+    """
+    path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
+    if known is None:
+        draft.create(path, node)
+        return True
+    node = attrs.evolve(node, is_draining=known.is_draining)
+    if known == node:
+        return True
+    if (known.incarnation, known.storage_id) != (node.incarnation, node.storage_id):
+
+        def restarted(draft: Draft, name: TopicPartition) -> bool:
+            return _restarted(draft, name, node, heard_ms, wall_ms)
+
+        if not sweep.plan(draft, restarted):
+            return False
+    draft.put(path, node)
+    return True
+
+
+def _restarted(
+    draft: Draft, name: TopicPartition, broker: BrokerNode, heard_ms: int, wall_ms: int
+) -> bool:
+    """What that means for one partition; returns whether all of it fitted into the draft."""
+    image = draft.image.partition(*name)
+    before = len(draft.ops)
+    epoch = image.node.epoch
+    is_whole = True
+    for block in image.blocks.values():
+        if broker.name not in block.replicas:
+            continue
+        if draft.is_full:
+            is_whole = False  # Of a new disk; what was done is not found again.
+            break
+        made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
+        is_wiped = bool(made_on) and made_on != broker.storage_id
+        if block.end is not None:
+            after = _lost(block, broker) if is_wiped else block
+        else:
+            after = _interrupted(
+                block, broker.name, epoch + 1, heard_ms, wall_ms, is_wiped=is_wiped
+            )
+        if after != block:
+            epoch = max(epoch, after.epoch)
+            draft.put(paths.block(*name, block.number), after)
+            if is_wiped and block.end is not None:
+                note_replica(draft, name, image, block.number, broker.name, None)
+    if len(draft.ops) > before:
+        change(draft, name, epoch=epoch)
+    return is_whole
+
+
+def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
+    """A sealed block, one replica of which is on a new disk and has to be fetched again."""
+    storages = tuple(
+        broker.storage_id if name == broker.name else storage
+        for name, storage in zip(block.replicas, block.storages, strict=True)
+    )
+    return attrs.evolve(block, in_sync=without(block, broker.name), storages=storages)
+
+
+def _interrupted(
+    block: BlockNode, broker: str, epoch: int, heard_ms: int, wall_ms: int, *, is_wiped: bool
+) -> BlockNode:
+    """An open block, one replica of which may have lost its tail, or all.
+
+    Raft knows how to deal with the first, and the second is a matter of the roll that follows. A
+    fetch block that was led by it has no leader any more: it might give offsets a second time that
+    others hold.
+    """
+    is_voted = block.acks is AckMode.RAFT and len(block.replicas) > 1
+    if is_voted or (len(block.replicas) == 1 and not is_wiped):
+        return block
+    in_sync = without(block, broker)
+    if not in_sync and not is_wiped:
+        in_sync = block.in_sync  # What it has left is still the best there is.
+    interrupted = block.interrupted
+    if is_wiped:  # Else it has what it had when it left the set: what it found then was synced.
+        interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
+    if block.leader == broker:
+        # A leader goes on without a replica only after it has heard that it may.
+        interrupted = tuple(entry for entry in interrupted if entry.at_ms > heard_ms)
+    if broker in block.in_sync and broker not in in_sync and not is_wiped:
+        interrupted = (*interrupted, Interrupted(broker, wall_ms))
+    after = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
+    return attrs.evolve(after, leader=None, epoch=epoch) if block.leader == broker else after
+
+
+def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool:
+    """A broker is dead: the leaders of fetch blocks need not wait for it.
+
+    A leader would find out by itself, after ``lag_max_ms``; producers that wait for all in sync
+    should not have to wait so long. Drafts the next slice; returns whether it is the last one.
+    """
+
+    def leave(draft: Draft, name: TopicPartition) -> bool:
+        block = draft.image.partition(*name).open_block
+        is_fetch = block.acks is not AckMode.RAFT and block.leader in live
+        if is_fetch and block.leader != broker and broker in block.in_sync:
+            change(draft, name)
+            in_sync = without(block, broker)
+            draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+        return True
+
+    return sweep.plan(draft, leave)
+
+
+def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool:
+    """Disks have failed replicas of a partition: its leader need not wait for them (KIP-858).
+
+    Returns whether that is new. Where the leader's own disk has failed, the roll deals with it.
+    """
+    image = draft.image.find(name)
+    if image is None:
+        return False
+    block = image.open_block
+    if block.acks is AckMode.RAFT or not members.can_act(block.leader or "", name):
+        return False
+    in_sync = tuple(b for b in block.in_sync if not members.offline.has(b, name))
+    if in_sync == block.in_sync:
+        return False
+    change(draft, name)
+    draft.put(paths.block(*name, block.number), attrs.evolve(block, in_sync=in_sync))
+    return True
+
+
+def drain(draft: Draft, broker: str, is_draining: bool) -> bool:
+    """Mark a broker so that it is given nothing new, or may be again; whether that is new."""
+    node = draft.image.brokers[broker]
+    if node.is_draining is is_draining:
+        return False
+    draft.put(paths.broker(broker), attrs.evolve(node, is_draining=is_draining))
+    return True
+
+
+def stopped(draft: Draft, name: TopicPartition, broker: str) -> None:
+    """A broker has removed all that it had of a partition."""
+    image = draft.image.find(name)
+    if image is not None and broker in image.node.leaving:
+        # Nothing that brokers are told has changed, so the version stays.
+        left = tuple(name for name in image.node.leaving if name != broker)
+        draft.put(paths.partition(*name), attrs.evolve(image.node, leaving=left))
+
+
+def topic_stopped(draft: Draft, topic_id: str, broker: str) -> None:
+    """A broker has removed all that it had of a deleted topic."""
+    node = draft.image.deleted.get(topic_id)
+    if node is None or broker not in node.brokers:
+        return
+    left = tuple(name for name in node.brokers if name != broker)
+    if left:
+        draft.put(paths.deleted_topic(topic_id), attrs.evolve(node, brokers=left))
+    else:
+        draft.delete(paths.deleted_topic(topic_id))

@@ -1,0 +1,193 @@
+"""What leaders and replicas report of their blocks, and what that means for the tree.
+
+Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.image import Draft, Image, PartitionImage
+from pymq.controller.transitions import replica_moves
+from pymq.controller.transitions.blocks import change, leavers, note_replica, remove, without
+from pymq.controller.transitions.placement import has_storage
+from pymq.coord import paths
+from pymq.core.message import AlterIsr, BecomeLeader, BlockSizes, Progress, RetireBlocks
+from pymq.core.metadata.nodes import BlockNode
+from pymq.core.observe.coverage import mark
+from pymq.core.types import AckMode, TopicPartition
+
+
+def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
+    """Whether a report is about a topic of that name that was deleted, and made anew since.
+
+    Blocks and epochs of the two have the same numbers, so nothing else tells them apart.
+    """
+    found = image.topics.get(topic)
+    return found is not None and topic_id not in ("", found.node.id)
+
+
+def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
+    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed.
+
+    Who may not join is left out, and that is a new version in any case: what was asked for before
+    can not be granted any more, so the leader need not count on it. It is a new version as well if
+    the set that there is was asked for, by which a leader takes back what it wished for before.
+    """
+    name = TopicPartition(m.topic, m.partition)
+    topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
+    block = image.open_block
+    state_version = topic.node.version + image.node.version
+    joining = [broker for broker in m.in_sync if broker not in block.in_sync]
+    if (
+        (block.number, block.epoch, block.leader) != (m.block, m.epoch, m.broker)
+        or block.acks not in (AckMode.NONE, AckMode.LEADER)
+        or m.version not in (0, state_version)
+        or m.broker not in m.in_sync
+        or (m.incarnation and not members.is_of(m.broker, m.incarnation))
+        or not set(m.in_sync) <= set(block.replicas)
+    ):
+        return
+    # Who was wiped, is away, or has lost since what its leader knew of must not be counted on
+    # again by a late wish (KIP-903).
+    known = dict(zip(m.in_sync, m.incarnations, strict=False))
+    refused = [b for b in joining if not _may_join(draft, name, block, members, b, known.get(b, 0))]
+    wanted = [broker for broker in m.in_sync if broker not in refused]
+    in_sync = tuple(broker for broker in block.replicas if broker in wanted)
+    if in_sync != block.in_sync or refused:
+        change(draft, name)
+        interrupted = tuple(entry for entry in block.interrupted if entry.broker not in in_sync)
+        node = attrs.evolve(block, in_sync=in_sync, interrupted=interrupted)
+        draft.put(paths.block(*name, block.number), node)
+    elif m.version:
+        mark("reported.wish_withdrawn")
+        change(draft, name)
+
+
+def _may_join(
+    draft: Draft,
+    name: TopicPartition,
+    block: BlockNode,
+    members: BrokerLiveness,
+    broker: str,
+    incarnation: int,
+) -> bool:
+    is_here = members.is_of(broker, incarnation) and broker not in members.leaving
+    if members.offline.has(broker, name):
+        return False
+    return is_here and has_storage(draft.image, block, broker)
+
+
+def become_leader(draft: Draft, m: BecomeLeader) -> None:
+    """A Raft block has elected a leader; one that is known, or an older one, changes nothing."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.partition(*name)
+    block = image.open_block
+    if (
+        block.number != m.block
+        or block.acks is not AckMode.RAFT
+        or m.broker not in block.replicas
+        or m.epoch <= image.node.epoch
+    ):
+        return
+    change(draft, name, epoch=m.epoch)
+    node = attrs.evolve(block, epoch=m.epoch, leader=m.broker)
+    draft.put(paths.block(*name, block.number), node)
+
+
+def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
+    """Sealed blocks that a broker holds whole, or does no more; adds what has *changed*.
+
+    Returns whether that was all, or there is more than fits into one commit.
+    """
+    found: dict[TopicPartition, dict[int, int]] = {}
+    ids = m.topic_ids or ("",) * len(m.ends)
+    for (topic, partition, number, end), topic_id in zip(m.ends, ids, strict=False):
+        if not is_of_another(draft.image, topic, topic_id):
+            found.setdefault(TopicPartition(topic, partition), {})[number] = end
+    is_whole = True
+    for name, ends in found.items():
+        image = draft.image.find(name)
+        if image is None:
+            continue
+        blocks = {}
+        for number, end in ends.items():
+            if draft.is_full:
+                is_whole = False  # What was noted is not found again.
+                break
+            block = _note_end(draft, name, image, m.broker, number, end)
+            if block is not None:
+                blocks[number] = block
+        if any(len(b.replicas) < len(image.blocks[n].replicas) for n, b in blocks.items()):
+            left = (image.blocks | blocks).values()
+            change(draft, name, leaving=leavers(image, left))
+            changed.append(name)
+        elif blocks:
+            change(draft, name)
+            changed.append(name)
+    return is_whole
+
+
+def _note_end(
+    draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
+) -> BlockNode | None:
+    """Note how far a copy goes; returns the block if it is another one by that."""
+    block = image.blocks.get(number)
+    if block is None or block.end is None or broker not in block.replicas:
+        return None
+    is_whole = end >= block.end
+    if is_whole == (broker in block.in_sync):
+        return None
+    in_sync = _with(block, broker) if is_whole else without(block, broker)
+    after = attrs.evolve(block, in_sync=in_sync)
+    if is_whole:
+        after = replica_moves.finished(after, broker)
+    draft.put(paths.block(*name, number), after)
+    note_replica(draft, name, image, number, broker, block.end if is_whole else None)
+    for gone in block.replicas:
+        if gone not in after.replicas:
+            draft.delete(paths.replica(*name, number, gone))
+    return after
+
+
+def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
+    return tuple(b for b in block.replicas if b == broker or b in block.in_sync)
+
+
+def retire(draft: Draft, m: RetireBlocks) -> bool:
+    """Forget the blocks that retention has let go of; their files go after the commit.
+
+    Returns whether that was all, or there is more than fits into one commit.
+    """
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    if image is None or image.node.epoch != m.epoch:
+        return True
+    before = min(m.before, image.open_block.number)
+    left = dict(image.blocks)
+    for number in image.blocks:
+        if number >= before or draft.is_full:
+            break
+        remove(draft, name, image, number)
+        del left[number]
+    if len(left) < len(image.blocks):
+        change(draft, name, leaving=leavers(image, left.values()))
+    return next(iter(left)) >= before
+
+
+def resize(draft: Draft, m: BlockSizes) -> bool:
+    """Note the sizes of blocks that were compacted; returns whether that was all, as above."""
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.find(name)
+    is_whole = True
+    for number, size in m.sizes:
+        if draft.is_full:
+            is_whole = False
+            break
+        block = image.blocks.get(number) if image else None
+        if block is not None and block.size != size:
+            draft.put(paths.block(*name, number), attrs.evolve(block, size=size))
+    if draft.ops:
+        change(draft, name)
+    return is_whole

@@ -1,0 +1,389 @@
+"""What requests about topics and clients mean for the tree; pure functions over the image.
+
+Each takes the image and the request and writes into a :class:`~pymq.controller.state.image.Draft`.
+It raises what the caller is to be told, and then nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import attrs
+
+from pymq.access import grants
+from pymq.controller.state.image import Draft, Image, PartitionImage, TopicImage
+from pymq.controller.transitions import blocks
+from pymq.controller.transitions.placement import BrokerLoad, choose, usable
+from pymq.coord import paths
+from pymq.core.block.idempotence import hashed_id
+from pymq.core.message import (
+    AlterTopic,
+    CreatePartition,
+    CreateTopic,
+    InitProducer,
+    Subscribe,
+    Unsubscribe,
+)
+from pymq.core.metadata.nodes import (
+    DeletedNode,
+    ProducerIds,
+    ProducerNode,
+    SecretNode,
+    SubscriptionNode,
+    TopicNode,
+)
+from pymq.core.metadata.topic_config import TopicConfig
+from pymq.core.types import (
+    OFFSETS_TOPIC,
+    AckMode,
+    TopicPartition,
+    check_name,
+    is_internal,
+    node_of,
+)
+from pymq.errors import (
+    ConfigError,
+    InvalidRequest,
+    NoBrokers,
+    NotEnoughBrokers,
+    PartitionExists,
+    TopicExists,
+)
+
+PARTITIONS_MAX = 100_000
+MODES = ("ptp", "psb")  # of subscriptions
+OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
+
+
+def folders(draft: Draft) -> None:
+    """Make what an empty tree needs before anything else."""
+    for path in (
+        paths.ROOT,
+        paths.brokers(),
+        paths.topics(),
+        paths.producers(),
+        paths.deleted_topics(),
+    ):
+        draft.folder(path)
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+class Making:
+    """A topic on the way, of which each commit makes some partitions.
+
+    It is hidden until the last one is made. A zkserver that takes over removes what it finds
+    hidden, so a topic is there as a whole or not at all.
+    """
+
+    def __init__(self, topic_id: str, wall_ms: int, *, fewer: bool = False) -> None:
+        self.topic_id = topic_id
+        self.wall_ms = wall_ms
+        self.fewer = fewer  # replicas will do, if there are not enough brokers
+        self.replicas = 0  # of each partition
+        self._load: BrokerLoad | None = None
+        self._brokers: list[str] = []  # that it counts
+        self._disks: dict[str, str] = {}  # that partitions were placed on
+
+    def load(self, image: Image, brokers: list[str], made: Iterable[PartitionImage]) -> BrokerLoad:
+        """How much the brokers carry, with what was placed on them and is hidden."""
+        if self._load is None or brokers != self._brokers:
+            self._load, self._brokers = BrokerLoad(image, brokers), brokers
+            for partition in made:
+                self._load.add(partition.open_block.replicas)
+        for broker in brokers:
+            self._disks.setdefault(broker, image.brokers[broker].storage_id)
+        return self._load
+
+    def check(self, image: Image) -> None:
+        """Raise :class:`NotEnoughBrokers` if partitions were placed on a disk that is no more."""
+        for broker, disk in self._disks.items():
+            if image.brokers[broker].storage_id != disk:
+                raise NotEnoughBrokers(f"the disk of {broker} was replaced meanwhile; try again")
+
+
+def create_topic(draft: Draft, m: CreateTopic, live: Collection[str], making: Making) -> bool:
+    """Draft the next slice of a topic with all its partitions; returns whether it is the last one.
+
+    Raises:
+        InvalidName, TopicExists, ConfigError, InvalidRequest, NotEnoughBrokers: as they say.
+    """
+    hidden = draft.image.hidden.get(m.name)
+    if hidden is not None:
+        made = len(hidden.partitions)
+        left = m.partitions[made:]
+        taken = _add_partitions(
+            draft, hidden.node, left, made, live, making, hidden.partitions.values()
+        )
+        if taken < len(left):
+            return False
+        making.check(draft.image)
+        draft.put(paths.topic(m.name), attrs.evolve(hidden.node, is_hidden=False))
+        return True
+    check_name(m.name, "topic name")
+    if m.name in draft.image.topics:
+        raise TopicExists(f"topic {m.name!r} exists already")
+    if not 0 < len(m.partitions) <= PARTITIONS_MAX:
+        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions")
+    if m.replicas < 1:
+        raise InvalidRequest(f"replicas={m.replicas} must be at least 1")
+    if len(set(m.partitions)) != len(m.partitions):
+        raise InvalidRequest("two partitions have the same name")
+    config = TopicConfig.of(m.config)
+    check_in_sync(config, m.replicas)
+    for name in m.partitions:
+        check_name(name, "partition name")
+    node = TopicNode(m.name, making.topic_id, len(m.partitions), m.acks, m.replicas, config)
+    count = len(usable(draft.image, live))
+    making.replicas = min(m.replicas, max(1, count)) if making.fewer else m.replicas
+    rest = Draft(draft.image, draft.bytes_max)
+    is_whole = _add_partitions(rest, node, m.partitions, 0, live, making) == len(m.partitions)
+    draft.create(paths.topic(m.name), attrs.evolve(node, is_hidden=not is_whole))
+    draft.folder(paths.partitions(m.name))
+    draft.folder(paths.subscriptions(m.name))
+    draft.extend(rest)
+    return is_whole
+
+
+def _add_partitions(
+    draft: Draft,
+    topic: TopicNode,
+    names: tuple[str, ...],
+    index: int,
+    live: Collection[str],
+    making: Making,
+    made: Iterable[PartitionImage] = (),
+) -> int:
+    """Make partitions, as many as fit and one at least; returns how many."""
+    brokers = usable(draft.image, live)
+    load = making.load(draft.image, brokers, made)
+    for number, name in enumerate(names):
+        if number and draft.is_full:
+            return number
+        chosen: tuple[str, ...] = ()
+        if topic.acks is not AckMode.UNSET:
+            key = TopicPartition(topic.name, name)
+            chosen = choose(draft.image, brokers, load, key, making.replicas)
+        blocks.add_partition(draft, topic, name, index + number, chosen, making.wall_ms)
+    return len(names)
+
+
+def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wall_ms: int) -> None:
+    """Add a partition.
+
+    Raises:
+        InvalidName, UnknownTopic, PartitionExists, NotEnoughBrokers: as they say.
+    """
+    topic = draft.image.topic(m.topic)
+    if m.partition in topic.partitions:
+        raise PartitionExists(f"topic {m.topic!r} has a partition {m.partition!r} already")
+    node = topic.node
+    changed = attrs.evolve(node, next_index=node.next_index + 1, version=node.version + 1)
+    draft.put(paths.topic(m.topic), changed)
+    check_name(m.partition, "partition name")
+    making = Making(node.id, wall_ms)
+    making.replicas = node.replicas
+    _add_partitions(draft, node, (m.partition,), node.next_index, live, making)
+
+
+def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool]:
+    """Remove a topic; returns the brokers that have something of it, and whether that is all.
+
+    What is too large for one commit is hidden by this one, and :func:`remove_topic` does the rest.
+
+    The brokers are kept in the tree until they have confirmed: a broker removes files only when it
+    is told to, never because it does not know what they are (K7).
+
+    Raises:
+        InvalidRequest: it is pymq's own.
+    """
+    name = topic.node.name
+    if is_internal(name):
+        raise InvalidRequest(f"topic {name!r} is pymq's own and cannot be deleted")
+    brokers: set[str] = set()
+    for image in topic.partitions.values():
+        brokers.update(image.hosts, image.node.leaving)
+    if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
+        # How far groups have got in it means nothing to a topic of its name that is made later.
+        for image in offsets.partitions.values():
+            brokers.update(image.open_block.replicas)
+    rest = Draft(draft.image, draft.bytes_max)
+    if is_whole := remove_topic(rest, topic):
+        draft.extend(rest)
+    else:
+        node = topic.node
+        draft.put(paths.topic(name), attrs.evolve(node, version=node.version + 1, is_hidden=True))
+    told = tuple(sorted(brokers))
+    if told:
+        deleted = DeletedNode(name, topic.node.id, told)
+        draft.create(paths.deleted_topic(topic.node.id), deleted)
+    return told, is_whole
+
+
+def remove_topic(draft: Draft, topic: TopicImage) -> bool:
+    """Remove what the tree has of a topic, from the leaves up; returns whether that is all."""
+    name = topic.node.name
+    for partition, image in topic.partitions.items():
+        for number in image.blocks:
+            if draft.is_full:
+                return False
+            blocks.remove(draft, TopicPartition(name, partition), image, number)
+        draft.delete(paths.partition(name, partition))
+    for subscription in topic.subscriptions:
+        if draft.is_full:
+            return False
+        draft.delete(paths.subscription(name, subscription))
+    draft.delete(paths.partitions(name))
+    draft.delete(paths.subscriptions(name))
+    draft.delete(paths.topic(name))
+    return True
+
+
+def check_in_sync(config: TopicConfig, replicas: int) -> None:
+    """Whether a partition with so many replicas can ever have ``min_in_sync`` of them.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.min_in_sync > replicas:
+        raise ConfigError(
+            f"min_in_sync={config.min_in_sync} is more than the {replicas} replicas there are: "
+            "whoever waits for all in sync would be refused for ever"
+        )
+
+
+def alter_topic(draft: Draft, m: AlterTopic) -> None:
+    """Change options.
+
+    Raises:
+        UnknownTopic, ConfigError: as they say.
+    """
+    node = draft.image.topic(m.name).node
+    config = node.config.altered(m.config)
+    if config.min_in_sync > node.config.min_in_sync:
+        for partition in draft.image.topic(m.name).partitions.values():
+            check_in_sync(config, partition.node.replicas)
+    if config != node.config:
+        draft.put(paths.topic(m.name), attrs.evolve(node, config=config, version=node.version + 1))
+
+
+def offsets_topic(
+    id: int,  # a field's name
+    partitions: int,
+    replicas: int,
+    brokers: int,
+) -> CreateTopic:
+    """The request that makes the internal topic of the group coordinators, where *brokers* are.
+
+    Its ack mode is ``raft`` where a majority outlives the loss of a broker. Of two replicas either
+    one must be able to go on alone, which is what the in-sync set of ``leader`` is for.
+    """
+    names = tuple(str(index) for index in range(partitions))
+    acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER
+    return CreateTopic(id, OFFSETS_TOPIC, names, replicas, acks, dict(OFFSETS_CONFIG), True)
+
+
+# --- clients ------------------------------------------------------------------------------------
+
+
+def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
+    """Record a subscription; one that is there already is left as it is, or replaced.
+
+    A group's is kept: it says who consumes the topic, now or later. A reader's goes with its reader
+    or its zkserver (see :mod:`~pymq.controller.operations.subscribers`), so recording it writes
+    nothing to a disk, which may be full.
+
+    Raises:
+        UnknownTopic, UnknownPartition, InvalidName: as they say.
+        InvalidRequest: there is no such mode, or the name is for somebody else.
+    """
+    topic = draft.image.topic(m.topic)
+    if m.partition is not None:
+        draft.image.partition(m.topic, m.partition)
+    if m.group is not None:
+        check_name(m.group, "group name")
+    if m.mode not in MODES:
+        raise InvalidRequest(f"a subscription is of mode {' or '.join(MODES)}")
+    node = SubscriptionNode(m.name, m.topic, m.mode, m.group, m.partition)
+    path = paths.subscription(m.topic, m.name)
+    _check_subscriber(topic, m, source)
+    if m.name not in topic.subscriptions:
+        draft.create(path, node, ephemeral=m.group is None)
+    elif topic.subscriptions[m.name] != node:
+        draft.put(path, node)
+
+
+def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str) -> None:
+    """Whether a subscription of that name is for *source*.
+
+    A group's has the name of the group; whether *source* may use that, the door has looked at. A
+    reader's lies under the name of its node, which alone may have it.
+    """
+    before = topic.subscriptions.get(m.name)
+    if m.group is not None:
+        is_theirs = m.name == m.group
+    else:
+        is_theirs = node_of(m.name) in (source, node_of(source))
+    if not is_theirs or (before is not None and before.group != m.group):
+        raise InvalidRequest(
+            f"the subscription {m.name!r} is not for {source}: a group's has the group's name, "
+            "and a reader's begins with the name of its node"
+        )
+
+
+def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> bool:
+    """Forget a subscription; returns whether there was one.
+
+    Raises:
+        InvalidName: the names cannot be a subscription's.
+        InvalidRequest: the subscription is somebody else's.
+    """
+    if (topic := draft.image.topics.get(m.topic)) is not None:
+        _check_subscriber(topic, m, source)
+    draft.delete(paths.subscription(m.topic, m.name))
+    return topic is not None and m.name in topic.subscriptions
+
+
+def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
+    """Have the secret that grants of producers' ids are made with."""
+    if not draft.image.secret:
+        draft.create(paths.secret(), SecretNode(bytes.fromhex(new_id())))
+
+
+def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> ProducerIds | int:
+    """Raise the epoch of a named producer, unless it is the same run; or give out a block of ids.
+
+    A name that was opened before ids were given out keeps the one that it hashes to, so that its
+    sequences go on. It is protected by its grant like any other.
+
+    Raises:
+        InvalidName: the name or the run may not be one.
+        InvalidRequest: the name has an id, and who asks would take another for it.
+        NoBrokers: none has registered yet, so there is nothing to produce to.
+    """
+    secret = draft.image.secret
+    if not m.name and m.takes_ids:
+        if not secret:
+            raise NoBrokers("no broker has registered yet")
+        return grants.give(secret, "", new_id)
+    check_name(m.name, "producer id")
+    if m.run:
+        check_name(m.run, "run")
+    known = draft.image.producers.get(m.name)
+    if known is None:
+        number = grants.new_named(new_id) if m.takes_ids else -1
+        node = ProducerNode(m.name, 0, m.run, number)
+        draft.create(paths.producer(m.name), node)
+    elif m.run and known.run == m.run:
+        node = known
+    else:
+        node = ProducerNode(m.name, known.epoch + 1, m.run, known.id)
+        draft.put(paths.producer(m.name), node)
+    if not m.takes_ids:
+        if node.id >= 0:
+            raise InvalidRequest(f"producer {m.name!r} has an id; this client is too old to use it")
+        return node.epoch
+    number = node.id if node.id >= 0 else hashed_id(m.name)
+    grant = grants.Grant(number, 1, node.epoch, "", m.name)
+    return ProducerIds(number, 1, node.epoch, grants.seal(secret, grant) if secret else b"")

@@ -1,0 +1,200 @@
+"""Which sealed blocks change a replica for another one, and which one; pure over the image.
+
+A sealed block is copied for three reasons only: one of its brokers is lost, one was decommissioned,
+or an administrator wants its partition's sealed blocks elsewhere. The number of its copies stays
+what it was made with. *lost* are the brokers that have been dead for too long, *live* those that
+are alive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from pymq.controller.state.image import Image, PartitionImage
+from pymq.core.metadata.nodes import BlockNode, Move
+from pymq.core.types import TopicPartition
+
+REASONS_MAX = 5  # blocks that are named as what keeps a broker from being empty
+
+Place = tuple[TopicPartition, int]  # a block
+
+
+def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> list[Place]:
+    """The sealed blocks that are to change a replica: the fewest living copies first."""
+    found: dict[Place, int] = {}
+    for broker in _sources(image, lost):
+        for name in image.hosting.hosted(broker):
+            for block in _sealed(image.partition(*name)):
+                if broker in block.replicas:
+                    found[name, block.number] = _alive(block, live)
+    for name in image.sealed_to:
+        for block in _sealed(image.partition(*name)):
+            if _unwanted(image, image.partition(*name), block) is not None:
+                found[name, block.number] = _alive(block, live)
+    return sorted(found, key=lambda place: (found[place], place))
+
+
+def _sources(image: Image, lost: Collection[str]) -> list[str]:
+    """The brokers that are to have no sealed block."""
+    return sorted({*image.draining, *lost})
+
+
+def sealed_on_sources(image: Image, lost: Collection[str]) -> int:
+    """How many copies of sealed blocks are on brokers that are to have none."""
+    hosting = image.hosting
+    return sum(hosting.blocks[b] - hosting.opened_count(b) for b in _sources(image, lost))
+
+
+def _sealed(image: PartitionImage) -> Iterator[BlockNode]:
+    return (block for block in image.blocks.values() if block.end is not None)
+
+
+def _alive(block: BlockNode, live: Collection[str]) -> int:
+    return sum(broker in live for broker in block.in_sync)
+
+
+def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | None:
+    """A replica that is not where an administrator wants it, if another could be."""
+    wanted = found.node.sealed_to
+    if all(b in block.replicas for b in wanted if not image.brokers[b].is_draining):
+        return None
+    return next((broker for broker in block.replicas if broker not in wanted), None)
+
+
+def choose(
+    image: Image, live: Collection[str], lost: Collection[str], place: Place
+) -> Move | str | None:
+    """Which replica of a block is to become which; or why that cannot be; None: all is well."""
+    name, number = place
+    found = image.find(name)
+    block = found.blocks.get(number) if found is not None else None
+    if found is None or block is None or block.end is None or block.move is not None:
+        return None
+    sources = _sources(image, lost)
+    bad = [broker for broker in block.replicas if broker in sources]
+    # First those that are gone, then those that only have to go.
+    removing = min(bad, key=lambda broker: (broker in live, broker), default=None)
+    wanted: tuple[str, ...] = ()
+    if removing is None:
+        removing, wanted = _unwanted(image, found, block), found.node.sealed_to
+    if removing is None:
+        return None
+    if not _alive(block, live):
+        return "no broker that holds all of it is alive"
+    if found.open_block.replicas == (removing,):
+        # What follows this block may be readable with it alone (pymq.core.block.recovery).
+        return "the block that takes records is on that broker alone"
+    adding = _target(image, live, block, removing, wanted)
+    if adding is None:
+        return "no other broker that is alive may be given a copy"
+    return Move(adding, removing)
+
+
+def _target(
+    image: Image,
+    live: Collection[str],
+    block: BlockNode,
+    removing: str,
+    wanted: Sequence[str],
+) -> str | None:
+    """Who is to have the copy: on a rack of its own if it can be, with the least to carry."""
+    brokers, carried = image.brokers, image.hosting.blocks
+    able = [
+        broker
+        for broker in wanted or sorted(live)
+        if broker in live and broker not in block.replicas and not brokers[broker].is_draining
+    ]
+    racks = {brokers[broker].rack for broker in block.replicas if broker != removing} - {None}
+    return min(
+        able,
+        key=lambda b: (brokers[b].rack in racks, (carried[b] + 1) / max(1, brokers[b].weight), b),
+        default=None,
+    )
+
+
+def is_void(image: Image, live: Collection[str], lost: Collection[str], place: Place) -> bool:
+    """Whether a move that was begun is not to go on."""
+    name, number = place
+    found = image.partition(*name)
+    move = found.blocks[number].move
+    if move is None:
+        return False
+    if image.brokers[move.adding].is_draining or move.adding in lost:
+        return True
+    if move.removing in image.draining or move.removing in lost:
+        return False
+    is_wanted = move.adding in found.node.sealed_to and move.removing not in found.node.sealed_to
+    # Who is away, but not lost, was lost to the zkserver that was active before, perhaps.
+    return move.removing in live and not is_wanted
+
+
+def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
+    """Whether a move waits for brokers that are away; it takes no other one's turn then."""
+    block = image.partition(*place[0]).blocks[place[1]]
+    return block.move is not None and (block.move.adding not in live or not _alive(block, live))
+
+
+def is_settled(image: Image, name: TopicPartition) -> bool:
+    """Whether the sealed blocks of a partition are where an administrator wanted them."""
+    found = image.partition(*name)
+    return not any(
+        block.move is not None or _unwanted(image, found, block) is not None
+        for block in _sealed(found)
+    )
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def under_replicated(image: Image, live: Collection[str]) -> int:
+    """How many sealed blocks have fewer whole copies alive than they are to have."""
+    short: dict[Place, None] = dict(image.not_whole)
+    for broker in image.brokers:
+        if broker in live:
+            continue
+        for name in image.hosting.hosted(broker):
+            for block in _sealed(image.partition(*name)):
+                if broker in block.replicas and _alive(block, live) < block.wanted_copies:
+                    short[name, block.number] = None
+    return len(short)
+
+
+def kept_by(
+    image: Image, live: Collection[str], lost: Collection[str], broker: str
+) -> tuple[str, ...]:
+    """Why a broker that is to be empty is not, in words; nothing when it is."""
+    whys: Counter[str] = Counter()
+    firsts: dict[str, str] = {}
+    for name in image.hosting.hosted(broker):
+        found = image.partition(*name)
+        for block in found.blocks.values():
+            if broker in block.replicas:
+                why = _why(image, live, lost, name, block)
+                whys[why] += 1
+                firsts.setdefault(why, f"{name} {block.name}")
+    if broker in live and (left := len(image.hosting.leaving(broker))):
+        why = "it has not removed its files yet"
+        whys[why] += left
+        firsts.setdefault(why, str(image.hosting.leaving(broker)[0]))
+    return tuple(
+        f"{firsts[why]}{f' and {count - 1} more' if count > 1 else ''}: {why}"
+        for why, count in whys.most_common(REASONS_MAX)
+    )
+
+
+def _why(
+    image: Image,
+    live: Collection[str],
+    lost: Collection[str],
+    name: TopicPartition,
+    block: BlockNode,
+) -> str:
+    if block.end is None:
+        return "it takes records, and no roll has moved it yet"
+    if block.move is not None:
+        if is_stuck(image, live, (name, block.number)):
+            return "a copy was begun, and waits for a broker that is away"
+        return "it is being copied"
+    found = choose(image, live, lost, (name, block.number))
+    return found if isinstance(found, str) else "it waits for its turn to be copied"

@@ -1,0 +1,211 @@
+"""What a coordinator is asked, in ZooKeeper's words, and what ZooKeeper's answers mean. Pure.
+
+The tree hangs below a node of ZooKeeper's own, and its paths are told without what is above it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from kazoo import exceptions as zk
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.serialization import Create as CreateNode
+from kazoo.protocol.serialization import Delete as DeleteNode
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from pymq.coord.zookeeper.session import AddWatch, ZookeeperRequest, session_name
+from pymq.coord.zookeeper.tree_reading import GetNode, ListNode
+from pymq.core.metadata.coordination import (
+    Check,
+    Commit,
+    Committed,
+    Conflicted,
+    Create,
+    Delete,
+    Entry,
+    Failed,
+    Op,
+    Put,
+    Uncertain,
+)
+from pymq.errors import AuthorizationFailed, InvalidRequest, PymqError, StoreError
+
+__all__ = ["LOST", "REFUSED", "Dialect", "NoNodeError"]
+
+_HEADER_BYTES = 8  # of each request, beside its body
+_OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
+
+# A refused operation may be answered with these; all others mean that something else is wrong.
+_REASONS: dict[type[Exception], str] = {
+    zk.NodeExistsError: "exists",
+    zk.NoNodeError: "missing",
+    zk.NoChildrenForEphemeralsError: "no-parent",
+    zk.BadVersionError: "version",
+    zk.NotEmptyError: "not-empty",
+}
+# A request that was answered with one of these was not carried out, and never will be.
+REFUSED = (
+    zk.APIError,
+    zk.BadArgumentsError,
+    zk.InvalidACLError,
+    zk.MarshallingError,
+    zk.NoAuthError,
+    zk.QuotaExceededError,
+    zk.UnimplementedError,
+)
+# After these, nothing that was sent is answered any more; the link tells of the loss.
+LOST = (
+    zk.AuthFailedError,
+    zk.ConnectionClosedError,
+    zk.ConnectionLoss,
+    zk.SessionExpiredError,
+)
+NoNodeError: type[Exception] = zk.NoNodeError
+
+
+class Dialect:
+    """How the tree below *root* is talked about; what is made there is ours if *is_owned*."""
+
+    def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:
+        self._root = root
+        self._acl: list[ACL] = list(CREATOR_ALL_ACL if is_owned else OPEN_ACL_UNSAFE)
+        self._max_request_bytes = max_request_bytes
+
+    def _full(self, path: str) -> str:
+        return (self._root + path).rstrip("/") or "/"
+
+    def path(self, full: str) -> str | None:
+        """Where a node of ZooKeeper's is in the tree; None for those that it keeps for itself."""
+        if full == _OWN or full.startswith(_OWN + "/"):
+            return None
+        return full[len(self._root) :] or "/"
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def ancestors(self) -> list[ZookeeperRequest]:
+        """Make the nodes above the tree; no matter if they are there already."""
+        names = self._root.split("/")[1:]
+        paths = ["/" + "/".join(names[: depth + 1]) for depth in range(len(names))]
+        return [CreateNode(path, b"", self._acl, 0) for path in paths]
+
+    def enter(self) -> ZookeeperRequest:
+        """Read the node above the tree: whether it is ours to read says whether we are known."""
+        return self._list(self._root or "/")
+
+    def watch(self, root: str) -> ZookeeperRequest:
+        """Tell of all that changes at and below *root*."""
+        return AddWatch(self._full(root))
+
+    def sync(self, root: str) -> ZookeeperRequest:
+        """Have the server catch up with all that was committed before."""
+        made: ZookeeperRequest = Sync(self._full(root))
+        return made
+
+    def read(self, question: GetNode | ListNode) -> ZookeeperRequest:
+        """Read a node, or the names of its children."""
+        full = self._full(question.path)
+        made: ZookeeperRequest = (
+            GetData(full, None) if isinstance(question, GetNode) else self._list(full)
+        )
+        return made
+
+    def _list(self, full: str) -> ZookeeperRequest:
+        made: ZookeeperRequest = GetChildren(full, None)
+        return made
+
+    def transaction(self, commit: Commit) -> ZookeeperRequest:
+        """Do all of *commit*, or nothing."""
+        made: ZookeeperRequest = Transaction([self._operation(op) for op in commit.ops])
+        return made
+
+    def _operation(self, op: Op) -> ZookeeperRequest:
+        path = self._full(op.path)
+        made: ZookeeperRequest
+        match op:
+            case Create():
+                made = CreateNode(path, op.data, self._acl, int(op.ephemeral))
+            case Put():
+                made = SetData(path, op.data, op.version)
+            case Delete():
+                made = DeleteNode(path, op.version)
+            case Check():
+                made = CheckVersion(path, op.version)
+            case _:
+                assert_never(op)
+        return made
+
+    def check_size(self, commit: Commit) -> None:
+        """Refuse a commit with :class:`InvalidRequest` that is larger than ZooKeeper takes."""
+        size = len(self.transaction(commit).serialize()) + _HEADER_BYTES
+        limit = self._max_request_bytes
+        if size > limit:
+            # ZooKeeper would close the connection, and nobody would know why.
+            raise InvalidRequest(
+                f"a change of {len(commit.ops)} nodes in {size} bytes; ZooKeeper takes {limit} at "
+                "a time: change less at once, or raise jute.maxbuffer on all its servers and "
+                "max_request_bytes in the coordinator's address",
+                size=size,
+                limit=limit,
+            )
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def entry(self, path: str, result: Any) -> tuple[Entry, bool]:
+        """A node that was read, and whether it has children."""
+        data, stat = result
+        owner = session_name(stat.ephemeralOwner) if stat.ephemeralOwner else None
+        return Entry(path, data, stat.version, owner), stat.numChildren > 0
+
+    def names(self, path: str, result: list[str]) -> list[str]:
+        """The children of a node that were read, without ZooKeeper's own."""
+        if self._full(path) == "/":
+            return [name for name in result if name != _OWN[1:]]
+        return result
+
+    def outcome(
+        self, commit: Commit, result: Any, error: Exception | None
+    ) -> Committed | Conflicted | Failed | Uncertain:
+        """What has become of a commit; one of *result* and *error* is None."""
+        if error is not None:
+            if isinstance(error, REFUSED):
+                return Failed(commit.tag, self.error(error, commit.ops[0].path))
+            return Uncertain(commit.tag)  # The connection, the session, or who knows what.
+        for index, (op, outcome) in enumerate(zip(commit.ops, result, strict=True)):
+            if isinstance(outcome, Exception) and not isinstance(outcome, zk.RolledBackError):
+                reason = _REASONS.get(type(outcome))
+                if reason is None:
+                    return Failed(commit.tag, self.error(outcome, op.path))
+                if reason == "missing" and isinstance(op, Create):
+                    reason = "no-parent"
+                return Conflicted(commit.tag, index, reason)
+        return Committed(commit.tag, tuple(map(_version, commit.ops, result)))
+
+    def error(self, error: Exception, path: str) -> PymqError:
+        """Why a request for *path* was refused."""
+        if isinstance(error, zk.NoAuthError):
+            return AuthorizationFailed(
+                f"ZooKeeper does not let us use {self._full(path)}: other credentials own it",
+                path=path,
+            )
+        return StoreError(f"ZooKeeper refused a request for {self._full(path)}: {error!r}")
+
+
+def _version(op: Op, outcome: Any) -> int:
+    match op:
+        case Create():
+            return 0
+        case Put():
+            return int(outcome.version)
+        case Delete():
+            return -1
+        case Check():
+            return op.version
+        case _:
+            assert_never(op)

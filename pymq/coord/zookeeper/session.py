@@ -1,0 +1,346 @@
+"""A session with a ZooKeeper ensemble: kazoo, made to hand over what comes as values, in order.
+
+kazoo's connection thread decides nothing here. Whatever it reads becomes an :data:`Arrival` in the
+order of the wire, and the owner takes it when it likes. That order is worth a lot: ZooKeeper sends
+the event of a change before any answer that knows of it.
+
+What kazoo does not have, and is added here by overriding a little that is not its public API:
+
+- A recursive, persistent watch (ZooKeeper 3.6): one for a whole tree, instead of two for each node
+  that must be set again after each event.
+- A lease. kazoo counts what it sends as a sign of life, so a server that hangs is not noticed while
+  there are requests, and neither is that this process was stopped. Here a connection over which
+  nothing was heard for two thirds of the session is dropped, whatever the reason.
+- No request of one session is ever sent in the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Watch, int_struct, write_string
+from kazoo.protocol.states import KazooState, KeeperState
+
+from pymq.core.values import value
+
+__all__ = [
+    "AddWatch",
+    "Arrival",
+    "Connected",
+    "Ended",
+    "Event",
+    "Lost",
+    "Reply",
+    "ZookeeperLink",
+    "ZookeeperRequest",
+    "session_name",
+]
+
+CLOSE_S = 5.0  # how long closing waits for the server to end the session
+_SESSION = 0xFFFF_FFFF_FFFF_FFFF
+
+SELDOM_S = 10.0  # how often kazoo may repeat itself while no server can be reached
+
+
+class _Seldom(logging.Filter):
+    """Keeps back what was logged in the same words a moment ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        now, text = time.monotonic(), record.getMessage()
+        if now < self._logged.get(text, -SELDOM_S) + SELDOM_S:
+            return False
+        if len(self._logged) > 100:
+            self._logged.clear()
+        self._logged[text] = now
+        return True
+
+
+_log = logging.getLogger("pymq.zookeeper")
+_log.addFilter(_Seldom())
+
+
+@value
+class Connected:
+    """There is a connection, in the session of that name: the one before, or a new one."""
+
+    session: str
+
+
+@value
+class Lost:
+    """The connection is gone. What was not answered before this will not be."""
+
+
+@value
+class Reply:
+    """What became of a request."""
+
+    number: int
+    result: Any  # what kazoo makes of the answer to that kind of request
+    error: Exception | None
+
+
+@value
+class Event:
+    """A node below a watched one was made, changed or deleted."""
+
+    path: str
+
+
+@value
+class Ended:
+    """kazoo has given up, and this link is of no use any more."""
+
+    is_denied: bool  # because our credentials were refused
+
+
+Arrival = Connected | Lost | Reply | Event | Ended
+
+
+class ZookeeperRequest(Protocol):
+    """What kazoo sends."""
+
+    @property
+    def type(self) -> int:
+        """ZooKeeper's number for this kind."""
+        ...
+
+    def serialize(self) -> bytes:
+        """The body."""
+        ...
+
+
+class AddWatch:
+    """Watch a node and all that will ever be below it, until the connection ends."""
+
+    type = 106
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def serialize(self) -> bytes:
+        """The path and the mode."""
+        return bytes(write_string(self.path) + int_struct.pack(1))  # 1: persistent and recursive
+
+    @classmethod
+    def deserialize(cls, _: bytes, __: int) -> bool:
+        """The answer says nothing but that it was done."""
+        return True
+
+
+def session_name(session_id: int) -> str:
+    """How a session is called: its number as ZooKeeper's own tools write it."""
+    return f"{session_id & _SESSION:#x}"
+
+
+class ZookeeperLink:
+    """One session after the other, with as many connections as it takes, until it is closed."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        session_ms: int,
+        credentials: str | None,
+        wake: Callable[[], None] | None,
+    ) -> None:
+        self._arrivals: deque[Arrival] = deque()
+        self._wake = wake
+        self._signal = threading.Event()
+        self._handler = _Handler()
+        self._client = KazooClient(
+            hosts=",".join(hosts),
+            timeout=session_ms / 1000,
+            handler=self._handler,
+            auth_data=[("digest", _Secret(credentials))] if credentials else None,
+            # kazoo's own would back off for up to an hour. A server that was restarted gives each
+            # session its full time again, so whoever asks more often than that keeps his.
+            connection_retry={
+                "max_tries": -1,
+                "delay": 0.05,
+                "backoff": 1.5,
+                "max_delay": min(1.0, session_ms / 5_000),
+            },
+            logger=_log,
+        )
+        self._is_denied = False
+        self._client.add_listener(self._state_changed)
+        self._client._connection = _Connection(self._client, self._arrived, self._ended)
+        self._client.start_async()
+
+    # --- for the owner --------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something arrives."""
+        self._signal.wait(timeout_s)
+
+    def take(self) -> list[Arrival]:
+        """What has arrived since the last call."""
+        self._signal.clear()
+        taken = []
+        while self._arrivals:
+            taken.append(self._arrivals.popleft())
+        return taken
+
+    def send(self, number: int, request: ZookeeperRequest, session: str) -> None:
+        """Have *request* sent, in *session* only; its reply carries *number*."""
+        result = self._handler.async_result()
+        result.rawlink(partial(self._replied, number))
+        self._client._call(_Bound(request, session, self._client), result)
+
+    def is_silent(self) -> bool:
+        """Whether nothing was heard for so long that the session may be gone."""
+        return self._handler.is_silent(time.monotonic())
+
+    def drop(self) -> None:
+        """Give the connection up, and make another."""
+        self._handler.is_unwanted = True
+
+    def close(self) -> None:
+        """End the session, or leave that to the server if it does not answer."""
+        # stop() may hang (kazoo's issue 582), so it is not waited for without end.
+        stopper = threading.Thread(target=self._stop, name="pymq-zookeeper-stop", daemon=True)
+        stopper.start()
+        stopper.join(CLOSE_S)
+        self._arrivals.clear()
+
+    def _stop(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            _log.exception("the session was not ended in order; it will expire")
+
+    # --- for kazoo's thread ---------------------------------------------------------------------
+
+    def _arrived(self, arrival: Arrival) -> None:
+        self._arrivals.append(arrival)
+        self._signal.set()
+        if self._wake is not None:
+            self._wake()
+
+    def _replied(self, number: int, result: Any) -> None:
+        self._arrived(Reply(number, result.value, result.exception))
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._arrived(Connected(session_name(self._client.client_id[0])))
+        elif state == KazooState.SUSPENDED:
+            self._arrived(Lost())
+        elif self._client.client_state == KeeperState.AUTH_FAILED:
+            self._is_denied = True
+        # Else a server has said that the session is gone; a new one follows.
+
+    def _ended(self) -> None:
+        self._arrived(Ended(self._is_denied))
+
+
+class _Secret(str):
+    """Credentials, which kazoo logs with its requests."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
+class _Bound:
+    """A request that is sent in its own session or not at all."""
+
+    def __init__(self, request: ZookeeperRequest, session: str, client: KazooClient) -> None:
+        self.type = request.type
+        self._request = request
+        self._session = session
+        self._client = client
+
+    def serialize(self) -> bytes:
+        if session_name(self._client._session_id or 0) != self._session:
+            # It was handed over while nobody knew that the session was gone. Losing the connection
+            # is the one way to have kazoo answer it without sending it.
+            raise ConnectionDropped("a request of an earlier session")
+        return self._request.serialize()
+
+    def deserialize(self, data: bytes, offset: int) -> Any:
+        return self._request.deserialize(data, offset)  # type: ignore[attr-defined] # those that have one are asked
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
+    """Calls back in the connection's own thread, so that what comes keeps its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lease_s = 0.0  # how long silence is borne; 0 until it is known
+        self.is_unwanted = False
+        self._heard = 0.0
+        self._server: Any = None  # the socket
+
+    def start(self) -> None:
+        """Start no threads: a handler that is not running calls back at once."""
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        self._server = super().create_connection(*args, **kwargs)
+        self.is_unwanted = False
+        self._heard = time.monotonic()
+        return self._server
+
+    def select(self, *args: Any, **kwargs: Any) -> Any:
+        ready = super().select(*args, **kwargs)
+        now = time.monotonic()
+        # What is heard too late proves nothing: it may have lain there while we were stopped.
+        if self.is_unwanted or self.is_silent(now):
+            raise self.timeout_exception("nothing was heard for too long")
+        if self._server in ready[0]:
+            self._heard = now
+        return ready
+
+    def is_silent(self, now: float) -> bool:
+        return 0 < self.lease_s < now - self._heard
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
+    """kazoo's connection, with watches that stay."""
+
+    def __init__(
+        self,
+        client: KazooClient,
+        arrived: Callable[[Arrival], None],
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=_log)
+        self._arrived = arrived
+        self._ended = ended
+
+    def zk_loop(self) -> None:
+        try:
+            super().zk_loop()
+        except Exception:
+            _log.exception("kazoo's connection thread broke")
+        self._ended()
+
+    def _connect(self, *args: Any) -> Any:
+        self.handler.lease_s = 0.0  # while connecting, kazoo's own timeouts are enough
+        timeouts = super()._connect(*args)
+        self.handler.lease_s = timeouts[0] / 1000  # two thirds of what the server grants
+        return timeouts
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        watch, _ = Watch.deserialize(buffer, offset)
+        self._arrived(Event(watch.path))

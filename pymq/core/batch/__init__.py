@@ -1,0 +1,1 @@
+"""Record batches: the unit that is sent, written, replicated and read."""

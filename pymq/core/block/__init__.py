@@ -1,0 +1,1 @@
+"""One block: its log, idempotence, recovery, sealing, and the contract of a replicator."""

@@ -1,0 +1,342 @@
+"""Which records of one partition a group has done, is doing and has yet to do.
+
+Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
+acknowledged, to ``next``, the first that was never handed out. So the cost is by span, not by
+record, and records that are acknowledged in order leave one span or none. What is acknowledged
+above ``committed`` is kept too: nothing is delivered again because something before it is slow.
+
+The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
+it, a lease that runs out is available again, each delivery is counted, and nothing new is handed
+out while too much is open (there, group.share.partition.max.record.locks).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
+from pymq.core.message import Lease, LeaseSpan, Range
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER
+from pymq.core.values import define
+
+AVAILABLE = 0  # to be delivered again, from ``due`` on
+LEASED = 1  # delivered to ``owner``, until ``due``
+DONE = 2
+SPANS_OPEN = 4_096  # with so many nothing new is handed out, until the lowest offsets are done
+UNKEYED_MAX = 256  # ranges of records without a key that are known; of others it is forgotten
+LEASED_MAX = 1 << 16  # records that are leased at most, since each may become a span of its own
+STATES = ("available", "leased", "acked")  # as they are told to people
+
+
+Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
+
+
+@define
+class Span:
+    """Offsets with the same fate."""
+
+    start: int
+    end: int
+    state: int
+    owner: str | None = None
+    count: int = 0  # deliveries so far
+    due: int = NEVER
+    dead: bool = False  # leased to be buried, which is no delivery
+
+
+class Leases:
+    """The state of one group in one partition."""
+
+    __slots__ = ("_spans", "committed", "has_counted", "next", "unkeyed")
+
+    def __init__(
+        self, committed: int, done: Iterable[Range] = (), counts: Iterable[Counted] = ()
+    ) -> None:
+        """Begin with what the coordinator before has written.
+
+        Args:
+            committed: the lowest offset that is not acknowledged.
+            done: ranges that are acknowledged above it.
+            counts: ranges that were delivered, how often, and not acknowledged.
+        """
+        self.committed = committed
+        self.next = committed
+        self.has_counted = False  # counts have changed that the next coordinator must know
+        self._spans: list[Span] = []
+        self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
+        known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
+        for start, end, state, count in sorted(known):
+            low = max(start, self.next)
+            if low >= end:
+                continue
+            if low > self.next:
+                self._spans.append(Span(self.next, low, AVAILABLE, due=0))
+            due = NEVER if state == DONE else 0
+            self._spans.append(Span(low, end, state, count=count, due=due))
+            self.next = end
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def next_due(self, now: int) -> int:
+        """When the next lease runs out or the next delayed record is due, after *now*."""
+        return min((s.due for s in self._spans if s.state != DONE and s.due > now), default=NEVER)
+
+    @property
+    def in_flight(self) -> int:
+        """Records that are leased."""
+        return sum(span.end - span.start for span in self._spans if span.state == LEASED)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds them."""
+        return tuple(dict.fromkeys(s.owner for s in self._spans if s.owner is not None))
+
+    @property
+    def waiting(self) -> int:
+        """Records that are to be delivered again."""
+        return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is open that nothing new is handed out."""
+        return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
+
+    def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
+        """Whether anybody but *members* holds a lease of records that are not *loose*."""
+        allowed = set(members)
+        return any(
+            s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
+            for s in self._spans
+        )
+
+    def done_ranges(self) -> tuple[Range, ...]:
+        """What is acknowledged above ``committed``."""
+        return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
+
+    def counts(self) -> tuple[Counted, ...]:
+        """How often was delivered what is not acknowledged, as far as the next coordinator goes.
+
+        A delivery counts once it has ended. One that is under way when the coordinator changes was
+        perhaps never seen by the application, and must not bring a record nearer to its end.
+        """
+        found = (
+            (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
+            for span in self._spans
+            if span.state != DONE
+        )
+        return tuple(each for each in found if each[2] > 0)
+
+    def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
+        """What has become of the records from *offset* on, in at most *limit* spans."""
+        index = max(0, bisect_right(self._spans, offset, key=_start) - 1)
+        found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
+        return tuple(_described(span, now) for span in found[:limit])
+
+    def available(self, end: int, now: int) -> Iterator[Range]:
+        """What may be leased before *end*, in the order of its offsets."""
+        for span in self._spans:
+            if span.state == AVAILABLE and span.due <= now:
+                yield span.start, span.end
+        if self.next < end:
+            yield self.next, end
+
+    def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
+        """Whether :meth:`acquire` would find something before *end*, *among* these offsets."""
+        if self.next < end and among.first(self.next, end) is not None and not self.is_full:
+            return True
+        return any(
+            s.state == AVAILABLE and s.due <= now and among.first(s.start, s.end) is not None
+            for s in self._spans
+        )
+
+    def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
+        """How many records before *end* nobody has or has done, *among* these offsets."""
+        spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
+        return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def begin_at(self, log_start: int) -> bool:
+        """Skip what retention has removed, acknowledged or not; whether there was any of it."""
+        if log_start <= self.committed:
+            return False
+        mark("leases.overtaken")  # by retention
+        self._spans = [span for span in self._spans if span.end > log_start]
+        if self._spans:
+            self._spans[0].start = max(self._spans[0].start, log_start)
+        self.committed = log_start
+        self.next = max(self.next, log_start)
+        self._advance()
+        return True
+
+    def acquire(
+        self,
+        member: str,
+        end: int,
+        limit: int,
+        until: int,
+        now: int,
+        max_deliver: int,
+        among: Ranges = EVERYTHING,
+    ) -> list[Lease]:
+        """Lease up to *limit* records before *end*: first those that wait again, then new ones.
+
+        Only those *among* some offsets; what is passed over waits for a member that may have it.
+        What was delivered *max_deliver* times already (0: no limit) is leased as dead.
+        """
+        leases: list[Lease] = []
+        for span in list(self._spans):
+            if limit <= 0:
+                return leases
+            if span.state == AVAILABLE and span.due <= now:
+                part = among.first(span.start, span.end)
+                if part is None:
+                    continue
+                taken = self._cut(span, part[0], min(part[1], part[0] + limit))
+                dead = 0 < max_deliver <= taken.count
+                mark("leases.dead" if dead else "leases.again")
+                taken.state, taken.owner, taken.due = LEASED, member, until
+                taken.count += not dead
+                taken.dead = dead
+                leases.append(Lease("", taken.start, taken.end, taken.count, dead))
+                limit -= taken.end - taken.start
+        new = among.first(self.next, end) if limit > 0 and self.next < end else None
+        if new is not None and not self.is_full:
+            limit = min(limit, LEASED_MAX - self.in_flight)
+            if new[0] > self.next:
+                mark("leases.passed_over")
+                self._spans.append(Span(self.next, new[0], AVAILABLE, due=0))
+            start, self.next = new[0], min(new[1], new[0] + limit)
+            last = self._spans[-1] if self._spans else None
+            if last and _fate(last) == (LEASED, member, 1, until, False):
+                last.end = self.next
+            else:
+                self._spans.append(Span(start, self.next, LEASED, member, 1, until))
+            leases.append(Lease("", start, self.next, 1))
+        return leases
+
+    def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
+        """The records are done; return how many were not leased to *member* and are refused."""
+        refused = 0
+        for start, end in ranges:
+            held = 0
+            for span in self._held(member, start, end):
+                held += span.end - span.start
+                span.state, span.owner, span.due = DONE, None, NEVER
+            refused += end - start - held
+        self._advance()
+        return refused
+
+    def open_in(self, ranges: Iterable[Range]) -> int:
+        """How many records of some ranges are not done, and are delivered again."""
+        count = 0
+        for start, end in ranges:
+            low = max(start, self.committed)
+            count += max(0, end - low)
+            index = max(0, bisect_right(self._spans, low, key=_start) - 1)
+            while index < len(self._spans) and (span := self._spans[index]).start < end:
+                if span.state == DONE:
+                    count -= max(0, min(end, span.end) - max(low, span.start))
+                index += 1
+        return count
+
+    def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:
+        """The records are to be delivered again, from *due* on."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.state, span.owner, span.due = AVAILABLE, None, due
+                self.has_counted = True
+
+    def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
+        """The member is still at it."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.due = until
+
+    def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
+        """The application never saw the records: their delivery does not count, if it was one."""
+        for start, end in ranges:
+            for span in self._held(member, start, end):
+                span.state, span.owner, span.due = AVAILABLE, None, now
+                span.count = max(0, span.count - (not span.dead))
+
+    def release(self, member: str, now: int) -> None:
+        """The member is gone: whatever it held is available."""
+        for span in self._spans:
+            if span.state == LEASED and span.owner == member:
+                span.state, span.owner, span.due = AVAILABLE, None, now
+                self.has_counted = True
+
+    def expire(self, now: int) -> int:
+        """Take back the leases that have run out; return how many records that are."""
+        records = 0
+        for span in self._spans:
+            if span.state == LEASED and span.due <= now:
+                mark("leases.expired")
+                span.state, span.owner = AVAILABLE, None
+                self.has_counted = True
+                records += span.end - span.start
+        return records
+
+    # --- spans ----------------------------------------------------------------------------------
+
+    def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
+        """Cut out what *member* has leased of a range; of an empty one, nothing."""
+        if start >= end:
+            return
+        index = max(0, bisect_right(self._spans, start, key=_start) - 1)
+        while index < len(self._spans) and self._spans[index].start < end:
+            span = self._spans[index]
+            if span.state == LEASED and span.owner == member and span.end > start:
+                span = self._cut(span, max(start, span.start), min(end, span.end))
+                index = bisect_right(self._spans, span.start, key=_start) - 1
+                yield span
+            index += 1
+
+    def _cut(self, span: Span, start: int, end: int) -> Span:
+        """Split *span* so that [start, end) is one of its own; return that one."""
+        index = bisect_right(self._spans, span.start, key=_start) - 1
+        if end < span.end:
+            rest = Span(end, span.end, *_fate(span))
+            self._spans.insert(index + 1, rest)
+            span.end = end
+        if start > span.start:
+            before = Span(span.start, start, *_fate(span))
+            self._spans.insert(index, before)
+            span.start = start
+        return span
+
+    def _advance(self) -> None:
+        """Join what is done, and move ``committed`` over it."""
+        joined: list[Span] = []
+        for span in self._spans:
+            last = joined[-1] if joined else None
+            if span.state == DONE and last is not None and last.state == DONE:
+                last.end = span.end
+            else:
+                joined.append(span)
+        before = self.committed
+        if joined and joined[0].state == DONE and joined[0].start <= self.committed:
+            self.committed = joined.pop(0).end
+        elif not joined:
+            self.committed = self.next
+        elif joined[0].start > self.committed:
+            self.committed = joined[0].start
+        self._spans = joined
+        if self.committed > before:
+            self.unkeyed.forget(self.committed)
+
+
+def _described(span: Span, now: int) -> LeaseSpan:
+    due = max(0, span.due - now) if span.state != DONE else 0
+    return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
+
+
+def _fate(span: Span) -> tuple[int, str | None, int, int, bool]:
+    return span.state, span.owner, span.count, span.due, span.dead
+
+
+def _start(span: Span) -> int:
+    return span.start

@@ -1,0 +1,1 @@
+"""What can be seen of machines: metrics, events, coverage marks."""

@@ -1,0 +1,1 @@
+"""One broker's part in a partition: produce, fetch, roll, maintenance."""

@@ -1,0 +1,106 @@
+"""What the zkserver is told of one partition: who was elected, what is whole, no seal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pymq.core.message import BecomeLeader, Message, Progress, Seal, Sealed
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.maintenance import ASK_RETRY_MS
+from pymq.core.repair.partition_repairs import PartitionRepairs
+from pymq.core.types import NEVER, TopicPartition
+from pymq.errors import PymqError
+
+
+class ReportedReplica(Protocol):
+    """What of a partition is told."""
+
+    name: TopicPartition
+    state: PartitionState
+
+    @property
+    def elected(self) -> int | None:
+        """The epoch for which the replica here was elected, while it leads."""
+        ...
+
+
+class ControllerReportsHost(Protocol):
+    """What is needed of the broker."""
+
+    incarnation: int
+
+    @property
+    def me(self) -> str:
+        """The name of this broker."""
+        ...
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        ...
+
+
+class ControllerReports:
+    """What one partition tells the zkserver; a state is told again until it is known there."""
+
+    __slots__ = ("_host", "_partition", "_repairs", "deadline")
+
+    def __init__(
+        self, partition: ReportedReplica, repairs: PartitionRepairs, host: ControllerReportsHost
+    ) -> None:
+        self._partition = partition
+        self._repairs = repairs
+        self._host = host
+        self.deadline = NEVER
+
+    def stop(self) -> None:
+        """Nothing is due any more."""
+        self.deadline = NEVER
+
+    def tick(self, now: int) -> None:
+        """Tell again what is not known yet."""
+        if now >= self.deadline:
+            self.deadline = NEVER
+            self.tell_leader(now)
+            self.tell_repairs(now)
+
+    def tell_leader(self, now: int) -> None:
+        """Tell who was elected, until it is known."""
+        partition, me = self._partition, self._host.me
+        state, epoch = partition.state, partition.elected
+        if epoch is not None and (state.leader, state.epoch) != (me, epoch):
+            number = state.blocks[-1].number
+            elected = BecomeLeader(*partition.name, number, epoch, me, state.topic_id)
+            self._host.tell_controller(elected)
+            self.deadline = now + ASK_RETRY_MS
+
+    def tell_repairs(self, now: int, numbers: Sequence[int] | None = None) -> None:
+        """Tell of the blocks that are whole now, or not as was thought, until it is known.
+
+        Of all that there are, or of those with *numbers*; the others have been told.
+        """
+        host, state = self._host, self._partition.state
+        ends = self._repairs.ends(state, numbers)
+        if ends:
+            mark("partition.progress")
+            topic_ids = (state.topic_id,) * len(ends)
+            host.tell_controller(Progress(host.me, tuple(ends), host.incarnation, topic_ids))
+            due = now + ASK_RETRY_MS
+            self.deadline = due if numbers is None else min(self.deadline, due)
+
+    def refuse_seal(self, m: Seal, error: PymqError) -> None:
+        """Tell why the open block is not sealed; whoever wants it asks again."""
+        host, name = self._host, self._partition.name
+        host.tell_controller(
+            Sealed(
+                *name,
+                m.block,
+                m.epoch,
+                host.me,
+                error=error,
+                incarnation=host.incarnation,
+                topic_id=self._partition.state.topic_id,
+                controller_epoch=m.controller_epoch,
+            )
+        )

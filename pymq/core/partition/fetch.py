@@ -1,0 +1,401 @@
+"""What consumers read of a partition: fetches, now or when there is something, and times."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+import attrs
+
+from pymq.core.block.recovery import as_told
+from pymq.core.message import (
+    BEGIN,
+    END,
+    Fetch,
+    Fetched,
+    FindOffset,
+    Message,
+    OffsetFound,
+)
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.fetch_limits import AGAIN_MS
+from pymq.core.partition.open_block import OpenBlock
+from pymq.core.partition.pending_fetches import PendingFetches, WaitingRoom
+from pymq.core.ready import FindTime, Read, Ready, TimeFound
+from pymq.core.types import TopicPartition
+from pymq.errors import (
+    CorruptBatch,
+    NotLeader,
+    OffsetOutOfRange,
+    PymqError,
+    QuotaExceeded,
+    ReplicaNotAvailable,
+)
+
+
+class ReadableReplica(Protocol):
+    """What of a partition matters to those who read it."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+    opened: OpenBlock
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica here leads."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known where the log ends, or that it never will be."""
+        ...
+
+    def has(self, block: BlockNode) -> bool:
+        """Whether all of a sealed block is here."""
+        ...
+
+    def damage(self, block: BlockNode) -> PymqError | None:
+        """Why the copy of a sealed block that is here cannot be read, if so."""
+        ...
+
+
+class FetchHost(Protocol):
+    """What serving needs of the broker."""
+
+    waiting: WaitingRoom  # of all partitions
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        ...
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        ...
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*."""
+        ...
+
+
+class FetchHandler:
+    """The reading side of one partition on one broker."""
+
+    __slots__ = ("_host", "_partition", "_starts", "_times", "_waits")
+
+    def __init__(self, partition: ReadableReplica, host: FetchHost) -> None:
+        self._partition = partition
+        self._host = host
+        self._waits = PendingFetches(host.waiting)
+        # Searches, by token; with the block that is searched, unless it is the open one.
+        self._times: dict[int, tuple[str, FindOffset, int | None]] = {}
+        self._starts: list[int] = []  # of the blocks
+
+    def adopt(self, state: PartitionState) -> None:
+        """The blocks are those of *state*."""
+        self._starts = [block.start for block in state.blocks]
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that is kept."""
+        return self._starts[0]
+
+    @property
+    def open_start(self) -> int:
+        """Where the open block begins."""
+        return self._starts[-1]
+
+    # --- fetching -------------------------------------------------------------------------------
+
+    def fetch(self, source: str, m: Fetch, now: int) -> None:
+        """Answer with batches, or wait until there are some."""
+        partition = self._partition
+        if m.any_replica and not partition.leads:
+            self._fetch_of_follower(source, m, now)
+            return
+        if not partition.is_settled and partition.state.leader is not None:
+            mark("serving.unsettled")
+            self._wait(source, m, now)
+            return
+        if self._is_early(m):
+            mark("serving.end_not_known")
+            self._wait(source, m, now)
+            return
+        start, high = self.log_start, partition.opened.high_watermark
+        offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
+        if not self._is_answered(source, m, offset, now):
+            # "The end" is the one at the time of asking, however long the fetch waits.
+            mark("serving.waits")
+            self._wait(source, attrs.evolve(m, offset=offset), now)
+
+    def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
+        """Answer a reader that takes any replica with what is known here to be committed.
+
+        A follower may lag, so it never concludes that a position is beyond the end: it answers
+        with nothing and its own high watermark, and the reader asks another replica.
+        """
+        opened = self._partition.opened
+        start, high = self.log_start, opened.readable_end
+        offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
+        if m.offset == BEGIN and m.max_bytes <= 0:
+            # The tree tells where the log begins.
+            self._host.reply(source, self._answer(m, offset, self._unable), now)
+        elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
+            self._host.reply(source, self._answer(m, offset, error), now)
+        elif offset < start:
+            mark("serving.follower.out_of_range")
+            self._host.reply(source, self._answer(m, offset, self._out_of_range(m)), now)
+        elif offset == high and m.max_wait_ms > 0 and opened.is_in_touch:
+            mark("serving.follower.waits")
+            self._wait(source, attrs.evolve(m, offset=offset), now)
+        elif offset >= high:
+            mark("serving.follower.not_yet")
+            self._host.reply(source, self._answer(m, offset), now)
+        else:
+            mark("serving.follower.serves")
+            self._serve(source, m, offset, now)
+
+    @property
+    def _unable(self) -> PymqError | None:
+        """Why nothing at all is told here, if so."""
+        partition = self._partition
+        return None if partition.problem is None else partition.opened.refusal(partition.problem)
+
+    def _out_of_range(self, m: Fetch) -> OffsetOutOfRange:
+        start, high = self.log_start, self._partition.opened.high_watermark
+        return OffsetOutOfRange(
+            f"{self._partition.name} holds offsets {start} to {high}, not {m.offset}",
+            log_start=start,
+            high_watermark=high,
+        )
+
+    def _is_answered(self, source: str, m: Fetch, offset: int, now: int) -> bool:
+        """Answer a fetch, if there is something for it or there will never be."""
+        partition = self._partition
+        start, high = self.log_start, partition.opened.high_watermark
+        error = self._unreadable(m.offset, offset)
+        if error is None and not start <= offset <= max(high, partition.opened.end):
+            mark("serving.out_of_range")
+            error = self._out_of_range(m)
+        if error is not None:
+            self._host.reply(source, self._answer(m, offset, error), now)
+            return True
+        return self._serve(source, m, offset, now)
+
+    def _unreadable(
+        self, asked: int, offset: int, *, any_replica: bool = False
+    ) -> PymqError | None:
+        """Why a fetch of *offset* cannot be served here, if so."""
+        partition = self._partition
+        if (problem := self._unable) is not None:
+            return problem
+        if asked == END or offset >= self.open_start:
+            if any_replica and not partition.leads:
+                return self._no_copy
+            if partition.leads or partition.state.leader is None:
+                return None
+            mark("serving.not_leader")
+            return NotLeader.of(partition.name, partition.opened.leader)
+        if offset < self.log_start:
+            return None  # It is gone, and nobody has it: that is told otherwise.
+        block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
+        if partition.has(block):
+            return None
+        others = [name for name in block.in_sync if name != partition.me]
+        if not others and (damage := partition.damage(block)) is not None:
+            mark("serving.damaged")
+            return damage  # Nobody has it sound.
+        mark("serving.not_here")
+        return ReplicaNotAvailable(
+            f"{partition.me} does not hold {partition.name} {block.name}",
+            brokers=others,
+        )
+
+    @property
+    def _no_copy(self) -> ReplicaNotAvailable | None:
+        """Why nothing of the open block can be read here, if so."""
+        partition, node = self._partition, self._partition.opened.node
+        if partition.opened.is_running:
+            return None
+        mark("serving.follower.no_copy")
+        return ReplicaNotAvailable(
+            f"{partition.me} has no copy of {partition.name} {node.name} to read from",
+            brokers=[] if partition.me in node.replicas else list(node.replicas),
+        )
+
+    def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:
+        partition, opened = self._partition, self._partition.opened
+        is_follower = m.any_replica and not partition.leads
+        high = opened.readable_end if is_follower else opened.high_watermark
+        unkeyed: tuple[tuple[int, int], ...] = ()
+        if m.max_bytes <= 0 and error is None and opened.log is not None:
+            unkeyed = opened.log.unkeyed.below(high)
+        name = partition.name
+        return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed)
+
+    def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
+        """Answer a fetch if there is something for it."""
+        answer = self._answer(m, offset)
+        high = answer.high_watermark
+        limit = high if m.end is None else min(high, m.end)
+        if offset >= limit and m.max_wait_ms > 0 and offset >= high:
+            return False
+        if offset >= limit or m.max_bytes <= 0:
+            self._host.reply(source, answer, now)
+            return True
+        # "The end" is the one at the time of asking, however long the fetch waits for room.
+        most = self._host.admit(source, attrs.evolve(m, offset=offset), now)
+        if not most:
+            return True
+        state = self._partition.state
+        block = state.blocks[bisect_right(self._starts, offset) - 1]
+        end = limit if block.end is None else min(limit, block.end)
+        self._host.out.read.append(
+            Read(source, answer, state.block_id(block), offset, end, most, m.verify)
+        )
+        return True
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> int:
+        """When a fetch has waited long enough."""
+        return self._waits.deadline
+
+    def _wait(self, source: str, m: Fetch, now: int) -> None:
+        """Let a fetch wait; the oldest of a connection with too many is answered with nothing.
+
+        It is refused if too many of its account, or of all, wait in all partitions.
+        """
+        account, connection = self._host.owner(source)
+        if not self._host.waiting.has_room(account):
+            mark("serving.no_room_to_wait")
+            why = "too many fetches of this principal or of all clients wait at ends of partitions"
+            error = QuotaExceeded(why, retry_ms=AGAIN_MS)
+            self._host.reply(source, self._answer(m, m.offset, error), now)
+            return
+        oldest = self._waits.add(source, account, connection, m, now)
+        if oldest is not None:
+            mark("serving.too_many_wait")
+            self._answer_empty(*oldest, now)
+
+    def wake(self, now: int) -> None:
+        """Serve the fetches for which there is something now, or will never be.
+
+        Each append comes by here, so what waits is gone through only if one may be answered.
+        """
+        if not self._waits or self._all_go_on_waiting:
+            return
+
+        def is_served(source: str, m: Fetch) -> bool:
+            if m.any_replica and not self._partition.leads:
+                if not self._is_news(m):
+                    return False
+                self._fetch_of_follower(source, attrs.evolve(m, max_wait_ms=0), now)
+                return True
+            if not self._partition.is_settled or self._is_early(m):
+                return False
+            if m.offset < 0:
+                self.fetch(source, m, now)
+                return True
+            return self._is_answered(source, m, m.offset, now)
+
+        self._waits.serve(is_served)
+
+    @property
+    def _all_go_on_waiting(self) -> bool:
+        """Whether it is certain, without a look at each, that nothing has come for any."""
+        partition, opened, waits = self._partition, self._partition.opened, self._waits
+        if not partition.leads:
+            read_to = opened.readable_end
+            return not waits.is_any_plain and opened.is_in_touch and waits.lowest >= read_to
+        high = opened.high_watermark
+        return (
+            partition.is_settled
+            and partition.problem is None
+            and waits.lowest >= max(high, self.open_start)
+            and waits.highest <= max(high, opened.end)
+        )
+
+    def _is_news(self, m: Fetch) -> bool:
+        """Whether a follower can say more to a reader that waits than before."""
+        opened = self._partition.opened
+        return opened.readable_end > m.offset or not opened.is_in_touch
+
+    def tick(self, now: int) -> None:
+        """Answer those that have waited long enough."""
+        for source, m in self._waits.over(now):
+            self._answer_empty(source, m, now)
+
+    def close(self) -> None:
+        """The partition is here no more."""
+        self._waits.clear()
+
+    def _is_early(self, m: Fetch) -> bool:
+        """Whether *m* asks a leader for the end that does not know it yet."""
+        partition = self._partition
+        return m.offset == END and partition.leads and not partition.opened.knows_end
+
+    def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
+        if self._is_early(m) and not m.any_replica:
+            why = f"{self._partition.name} has a new leader, which does not know its end yet"
+            error = ReplicaNotAvailable(f"{why}; try again")
+            self._host.reply(source, self._answer(m, -1, error), now)
+            return
+        offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
+        self._host.reply(source, self._answer(m, offset), now)
+
+    # --- times ----------------------------------------------------------------------------------
+
+    def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
+        """Look for an offset by time; whether the store is asked, and answers to *found*."""
+        return self._search(source, m, now, token, -1)
+
+    def _search(self, source: str, m: FindOffset, now: int, token: int, after: int) -> bool:
+        """Go through the blocks behind number *after*, one at a time."""
+        partition = self._partition
+        state = partition.state
+        for block in state.blocks if partition.problem is None else ():
+            may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
+            if block.number > after and may_hold and block.end != block.start:
+                error = self._unreadable(block.start, block.start, any_replica=m.any_replica)
+                if error is not None:
+                    self._host.reply(source, OffsetFound(m.id, -1, error), now)
+                    return False
+                is_open = block.end is None
+                self._times[token] = (source, m, None if is_open else block.number)
+                end = partition.opened.high_watermark if block.end is None else block.end
+                name = state.block_id(block)
+                self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
+                return True
+        problem = partition.problem
+        error = None if problem is None else partition.opened.refusal(problem)
+        self._host.reply(source, OffsetFound(m.id, partition.opened.high_watermark, error), now)
+        return False
+
+    def found(self, m: TimeFound, now: int) -> bool:
+        """The store has searched one block; whether it is asked about the next one."""
+        source, request, number = self._times.pop(m.token)
+        error = as_told(m.error) if m.error is not None else None
+        if isinstance(error, CorruptBatch):
+            # Its producer sent it like this, so it is no reason to doubt the disk.
+            name = self._partition.name
+            details = {**error.details, "topic": name.topic, "partition": name.partition}
+            error = CorruptBatch(f"{name}: {error.message}", **details)
+        if m.offset is None and error is None and number is not None:
+            # What was the newest of it may be gone: cut off, or compacted.
+            return self._search(source, request, now, m.token, number)
+        offset = self._partition.opened.high_watermark if m.offset is None else m.offset
+        self._host.reply(source, OffsetFound(request.id, offset, error), now)
+        return False

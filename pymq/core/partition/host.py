@@ -1,0 +1,110 @@
+"""The broker around a partition: what the parts need of it, and how the replicas see it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.block.replicator import ReplicaHost, ReplicationConfig
+from pymq.core.message import Fetch, Message
+from pymq.core.partition.pending_fetches import WaitingRoom
+from pymq.core.ready import Ready
+from pymq.core.repair.repair_scheduler import RepairScheduler
+from pymq.core.repair.repair_throttle import RepairThrottle
+from pymq.core.types import BlockId, Rng
+
+
+class Home(ReplicaHost, Protocol):
+    """What the parts of a partition need of the broker around it."""
+
+    storage_id: str
+    incarnation: int
+    out: Ready
+    slots: RepairScheduler
+    lending: RepairThrottle
+    waiting: WaitingRoom
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        ...
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+    def admit(self, source: str, m: Fetch, now: int) -> int:
+        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        ...
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """The account and the connection of the machine *source*."""
+        ...
+
+    def has_failed(self, peer: str, block: BlockId) -> bool:
+        """Whether another broker says that it cannot act on an open block."""
+        ...
+
+
+class PartitionHost:
+    """The broker, as the replicas of one partition see it.
+
+    It knows which of the other brokers cannot act on that partition, alive as they are.
+    """
+
+    __slots__ = ("_host", "open_block")
+
+    def __init__(self, host: Home) -> None:
+        self._host = host
+        self.open_block: BlockId | None = None  # if it is to be here
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        return self._host.me
+
+    @property
+    def rng(self) -> Rng:
+        """The broker's dice."""
+        return self._host.rng
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the broker's life."""
+        return self._host.incarnation
+
+    @property
+    def replication(self) -> ReplicationConfig:
+        """The broker's patience."""
+        return self._host.replication
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        return self._host.out
+
+    @property
+    def slots(self) -> RepairScheduler:
+        """Whose turn it is to ask others for sealed blocks, over all partitions."""
+        return self._host.slots
+
+    @property
+    def lending(self) -> RepairThrottle:
+        """What others have asked the broker for, of all partitions."""
+        return self._host.lending
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        return self._host.wall_ms(now)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message to another broker."""
+        self._host.send(peer, message)
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        self._host.tell_controller(message)
+
+    def is_alive(self, peer: str) -> bool:
+        """Whether another broker can act on the open block."""
+        if not self._host.is_alive(peer):
+            return False
+        return self.open_block is None or not self._host.has_failed(peer, self.open_block)

@@ -1,0 +1,191 @@
+"""What a partition asks for by itself as it grows: the next block, less of the past, compaction."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.block.retention import first_kept
+from pymq.core.message import BlockSizes, Message, RetireBlocks, RollWanted
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.open_block import OpenBlock
+from pymq.core.ready import Compact, Compacted, Ready
+from pymq.core.types import NEVER, BlockId, TopicPartition
+from pymq.errors import PymqError
+
+RETENTION_CHECK_MS = 5_000
+MIN_DIRTY = 0.5  # of the bytes of sealed blocks have come since the last compaction
+ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
+
+
+class MaintainedReplica(Protocol):
+    """What of a partition decides about its blocks."""
+
+    name: TopicPartition
+    state: PartitionState
+    problem: PymqError | None
+    opened: OpenBlock
+
+    @property
+    def me(self) -> str:
+        """The broker's name."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica here leads."""
+        ...
+
+    def has(self, block: BlockNode) -> bool:
+        """Whether all of a sealed block is here."""
+        ...
+
+
+class MaintenanceHost(Protocol):
+    """What the upkeep of a partition needs of the broker."""
+
+    @property
+    def out(self) -> Ready:
+        """What the broker wants done in this turn."""
+        ...
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        ...
+
+    def tell_controller(self, message: Message) -> None:
+        """Send something to the active zkserver."""
+        ...
+
+
+class Maintenance:
+    """The wishes of one partition; each is repeated until something comes of it."""
+
+    __slots__ = (
+        "_asked_at",
+        "_compacted",
+        "_host",
+        "_partition",
+        "opened_ms",
+        "retention_at",
+        "roll_at",
+    )
+
+    def __init__(self, partition: MaintainedReplica, host: MaintenanceHost, now: int) -> None:
+        self.opened_ms = 0  # when the open block was made; 0: not known
+        self._partition = partition
+        self._host = host
+        self._asked_at = -ASK_RETRY_MS
+        self.roll_at = NEVER  # these two are looked at after every write, so they are no property
+        self.retention_at = now
+        self._compacted: tuple[BlockId, ...] = ()
+
+    def open_next(self, opened_ms: int, now: int) -> None:
+        """Another block is open now."""
+        self.opened_ms = opened_ms
+        self.roll_at = NEVER
+        self._asked_at = -ASK_RETRY_MS
+        self.retention_at = now  # A newly sealed block may be one too many.
+
+    def reconsider(self, now: int) -> None:
+        """The topic's options have changed."""
+        self.retention_at, self.roll_at = now, NEVER
+
+    def begin(self, now: int) -> None:
+        """The open block can be looked at."""
+        if self.roll_at == NEVER:
+            self.want_roll(now)
+
+    def lead(self, now: int) -> None:
+        """The replica here leads from now on; nobody has heard of what it wants."""
+        self._asked_at = -ASK_RETRY_MS
+        self.want_roll(now)
+
+    def asked(self, now: int) -> None:
+        """The zkserver was told that the block is sealed.
+
+        Should nothing come of it, because the zkserver was replaced, the next one is to know.
+        """
+        self._asked_at = now
+        self.roll_at = now + ASK_RETRY_MS
+
+    def stop(self) -> None:
+        """Nothing can be done about the partition any more."""
+        self.roll_at = self.retention_at = NEVER
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        if now >= self.roll_at:
+            self.want_roll(now)
+        if now >= self.retention_at:
+            self._retain(now)
+
+    def want_roll(self, now: int) -> None:
+        """Ask for the next block when this one is large or old enough; ask again if unheard."""
+        partition = self._partition
+        opened = partition.opened
+        config, log = partition.state.config, opened.log
+        self.roll_at = NEVER
+        if partition.problem is not None or log is None:
+            return
+        is_lost = opened.has_lost_lead
+        if not partition.leads and not opened.sealing.is_fenced and not is_lost:
+            return
+        is_sealed = opened.is_sealed
+        if not is_sealed and not is_lost and (log.stable_size == 0 or opened.sealing.is_parking):
+            return
+        wall = self._host.wall_ms(now)
+        age = wall - (self.opened_ms or wall)
+        is_full = log.size >= config.block_bytes
+        if is_full or is_sealed or is_lost or age >= config.block_ms:
+            if now >= self._asked_at + ASK_RETRY_MS:
+                self._asked_at = now
+                reason = "sealed" if is_sealed else "size" if is_full else "age"
+                reason = "leader" if is_lost else reason
+                state = partition.state
+                number = state.blocks[-1].number
+                self._host.tell_controller(RollWanted(*partition.name, number, state.epoch, reason))
+            self.roll_at = self._asked_at + ASK_RETRY_MS
+        else:
+            self.roll_at = now + config.block_ms - age
+
+    def _retain(self, now: int) -> None:
+        """Let go of sealed blocks beyond the retention, and compact those that are new."""
+        partition, state = self._partition, self._partition.state
+        config, blocks, log = state.config, state.blocks, partition.opened.log
+        self.retention_at = NEVER  # A partition of one block that never rolls costs nothing.
+        if len(blocks) == 1 or partition.problem is not None or log is None:
+            return
+        if config.retention_bytes is not None or config.retention_ms is not None:
+            self.retention_at = now + RETENTION_CHECK_MS
+            kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
+            if kept > blocks[0].number and partition.leads:
+                mark("partition.retired")
+                retire = RetireBlocks(*partition.name, state.epoch, kept, state.topic_id)
+                self._host.tell_controller(retire)
+        if config.cleanup_policy == "compact":
+            self._compact(now)
+
+    def _compact(self, now: int) -> None:
+        """Have what is here of the sealed blocks compacted, if enough of it is new."""
+        partition, state = self._partition, self._partition.state
+        sealed = state.blocks[:-1]
+        here = tuple(state.block_id(block) for block in sealed if partition.has(block))
+        if any(partition.me in block.replicas and not partition.has(block) for block in sealed):
+            # With replicas the block that was just sealed is under repair, be it for a moment.
+            mark("upkeep.compact_in_part")
+            self.retention_at = now + RETENTION_CHECK_MS
+        if not here or here == self._compacted:
+            return
+        self._compacted = here
+        before = self._host.wall_ms(now) - state.config.tombstone_ms
+        if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
+            before = 0  # What a deletion deletes may be in a block that only others have.
+        self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))
+
+    def compacted(self, m: Compacted) -> None:
+        """Compaction is over; a failed one is tried again after the next roll."""
+        if m.error is None and m.sizes and self._partition.leads:
+            sizes = tuple((block.number, size) for block, size in m.sizes)
+            topic_id = self._partition.state.topic_id
+            self._host.tell_controller(BlockSizes(*self._partition.name, sizes, topic_id))

@@ -1,0 +1,1 @@
+"""Completing this broker's copies of sealed blocks."""

@@ -1,0 +1,232 @@
+"""The sealed blocks of one partition that this broker is bringing to their end.
+
+There may be thousands of them, as after a disk was replaced: nothing that happens to one of them
+has the others looked at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import attrs
+
+from pymq.core.block.log import BlockLog
+from pymq.core.message import ReplicaFetch, ReplicaFetched
+from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.ready import Read, Ready, Recovered
+from pymq.core.repair.block_repair import BlockRepair, RepairHost
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.types import NEVER
+from pymq.errors import PymqError, ReplicaNotAvailable, StoreError
+
+
+class PartitionRepairs:
+    """The sealed blocks of one partition that this broker is bringing to their end."""
+
+    __slots__ = (
+        "_dirty",
+        "_host",
+        "_overrated",
+        "_repairs",
+        "_timers",
+        "_whole",
+        "_writing",
+        "deadline",
+    )
+
+    def __init__(self, host: RepairHost) -> None:
+        self._host = host
+        self._repairs: dict[int, BlockRepair] = {}  # by block number, as all of these
+        self._dirty: dict[int, BlockRepair] = {}  # have something to write
+        self._writing: dict[int, BlockRepair] = {}  # a write of theirs is under way
+        self._whole: dict[int, BlockRepair] = {}  # are whole, and the zkserver does not know
+        self._overrated: dict[int, BlockRepair] = {}  # are not, and it knows otherwise
+        self._timers: TimerHeap[int] = TimerHeap()
+        self.deadline = NEVER
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._repairs
+
+    def start(self, state: PartitionState, block: BlockNode, log: BlockLog | None) -> None:
+        """Bring *block* to its end, from *log* if it was open here until now."""
+        fresh = log is None
+        if log is None:
+            name = state.block_id(block)
+            log = BlockLog(self._host, name, block.start, is_shared=False)
+        self.drop(block.number)
+        repair = self._repairs[block.number] = BlockRepair(self._host, block, log)
+        if fresh:
+            repair.recover()
+        else:
+            repair.begin(state.topic, state.partition)
+            if log.is_writing:
+                self._writing[block.number] = repair  # of what was open when it was written
+        self._note(block.number, repair)
+
+    def adopt(self, state: PartitionState) -> None:
+        """Begin what is missing, and end what the zkserver knows to be whole."""
+        me = self._host.me
+        numbers = {block.number for block in state.blocks[:-1] if me in block.replicas}
+        for number in [number for number in self._repairs if number not in numbers]:
+            self.drop(number)
+        for block in state.blocks[:-1]:
+            known = self._repairs.get(block.number)
+            if known is not None:
+                known.adopt(block)
+                self._note(block.number, known)
+            elif me in block.replicas and me not in block.in_sync:
+                self.start(state, block, None)
+
+    def stop(self) -> None:
+        """Nothing of the partition is to be here any more."""
+        for number in list(self._repairs):
+            self.drop(number)
+
+    def ends(
+        self, state: PartitionState, numbers: Iterable[int] | None = None
+    ) -> list[tuple[str, str, int, int]]:
+        """How far copies go that the zkserver knows otherwise: (topic, partition, number, end).
+
+        Of all that there are, or of those with *numbers*, which are whole.
+        """
+        if numbers is None:
+            numbers = (*self._whole, *self._overrated)
+        return [
+            (state.topic, state.partition, number, self._repairs[number].log.stable_end)
+            for number in numbers
+        ]
+
+    def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
+        """The store has found where a copy ends; whether it was one of these."""
+        repair = self._repairs.get(found.block.number)
+        if repair is None or not repair.log.is_recovering:
+            return False
+        try:
+            repair.recovered(found, state.topic, state.partition)
+        except StoreError as error:
+            repair.unreadable(error, state.topic, state.partition, now)
+        self._note(found.block.number, repair)
+        return True
+
+    def unreadable(self, state: PartitionState, number: int, error: PymqError, now: int) -> bool:
+        """The store cannot say where a copy ends; whether it was one of these."""
+        repair = self._repairs.get(number)
+        if repair is None or not repair.log.is_recovering:
+            return False
+        repair.unreadable(error, state.topic, state.partition, now)
+        self._note(number, repair)
+        return True
+
+    @property
+    def are_overrated(self) -> bool:
+        """Whether the zkserver takes any of them for whole that is not."""
+        return bool(self._overrated)
+
+    def problem(self, number: int) -> PymqError | None:
+        """Why the copy of a block that is here cannot be read, if so."""
+        repair = self._repairs.get(number)
+        return repair.problem if repair is not None else None
+
+    @property
+    def problems(self) -> list[PymqError]:
+        """Why copies that are here cannot be read."""
+        if not self._repairs:
+            return []
+        return [r.problem for r in self._repairs.values() if r.problem is not None]
+
+    def step(self, source: str, m: ReplicaFetched, now: int) -> bool:
+        """Take in a part of a block; whether it was for one of these."""
+        repair = self._repairs.get(m.block.number)
+        if repair is None:
+            return False
+        repair.step(source, m, now)
+        self._note(m.block.number, repair)
+        return True
+
+    def lend(
+        self, source: str, m: ReplicaFetch, state: PartitionState, problem: PymqError | None
+    ) -> None:
+        """Let another broker complete its copy from a sealed block that is whole here."""
+        host = self._host
+        blocks, number = state.blocks, m.block.number
+        at = bisect_left(blocks, number, key=lambda block: block.number)
+        block = blocks[at] if at < len(blocks) and blocks[at].number == number else None
+        is_here = block is not None and host.me in block.in_sync and number not in self
+        answer = ReplicaFetched(m.id, m.block, m.offset, 0, 0)
+        end = block.end if block is not None and is_here and problem is None else None
+        if block is None or end is None or not block.start <= m.offset < end:
+            error = ReplicaNotAvailable(f"{host.me} does not hold all of {m.block}")
+            host.send(source, attrs.evolve(answer, error=error))
+        else:
+            host.lending.add(Read(source, answer, m.block, m.offset, end, m.max_bytes))
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        for number in self._timers.over(now):
+            repair = self._repairs[number]
+            repair.tick(now)
+            self._note(number, repair)
+        self.deadline = self._timers.due
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._dirty)
+
+    def flush(self, ready: Ready) -> None:
+        """Add what is to be written to *ready*."""
+        dirty, self._dirty = self._dirty, {}
+        for repair in dirty.values():
+            repair.flush(ready)
+        self._writing |= dirty
+
+    def advance(self) -> list[int]:
+        """The write is done; which copies are whole by it, and the zkserver does not know."""
+        writing, self._writing = self._writing, {}
+        for number, repair in writing.items():
+            repair.advance()
+            self._note(number, repair)
+        return [number for number in writing if number in self._whole]
+
+    def failed(self, number: int, now: int, *, is_fatal: bool) -> bool:
+        """A write failed; whether it was of one of these."""
+        repair = self._repairs.get(number)
+        if repair is None:
+            return False
+        repair.failed(now, is_fatal=is_fatal)
+        self._note(number, repair)
+        return True
+
+    # --- who has something to do ----------------------------------------------------------------
+
+    def _note(self, number: int, repair: BlockRepair) -> None:
+        """Take down what has become of one of them."""
+        if repair.is_done and repair.is_known:
+            self.drop(number)
+            return
+        _keep(self._dirty, number, repair, repair.is_dirty)
+        _keep(self._whole, number, repair, repair.is_done)
+        _keep(self._overrated, number, repair, repair.is_overrated)
+        if repair.deadline != NEVER:
+            self._timers.set(number, repair.deadline)
+        else:
+            self._timers.drop(number)
+        self.deadline = self._timers.due
+
+    def drop(self, number: int) -> None:
+        """Let go of one, if there is such a one."""
+        repair = self._repairs.pop(number, None)
+        if repair is None:
+            return
+        repair.leave()
+        for those in (self._dirty, self._writing, self._whole, self._overrated):
+            those.pop(number, None)
+        self._timers.drop(number)
+
+
+def _keep(those: dict[int, BlockRepair], number: int, repair: BlockRepair, is_one: bool) -> None:
+    if is_one:
+        those[number] = repair
+    else:
+        those.pop(number, None)

@@ -1,0 +1,1 @@
+"""Timers and clocks of machines; time is always an argument."""

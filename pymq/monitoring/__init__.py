@@ -1,0 +1,1 @@
+"""What a process can tell about its nodes."""

@@ -1,1 +1,0 @@
-"""Assemblies: broker and zkserver machines, and the loop that drives them."""

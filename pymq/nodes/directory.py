@@ -1,0 +1,98 @@
+"""Where the nodes of a cluster are: learned from what zkservers tell, asked for when it is missing.
+
+Machines call each other by name. What a zkserver answers to clients says where brokers are; a
+broker hears the names of its peers alone. So whenever the transport has something for a node that
+nobody has told it of, the directory asks for the description of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pymq.client.base import Outbox
+from pymq.core.message import Answer, DescribeCluster, Location, Message
+from pymq.core.metadata.nodes import ClusterDescription, TopicMetadata
+from pymq.core.types import NEVER
+from pymq.errors import NotController
+from pymq.transport.base import CLIENT_PREFIX, Arrival
+
+ASK_MS = 250  # between two questions, whatever is missing
+KEEP_ASKING_MS = 5_000  # for a node that nobody needs any more
+
+
+class Directory(Outbox):
+    """Asks, as a machine, and notes what it sees of answers to others."""
+
+    def __init__(
+        self,
+        name: str,
+        controllers: Sequence[str],
+        learn: Callable[[str, str], None],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self._controllers = list(controllers)
+        self._learn = learn
+        self._clock = clock
+        self._missing: dict[str, int] = {}  # nodes, and until when somebody wants to know
+        self._ids = 0
+        self._asked_at = -NEVER
+
+    def stranger(self, node: str) -> None:
+        """Nobody knows where *node* is, and there is something for it."""
+        if node.startswith(CLIENT_PREFIX):
+            return  # It has gone; a client listens nowhere, and no zkserver knows of any.
+        now = self._clock()
+        self._missing[node] = now + KEEP_ASKING_MS
+        self.due = min(self.due, max(now, self._asked_at + ASK_MS))
+
+    def note(self, arrivals: Sequence[Arrival]) -> None:
+        """Learn from what has arrived, for whomever it is."""
+        for _, _, message in arrivals:
+            if type(message) is Answer:
+                self._learn_from(message)
+
+    def _learn_from(self, answer: Answer) -> None:
+        result = answer.result
+        if isinstance(result, TopicMetadata):
+            for partition in result.partitions:
+                self._found(partition.leader, partition.endpoint)
+            for place in result.brokers:
+                self._found(place.name, place.endpoint)
+        elif isinstance(result, ClusterDescription):
+            for broker in result.brokers:
+                self._found(broker.name, broker.endpoint)
+        elif isinstance(result, tuple):
+            for part in result:
+                if isinstance(part, Location):
+                    self._found(part.broker, part.endpoint)
+
+    def _found(self, node: str | None, endpoint: str | None) -> None:
+        if node and endpoint:
+            self._missing.pop(node, None)
+            self._learn(node, endpoint)
+
+    def step(self, source: str, message: Message, now: int) -> None:
+        """Take in an answer to this machine's own question."""
+        if isinstance(message, Answer) and isinstance(message.error, NotController):
+            active = message.error.details.get("controller")
+            if isinstance(active, str) and active in self._controllers:
+                self._turn_to(active)
+
+    def _turn_to(self, controller: str) -> None:
+        index = self._controllers.index(controller)
+        self._controllers = self._controllers[index:] + self._controllers[:index]
+        self.due = min(self.due, self._asked_at + ASK_MS // 5)
+
+    def tick(self, now: int) -> None:
+        """Ask again, the next zkserver each time, while something is missing."""
+        self.due = NEVER
+        for node in [node for node, until in self._missing.items() if until <= now]:
+            del self._missing[node]
+        if self._missing:
+            self._ids += 1
+            self.out.send.append((self._controllers[0], DescribeCluster(self._ids)))
+            self._controllers.append(self._controllers.pop(0))
+            self._asked_at = now
+            self.due = now + ASK_MS

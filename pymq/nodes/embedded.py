@@ -1,0 +1,252 @@
+"""pymq inside one process: a zkserver and a broker, or several, and no server to start.
+
+One loop drives all of them, so a message goes from one broker to another by reference, in the
+thread that waits for what becomes of it; only the disks of several brokers work in threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import re
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from pymq.broker.broker import BrokerMachine
+from pymq.broker.registration import BrokerConfig
+from pymq.client.client import Client
+from pymq.controller.controller import Controller, ControllerConfig
+from pymq.coord.base import Coordinator
+from pymq.errors import ConfigError, CorruptMetadata
+from pymq.monitoring.collector import Collector
+from pymq.replication.solo import Solo
+from pymq.runtime.driver import Driver
+from pymq.runtime.loop import Loop
+from pymq.runtime.timed_machines import TimedFiles
+from pymq.store.base import BlockStore
+from pymq.store.file.file_store import FileStore
+
+if TYPE_CHECKING:
+    from pymq.hash.assign import Assignor
+
+BROKER = "broker-"  # and a number, from 0 on
+ZKSERVER = "zkserver-0"
+METADATA = "metadata.db"
+REPLICAS = 3  # of the offsets of groups, if there are as many brokers
+BROKERS_MAX = 100
+
+
+class EmbeddedNode(NamedTuple):
+    """A broker of this process, as it is to be made."""
+
+    store: BlockStore
+    storage_id: str = ""
+    incarnation: int = 0
+
+
+def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Client:
+    """Open a folder, which is made when absent, for this process alone.
+
+    One broker has its blocks in the folder itself, each of several in a folder in it. *brokers* is
+    how many there are to be; by default as many as there are.
+
+    Nothing is removed but what a commit says is gone, and that when it is made: blocks that a crash
+    has left of a deleted topic stay, until ``pymq verify --remove-unknown`` finds them.
+
+    Raises:
+        StoreLocked: another process has it open.
+        StoreError: it cannot be read or written.
+        CorruptMetadata: its metadata is damaged.
+        ConfigError: it holds more brokers than are asked for, or one and cannot hold several.
+    """
+    folder = os.fspath(path)
+    metadata = os.path.join(folder, METADATA)
+    found = broker_folders(folder)
+    if brokers is not None and brokers < len(found):
+        raise ConfigError(f"{folder} holds {len(found)} brokers, and none of them can be left out")
+    count = brokers or max(1, len(found))
+    files = TimedFiles()
+    with ExitStack() as stack:
+        parts = [_part(folder, files, stack)] if count == 1 and not found else []
+        if not parts:
+            parts = _parts(folder, count, files, stack)
+        from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
+
+        if not os.path.exists(metadata) and any(part.store.blocks() for part in parts):
+            raise CorruptMetadata(
+                f"{metadata} is missing, but there are blocks: restore it from a backup, "
+                "or choose another folder",
+                file=metadata,
+            )
+        return assemble(parts, SqliteCoordinator.open(metadata), stack, files)
+
+
+def broker_folders(folder: str) -> list[str]:
+    """The folders of brokers in that of an embedded queue: of all that it has, if of several."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []  # What is wrong with it is told by who opens it.
+    # Two digits: whatever else lies there must not be taken for thousands of brokers.
+    numbers = [
+        int(name[len(BROKER) :]) for name in names if re.fullmatch(f"{BROKER}[0-9]{{1,2}}", name)
+    ]
+    paths = [os.path.join(folder, f"{BROKER}{n}") for n in range(max(numbers, default=-1) + 1)]
+    return paths if any(os.path.exists(os.path.join(path, "FORMAT")) for path in paths) else []
+
+
+def _part(folder: str, files: TimedFiles, stack: ExitStack) -> EmbeddedNode:
+    """The only broker, in the folder itself."""
+    store = FileStore(folder, files=files)  # first of all: it takes the lock
+    stack.callback(store.close)
+    return EmbeddedNode(store)
+
+
+def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list[EmbeddedNode]:
+    """Several brokers, which are told from those that others have elsewhere by their disks."""
+    from pathlib import Path
+
+    from pymq.nodes.identity import next_identity  # only now: one broker needs none
+
+    if os.path.exists(os.path.join(folder, "FORMAT")):
+        raise ConfigError(
+            f"{folder} holds one broker's blocks and cannot hold several brokers; open another "
+            "folder with brokers=, and copy the records"
+        )
+    parts = []
+    for number in range(count):
+        name = f"{BROKER}{number}"
+        path = os.path.join(folder, name)
+        store = FileStore(path, files=files)
+        stack.callback(store.close)
+        identity = next_identity(Path(path), name)
+        parts.append(EmbeddedNode(store, identity.storage_id, identity.incarnation))
+    return parts
+
+
+def open_memory(brokers: int = 1) -> Client:
+    """Open a queue that is gone when it is closed."""
+    from pymq.coord.memory import MemoryCoordinator
+    from pymq.store.memory import MemoryStore  # only now: a folder does without
+
+    with ExitStack() as stack:
+        parts = [EmbeddedNode(MemoryStore(), str(number)) for number in range(brokers)]
+        return assemble(parts, MemoryCoordinator(), stack)
+
+
+def assemble(
+    parts: Sequence[EmbeddedNode],
+    backend: Coordinator,
+    stack: ExitStack,
+    files: TimedFiles | None = None,
+) -> Client:
+    """Put a queue together of *parts*, which *stack* closes, now or when the client is closed."""
+    stack.callback(backend.close)
+    wall_offset_ms = _wall_ms() - _clock()
+    loop = Loop(_clock)
+    stack.callback(loop.release)
+    meters = Collector(loop, version(), files)
+    now = _clock()
+    config = ControllerConfig(
+        ZKSERVER,
+        offsets_partitions=1,
+        offsets_replicas=min(len(parts), REPLICAS),
+        wall_offset_ms=wall_offset_ms,
+    )
+    controller = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
+    meters.add_zkserver(controller, backend)
+    loop.follow_wall_clock(_wall_ms, controller)
+    brokers = [
+        _broker(number, part, len(parts) > 1, now, meters) for number, part in enumerate(parts)
+    ]
+    for broker in brokers:
+        loop.follow_wall_clock(_wall_ms, broker)
+    driver = Driver(loop)
+    with driver:
+        pass  # Leaving the block turns the loop until all is recovered.
+    closing = stack.pop_all()
+
+    def close() -> None:
+        def last(loop: Loop) -> None:
+            for broker in brokers:
+                broker.shut_down(loop.clock())
+                loop.touch(broker.me)
+
+        driver.check_process()
+        with closing:
+            driver.close(last)
+
+    client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
+    client.sources.append(meters.collect)
+    keep(client)
+    return client
+
+
+def _broker(
+    number: int, part: EmbeddedNode, has_others: bool, now: int, meters: Collector
+) -> BrokerMachine:
+    """Make a broker, and have the loop drive it."""
+    if has_others:
+        from pymq.replication.factory import replicator as make  # only now: it loads all there are
+    else:
+        make = Solo
+    store = part.store
+    broker = BrokerMachine(
+        BrokerConfig(
+            f"{BROKER}{number}",
+            (ZKSERVER,),
+            storage_id=part.storage_id,
+            incarnation=part.incarnation,
+            wall_offset_ms=_wall_ms() - now,
+        ),
+        make,
+        _assignor,
+        random.Random(),
+        store.blocks(),
+        store.unsealed() if has_others else (),  # One broker has nobody to complete them from.
+        now,
+        meters.journal,
+    )
+    meters.add_broker(broker, store)
+    return broker
+
+
+def _assignor(name: str) -> Assignor:
+    from pymq.hash.assign import assignor  # only now: the first group needs one
+
+    return assignor(name)
+
+
+def version() -> str:
+    """The version of pymq."""
+    from pymq import __version__  # only now: it is still being imported when we are
+
+    return __version__
+
+
+def _clock() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def keep(client: Client) -> None:
+    """Close *client* at the end of the process, unless somebody has done so before."""
+    _open_clients.add(client)
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open_clients.clear)  # They are the parent's to close.
+
+
+@atexit.register
+def _close_all() -> None:
+    # What lingers in a producer is not lost because somebody forgot to close.
+    for client in list(_open_clients):
+        client.close()

@@ -1,0 +1,79 @@
+"""HTTP of a node: metrics of every node, the page of a zkserver.
+
+With keys everybody is who his token says: a file ``NAME.token`` beside the keys, for scrapers and
+browsers that cannot speak CurveZMQ. Metrics are for whoever may ``Describe`` the cluster; the page
+talks with the cluster as the principal himself, with his own key, so that every node asks the
+policy as it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pymq.access.requirements import DESCRIBE_CLUSTER
+from pymq.core.observe.metrics import Metrics
+from pymq.errors import ConfigError
+from pymq.monitoring.collector import process
+from pymq.nodes.remote import open_cluster
+from pymq.nodes.security import Access, Http, NodeSecurity
+from pymq.web.app import WebApp
+from pymq.web.authentication import Authentication, TokenFolder
+from pymq.web.server import Server
+from pymq.web.snapshots import ClusterSnapshots
+
+
+def open_http(
+    http: Http, node: str, access: Access, door: NodeSecurity | None, metrics: Callable[[], Metrics]
+) -> Server:
+    """Serve a node's metrics, and the page if *node* is the endpoint of a zkserver.
+
+    Raises:
+        ConfigError: it cannot be listened there, or must not be.
+    """
+    keys = access.curve_dir
+    gate = Authentication(None)
+    if keys is not None:
+        folder = Path(keys)
+        gate = Authentication(
+            TokenFolder(folder, is_revoked=lambda name: _is_revoked(folder, name)),
+            on_refused=door.refuse_token if door is not None else lambda address: None,
+        )
+    allows = (lambda principal: True) if door is None else _may_scrape(door)
+
+    def collect() -> Metrics:
+        found = metrics()
+        process(found)
+        return found
+
+    desks = None
+    if "://" in node:
+        desks = ClusterSnapshots(
+            lambda principal: open_cluster(
+                f"zmq+{node}", curve_dir=keys, principal=principal or None
+            )
+        )
+    app = WebApp(gate, collect, desks=desks, may_scrape=allows, writable=http.writable)
+    return Server(http.listen, app, cert=http.cert, insecure=access.insecure)
+
+
+def _is_revoked(folder: Path, name: str) -> bool:
+    """Whether the key of *name* was revoked and there is no other one.
+
+    Who never had a key, as a scraper, has a token all the same.
+    """
+    from pymq.transport.curve import key_files as files  # only now: it loads zmq
+
+    revoked = folder / f"{name}{files.REVOKED}"
+    if not revoked.exists():
+        return False
+    try:
+        return files.read_public(folder / f"{name}{files.PUBLIC}").key in files.read_revoked(
+            revoked
+        )
+    except ConfigError:
+        return True
+
+
+def _may_scrape(door: NodeSecurity) -> Callable[[str], bool]:
+    return lambda principal: door.allows(principal, DESCRIBE_CLUSTER)

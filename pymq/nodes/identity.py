@@ -1,0 +1,92 @@
+"""Which disk a broker has, and how often it was started with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pymq.core import cbor
+from pymq.core.values import value
+from pymq.errors import ConfigError, CorruptMetadata, InvalidRequest, StoreError
+from pymq.nodes.clocks import wall_ms
+
+FILE = "broker.cbor"
+VERSION = 1
+
+
+@value
+class Identity:
+    """What a zkserver tells brokers of one name apart by."""
+
+    name: str
+    storage_id: str  # of the disk: one that was replaced has another
+    incarnation: int  # rises with each start
+
+
+def fresh_identity(name: str) -> Identity:
+    """Of a broker that keeps nothing."""
+    return Identity(name, os.urandom(8).hex(), wall_ms())
+
+
+def next_identity(folder: Path, name: str) -> Identity:
+    """The identity of the broker that is being started on *folder*, which it has locked.
+
+    Raises:
+        ConfigError: the folder belongs to a broker of another name.
+        CorruptMetadata: its file is damaged.
+        StoreError: it cannot be read or written.
+    """
+    path = folder / FILE
+    try:
+        before = _read(path)
+        if before is not None and before.name != name:
+            raise ConfigError(f"{folder} belongs to {before.name}, not to {name}")
+        storage_id = before.storage_id if before is not None else os.urandom(8).hex()
+        # The clock counts too, for a folder that was brought back from a copy.
+        incarnation = max(before.incarnation + 1 if before is not None else 0, wall_ms())
+        made = Identity(name, storage_id, incarnation)
+        _write(path, made)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"cannot write {path}: {error}") from error
+    return made
+
+
+def _read(path: Path) -> Identity | None:
+    if not path.exists():
+        return None
+    try:
+        match cbor.loads(path.read_bytes()):
+            case {"v": 1, "name": str(name), "storage_id": str(found), "incarnation": int(number)}:
+                return Identity(name, found, number)
+            case _:
+                pass
+    except InvalidRequest:
+        pass
+    raise CorruptMetadata(
+        f"{path} is damaged; without it the blocks beside it belong to nobody. "
+        "Restore it, or move the folder away: the broker then starts as one with a new disk"
+    )
+
+
+def _write(path: Path, identity: Identity) -> None:
+    data = cbor.dumps(
+        {
+            "v": VERSION,
+            "name": identity.name,
+            "storage_id": identity.storage_id,
+            "incarnation": identity.incarnation,
+        }
+    )
+    draft = path.with_suffix(".new")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

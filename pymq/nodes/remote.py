@@ -1,0 +1,168 @@
+"""A client of a cluster: everything that the embedded one does, with brokers elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from pymq.client.client import Client
+from pymq.core.values import value
+from pymq.errors import ConfigError
+from pymq.nodes.clocks import monotonic_ms, wall_ms
+from pymq.nodes.directory import Directory
+from pymq.nodes.embedded import keep
+from pymq.runtime.loop import Loop
+from pymq.runtime.network_driver import NetworkDriver
+from pymq.transport.base import Transport, zmq_needed
+
+if TYPE_CHECKING:
+    from pymq.transport.zeromq.transport import ZmqTransport
+
+SCHEME = "zmq+"
+OPTIONS = ("curve_dir", "principal")  # of a URL
+
+
+@value
+class ClusterAddress:
+    """A cluster, as a URL names it: its zkservers, and the keys to talk with them."""
+
+    controllers: tuple[str, ...]  # endpoints
+    curve_dir: str | None = None
+    principal: str | None = None
+
+
+def parse_url(
+    url: str,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> ClusterAddress:
+    """Understand ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``; arguments win over the URL.
+
+    Raises:
+        ConfigError: it is no such URL.
+    """
+    if not url.startswith(SCHEME):
+        raise ConfigError(f"{url!r} is no URL of a cluster; zmq+tcp://HOST:PORT is one")
+    where, options = _options(url.removeprefix(SCHEME))
+    controllers = tuple(endpoints(where))
+    folder = curve_dir or options.get("curve_dir")
+    principal = principal or options.get("principal")
+    if folder is None and principal is not None:
+        raise ConfigError("a principal needs keys: give curve_dir, too")
+    return ClusterAddress(controllers, None if folder is None else os.fspath(folder), principal)
+
+
+def open_transport(where: ClusterAddress) -> ZmqTransport:
+    """A transport for a client of a cluster.
+
+    Raises:
+        ConfigError: there is no such key.
+        MissingExtra: pyzmq is not installed.
+    """
+    with zmq_needed():
+        from pymq.transport.curve.key_ring import KeyRing  # only now: they load zmq
+        from pymq.transport.zeromq.transport import ZmqTransport
+
+    keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
+    return ZmqTransport(f"client-{os.urandom(8).hex()}", keys=keys)
+
+
+def open_cluster(
+    url: str,
+    *,
+    curve_dir: str | os.PathLike[str] | None = None,
+    principal: str | None = None,
+) -> Client:
+    """Open a cluster by its zkservers: ``zmq+tcp://host:port,host:port`` or ``zmq+ipc://path``.
+
+    With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, it is talked with as the
+    *principal* whose secret key is in that folder.
+
+    Nobody is waited for: that none of them answers is the error of the first call that needs one.
+
+    Raises:
+        ConfigError: the URL is not one, or there is no such key.
+        MissingExtra: pyzmq is not installed.
+    """
+    where = parse_url(url, curve_dir, principal)
+    transport = open_transport(where)
+    try:
+        return connect(
+            transport.node,
+            transport,
+            where.controllers,
+            lambda: transport.problem,
+            has_keys=where.curve_dir is not None,
+        )
+    except BaseException:
+        transport.close()
+        raise
+
+
+def connect(
+    node: str,
+    transport: Transport,
+    controllers: Sequence[str],
+    trouble: Callable[[], str] = str,
+    *,
+    has_keys: bool = False,
+) -> Client:
+    """A client over any transport, of the zkservers *controllers*.
+
+    *trouble* says, where nobody answers, what the transport has met with, or nothing. Where the
+    client *has_keys*, its producers have the ids that they are given.
+    """
+    loop = Loop(monotonic_ms, transport.send, transport.flush)
+    directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
+    transport.on_stranger = directory.stranger
+    loop.add(directory.name, directory)
+    driver = NetworkDriver(loop, transport, directory.note)
+
+    def close() -> None:
+        driver.check_process()
+        try:
+            driver.close(lambda loop: None)
+        finally:
+            transport.close()
+
+    client = Client(
+        driver, node, list(controllers), wall_ms, close, trouble=trouble, has_keys=has_keys
+    )
+    transport.on_lost = client._lost
+    keep(client)
+    return client
+
+
+def _options(url: str) -> tuple[str, dict[str, str]]:
+    """A URL without what is behind its question mark, and that."""
+    where, _, query = url.partition("?")
+    try:
+        found = parse_qs(query, strict_parsing=bool(query), errors="strict")
+    except ValueError:
+        raise ConfigError(f"{query!r} is not NAME=VALUE&NAME=VALUE") from None
+    for name, values in found.items():
+        if name not in OPTIONS or len(values) != 1:
+            raise ConfigError(f"{name!r} in {query!r}: there are {', '.join(OPTIONS)}, once each")
+    return where, {name: values[0] for name, values in found.items()}
+
+
+def endpoints(text: str) -> list[str]:
+    """Endpoints from ``tcp://host:port,host:port``; the scheme may stand before each.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    scheme, separator, rest = text.partition("://")
+    parts = [part.strip().removeprefix(f"{scheme}://") for part in rest.split(",")]
+    if not separator or scheme not in ("tcp", "ipc") or not all(parts):
+        raise ConfigError(f"{text!r} is no list of endpoints; tcp://HOST:PORT,HOST:PORT is one")
+    if scheme == "tcp":
+        for part in parts:
+            host, _, port = part.rpartition(":")
+            if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+                raise ConfigError(f"{part!r} is not HOST:PORT")
+    found = [f"{scheme}://{part}" for part in parts]
+    return list(dict.fromkeys(found))

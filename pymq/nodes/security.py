@@ -1,0 +1,243 @@
+"""The door of a node: who may connect, what each may do, and where it is written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pymq.access.audit import Audit, AuditedRequest
+from pymq.access.grants import Grants
+from pymq.access.guard import Guard
+from pymq.access.requirements import Requirement
+from pymq.access.rules import Policy, load_policy
+from pymq.core.message import Message
+from pymq.core.values import value
+from pymq.descriptors import lent
+from pymq.errors import ConfigError
+from pymq.nodes.clocks import monotonic_ms, wall_ms
+from pymq.transport.base import Gate, Transport, zmq_needed
+
+log = logging.getLogger("pymq.security")
+
+POLICY = "policy.toml"  # in the folder of keys, unless it is said to be elsewhere
+RELOAD_MS = 1_000  # between two looks at the policy
+
+
+@value
+class Access:
+    """How a node is secured: by the keys of a folder and a policy, or knowingly not at all."""
+
+    curve_dir: str | os.PathLike[str] | None = None
+    policy: str | os.PathLike[str] | None = None
+    audit: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    connections_per_address: int | None = None  # of which 1,000 is the default
+    connections_per_principal: int | None = None  # of which 500 is the default
+
+
+@value
+class Http:
+    """Where a node is to be reached over HTTP, and what for.
+
+    *cert* is a PEM file with a certificate and its key; *writable* lets the page change something.
+    """
+
+    listen: str
+    cert: str | os.PathLike[str] | None = None
+    writable: bool = False
+
+
+def open_transport(
+    name: str | None,
+    listen: str,
+    advertise: str | None,
+    default: str,
+    access: Access,
+    gate: Gate | None = None,
+) -> tuple[Transport, NodeSecurity | None]:
+    """The transport of a node that listens, and its door if it has one.
+
+    *default* is whose key the node has, if no key file names its endpoint. A *gate* of one's own
+    takes the place of the door, and of the policy.
+
+    Raises:
+        ConfigError: as it says.
+        MissingExtra: pyzmq is not installed.
+    """
+    with zmq_needed():
+        from pymq.transport.curve.key_ring import KeyRing  # only now: they load zmq
+        from pymq.transport.zeromq.sockets import Tuning
+        from pymq.transport.zeromq.transport import ZmqTransport
+
+    given = {
+        "per_address": access.connections_per_address,
+        "per_principal": access.connections_per_principal,
+    }
+    chosen = {by: most for by, most in given.items() if most is not None}
+    for by, most in chosen.items():
+        if most < 1:
+            raise ConfigError(f"connections_{by}={most} must be at least 1")
+    if access.curve_dir is None:
+        for by in chosen:
+            raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
+        if access.policy is not None or access.audit is not None:
+            raise ConfigError("a policy needs keys: without curve_dir nobody knows who is who")
+        if access.insecure:
+            log.warning("insecure: anybody who can connect may do anything")
+        insecure = access.insecure
+        made = ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, insecure=insecure)
+        return made, None
+    if access.insecure:
+        raise ConfigError("curve_dir and insecure exclude each other")
+    keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
+    tuning = Tuning(**chosen)
+    if gate is not None:
+        made = ZmqTransport(
+            name, listen=listen, advertise=advertise, gate=gate, keys=keys, tuning=tuning
+        )
+        return made, None
+    door = NodeSecurity(access.policy or Path(access.curve_dir) / POLICY, access.audit)
+    try:
+        made = ZmqTransport(
+            name,
+            listen=listen,
+            advertise=advertise,
+            gate=door,
+            tuning=tuning,
+            keys=keys,
+            on_refused=door.refuse,
+            on_send=door.send,
+            quotas=door,
+        )
+    except BaseException:
+        door.close()
+        raise
+    return made, door
+
+
+class NodeSecurity:
+    """A guard whose policy is that of a file, also after that has changed; it is a gate.
+
+    What is refused is written to the file *audit*, a line of JSON each, or else to the log
+    ``pymq.security``.
+
+    Raises:
+        ConfigError: the policy cannot be read, or the audit log not be written.
+    """
+
+    def __init__(
+        self,
+        policy: str | os.PathLike[str],
+        audit: str | os.PathLike[str] | None = None,
+        clock: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._path = Path(policy)
+        self._clock = clock
+        self._looked_at = clock()
+        if not self._path.exists():
+            raise ConfigError(
+                f"there is no policy {self._path}, and without one nobody may do anything; "
+                "'pymq keys policy' writes one to begin with"
+            )
+        self._stamp = self._look()
+        self._complaint = ""  # that was logged last
+        first = load_policy(self._path)
+        self._file = -1 if audit is None else _open_audit(audit)
+        self._audit = Audit(self._write, wall_ms)
+        self._guard = Guard(first, self._audit, clock)
+        self.send = self._guard.send  # what is sent is counted, too, and looked at
+
+    def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """Answers instead of *message*, or None to let it in."""
+        now = self._clock()
+        if now - self._looked_at >= RELOAD_MS:
+            self._looked_at = now
+            self._reload()
+        return self._guard(principal, source, message)
+
+    def know(self, grants: Grants) -> None:
+        """Check and give out grants of producers' ids from now on."""
+        self._guard.grants = grants
+
+    def allows(self, principal: str, need: Requirement) -> bool:
+        """Whether the policy in force lets *principal* do that; any thread may ask."""
+        return self._guard.allows(principal, need)
+
+    @property
+    def refused(self) -> int:
+        """How much was refused, since the node started."""
+        return self._audit.refused
+
+    def fetch_wait_ms(self, principal: str) -> int:
+        """How long until *principal* may be sent more records; 0 when it may."""
+        return self._guard.fetch_wait_ms(principal)
+
+    def produce_wait_ms(self, principal: str) -> int:
+        """How long until more may be written for *principal*; 0 when it may."""
+        return self._guard.produce_wait_ms(principal)
+
+    def produced(self, principal: str, size: int) -> None:
+        """Count what was written for *principal* beside what it has sent."""
+        self._guard.produced(principal, size)
+
+    def refuse(self, principal: str, source: str) -> None:
+        """Note a connection that was not let in."""
+        self._audit.refuse(
+            AuditedRequest(principal, source, "connect", "authenticate", ""), self._clock()
+        )
+
+    def refuse_token(self, address: str) -> None:
+        """Note a token over HTTP that is nobody's, or was not looked at; any thread may call."""
+        self._audit.refuse(AuditedRequest("", address, "http", "authenticate", ""), self._clock())
+
+    def close(self) -> None:
+        """Close the audit log."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _reload(self) -> None:
+        try:
+            stamp = self._look()
+            if stamp == self._stamp:
+                return
+            # Until it can be read it is tried each second, and complained of once.
+            with lent():
+                found: Policy = load_policy(self._path)
+        except ConfigError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("the policy is that of before: %s", error)
+            return
+        self._stamp, self._complaint = stamp, ""
+        self._guard.replace(found)
+        log.info("the policy was read again: %d rules", len(found.rules))
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+    def _write(self, line: str) -> None:
+        if self._file < 0:
+            fields = json.loads(line)
+            log.warning(fields.pop("event"), extra={"fields": fields})
+            return
+        try:
+            # One write a line, to a file that is appended to: lines of several nodes do not mix.
+            os.write(self._file, line.encode() + b"\n")
+        except OSError as error:
+            log.error("the audit log cannot be written: %s", error)
+
+
+def _open_audit(path: str | os.PathLike[str]) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the audit log {path} cannot be opened: {error.strerror}") from error

@@ -1,0 +1,207 @@
+"""A node as a process: options from the command line and a file, one line of log, signals.
+
+An option given on the command line counts before one in the file, whose names are the same without
+dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML is ``--zkserver tcp://10.0.0.1:7878``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pymq import descriptors
+from pymq.errors import ConfigError, PymqError
+from pymq.nodes import garbage
+from pymq.nodes.assembly import Node
+
+log = logging.getLogger("pymq")
+
+
+class JsonLines(logging.Formatter):
+    """A line a message, for machines to read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, with ``--config FILE.toml`` for what is not on it.
+
+    What is wrong with either ends the process with status 2, as a wrong command line does.
+    """
+    parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
+    # An option that has to be there may be there in the file.
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = False
+    first, _ = parser.parse_known_args(argv)
+    if first.config is not None:
+        try:
+            options = tomllib.loads(Path(first.config).read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"{first.config}: {error}")
+        known = {action.dest for action in parser._actions} - {"help", "config"}
+        given = {name.replace("-", "_"): found for name, found in options.items()}
+        if unknown := sorted(set(given) - known):
+            parser.error(
+                f"{first.config}: unknown option {unknown[0]!r}; known are {sorted(known)}"
+            )
+        actions = {action.dest: action for action in parser._actions}
+        for name, found in given.items():
+            # As text, what argparse knows of the option holds for it as on the command line.
+            is_switch = actions[name].nargs == 0
+            if is_switch != isinstance(found, bool) or isinstance(found, dict):
+                kind = "true or false" if is_switch else "a text, a number or a list"
+                parser.error(f"{first.config}: {name!r} is {kind}, not {found!r}")
+            text = ",".join(map(str, found)) if isinstance(found, list) else str(found)
+            parser.set_defaults(**{name: found if is_switch else text})
+    args = parser.parse_args(argv)
+    missing = [action.option_strings[0] for action in required if not getattr(args, action.dest)]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    return args
+
+
+def secure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a node that say who may connect and do what."""
+    parser.add_argument(
+        "--curve-dir", metavar="DIR", help="keys, as 'pymq keys' makes them: encrypt, let in by key"
+    )
+    parser.add_argument(
+        "--policy", metavar="FILE.toml", help="who may do what (policy.toml in --curve-dir)"
+    )
+    parser.add_argument("--audit", metavar="FILE", help="for what was refused (the log)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen to the network without keys, knowingly"
+    )
+    parser.add_argument(
+        "--connections-per-address",
+        type=int,
+        metavar="N",
+        help="how many one address may have, where there are keys (1000)",
+    )
+    parser.add_argument(
+        "--connections-per-principal",
+        type=int,
+        metavar="N",
+        help="how many one principal may have, from anywhere, where there are keys (500)",
+    )
+
+
+def common(args: argparse.Namespace) -> dict[str, Any]:
+    """What was said by the options that all nodes have, as arguments of a node."""
+    names = ("listen", "advertise", "curve_dir", "policy", "audit", "insecure")
+    more = ("connections_per_address", "connections_per_principal", "http", "http_cert")
+    return {name: getattr(args, name) for name in (*names, *more)}
+
+
+def limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a broker that bound what clients take of it."""
+    parser.add_argument(
+        "--fetch-max-bytes",
+        type=int,
+        metavar="N",
+        help="of one answer to a fetch, whatever it asks for (4194304)",
+    )
+    parser.add_argument(
+        "--fetch-memory-bytes",
+        type=int,
+        metavar="N",
+        help="of all answers that clients have not taken yet (33554432)",
+    )
+    parser.add_argument(
+        "--group-max-members", type=int, metavar="N", help="of a consumer group (1000)"
+    )
+
+
+def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
+    """Add the options of what a node serves over HTTP."""
+    what = "metrics and the cluster page" if has_page else "metrics"
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"serve {what} there")
+    parser.add_argument(
+        "--http-cert", metavar="FILE.pem", help="certificate and key; the network takes one"
+    )
+    if has_page:
+        parser.add_argument(
+            "--http-writable", action="store_true", help="let the page change something"
+        )
+
+
+def serve(node: Node) -> int:
+    """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
+
+    What happens is logged to stderr, a line of JSON each (:data:`pymq.core.observe.events.EVENTS`).
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    note = node.journal.note
+    node.journal.listener = write_event(node.name)
+    limit = descriptors.keep_back()
+    garbage.freeze_old()
+    fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
+    node.on_ready = lambda: note("ready", **fields, descriptors=limit.all)
+    if limit.all < descriptors.SMALL:
+        note("few_descriptors", limit=limit.all, wanted=descriptors.SMALL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: node.stop())
+    try:
+        node.run()
+    except PymqError as error:
+        note("failed", **fields, code=error.code, why=str(error))
+        return 1
+    note("stopped", **fields)
+    return 0
+
+
+_LEVELS = {
+    "failed": logging.ERROR,
+    "partition_failed": logging.ERROR,
+    "unclean_election": logging.ERROR,
+    "change_refused": logging.ERROR,
+    "registration_refused": logging.ERROR,
+    "broker_dead": logging.WARNING,
+    "replica_offline": logging.WARNING,
+    "isr_shrunk": logging.WARNING,
+    "few_descriptors": logging.WARNING,
+    "connections_crowded": logging.WARNING,
+}
+
+
+def write_event(node: str) -> Callable[[str, dict[str, object]], None]:
+    """A listener for the journal of *node*, which logs each event as a line."""
+
+    def write(event: str, fields: dict[str, object]) -> None:
+        log.log(_LEVELS.get(event, logging.INFO), event, extra={"fields": {"node": node, **fields}})
+
+    return write
+
+
+def endpoints(text: str) -> list[str]:
+    """Endpoints in a comma-separated list, as an argument's type."""
+    from pymq.nodes.remote import endpoints as parse_endpoints
+
+    try:
+        return parse_endpoints(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

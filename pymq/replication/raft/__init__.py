@@ -1,0 +1,1 @@
+"""Raft for one open block."""

@@ -1,0 +1,359 @@
+"""Who turns the loop: the thread that wants something, and a background thread for the rest.
+
+A thread that waits for a record to be durable could hand the work to another thread and sleep. That
+costs two switches, some 40 us, on top of the disk's 150. So whoever waits turns the loop himself if
+nobody else does. While he is in the system call, others add their records; the next turn takes all
+of them in one write and one sync. The background thread does what nobody waits for: lingering
+batches, timers, long work.
+
+The lock is the right to turn the loop and to touch its machines; nothing else is locked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from pymq.core.types import NEVER
+from pymq.errors import Closed, ForkedError, InternalError, PymqError
+from pymq.runtime.loop import Loop
+
+HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
+COOL_TURNS = 40  # ... and after how many idle rounds it sleeps until something is due
+
+
+class Waitable(Protocol):
+    """Something that will be done."""
+
+    is_done: bool
+    waiters: list[threading.Lock] | None  # released once it is done
+
+
+class Wake(Protocol):
+    """How the background thread sleeps; an ``Event`` is one."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float | None) -> bool: ...
+
+
+def _is_done(what: Waitable) -> bool:
+    # Another thread may finish it at any moment, which a type checker cannot know.
+    return what.is_done
+
+
+class Driver:
+    """Turns a loop, for any number of threads."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.problem: BaseException | None = None  # why the loop stopped, if it did
+        self._lock = threading.Lock()
+        self._wake: Wake = threading.Event()
+        self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
+        self._queueing: deque[None] = deque()  # one for each thread that waits for the lock
+        self._sleepers: dict[threading.Lock, None] = {}
+        self._asleep_until = 0  # of the background thread, in the loop's milliseconds
+        self._is_hot = False  # it sleeps, but not for long: what is due can wait for it
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    # --- for those who want something -----------------------------------------------------------
+
+    def __enter__(self) -> Loop:
+        """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
+        self._check()
+        is_taken = False
+        try:
+            try:
+                # A lock is not fair: without this, a thread that turns again and again keeps it.
+                self._queueing.append(None)
+                is_taken = self._take(blocking=True)
+            finally:
+                self._queueing.pop()
+            if self._is_closed:
+                raise Closed("the client was closed")
+        except BaseException:
+            if is_taken:
+                self._lock.release()
+            raise
+        return self.loop
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._run(None)
+        finally:
+            self._lock.release()
+            self._look_again()
+
+    def _take(self, *, blocking: bool) -> bool:
+        """Take the lock; returns whether it has. Ctrl-C may come at any time and leaves it free.
+
+        Python raises it before a function of ours begins, in the middle of a C function that waits,
+        or right after one. So taking the lock and noting that it is taken is one C function here,
+        and whoever calls this begins his ``try`` before he calls anything else.
+        """
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._lock.acquire, (blocking,)))
+        except BaseException:
+            if True in taken:
+                self._lock.release()
+            raise
+        return taken[0]
+
+    def wait(self, what: Waitable, timeout: float | None) -> bool:
+        """Wait until *what* is done, turning the loop if nobody else does.
+
+        *timeout* is in seconds, None waits for ever. Returns whether it is done.
+        """
+        if _is_done(what):
+            return True
+        self._check()
+        if not self._is_idle() and not self._queueing and self._take(blocking=False):
+            try:
+                self._run(lambda: what.is_done)
+            finally:
+                self._lock.release()
+                self._look_again()
+            if _is_done(what):
+                return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        if what.waiters is None:
+            what.waiters = []
+        what.waiters.append(waiter)
+        # Whoever finishes first marks it done, then releases the waiters: one of us sees the other.
+        if _is_done(what):
+            return True
+        self._hurry()
+        self.sleep(waiter, timeout)
+        if not _is_done(what) and self._is_closed:
+            raise Closed("the client was closed")
+        return _is_done(what)
+
+    def _is_idle(self) -> bool:
+        """Whether turning the loop now would come to nothing, for certain."""
+        return False
+
+    def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
+        """Sleep until *waiter*, which is taken, is released; returns whether it was in time.
+
+        Whoever has something done elsewhere sleeps here, since a loop that breaks wakes him.
+        """
+        self._sleepers[waiter] = None
+        in_time = False
+        try:
+            if self.problem is None and not self._is_closed:
+                seconds = -1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
+                in_time = waiter.acquire(timeout=seconds)
+        finally:
+            self._sleepers.pop(waiter, None)
+        self._check()
+        return in_time
+
+    def monotonic(self) -> float:
+        """The seconds by which timeouts are measured."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass, before something is tried again."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self.sleep(waiter, seconds)  # A loop that breaks meanwhile is not waited for.
+
+    def turn(self, name: str) -> bool:
+        """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
+        if self.problem is not None or self._pid != os.getpid():
+            self._check()
+        if self._queueing or not self._take(blocking=False):
+            return False
+        try:
+            if self._is_closed:
+                raise Closed("the client was closed")
+            self.loop.touch(name)
+            self._run(None)
+        finally:
+            self._lock.release()
+            self._look_again()
+        return True
+
+    def poke(self, name: str) -> None:
+        """Let whoever turns the loop look at machine *name*, soon; does not wait."""
+        self.loop.poke(name)
+        # If somebody holds the lock, he looks for work once more after letting it go.
+        if not self._lock.locked():
+            self._hurry()
+
+    def push(self, name: str) -> None:
+        """Have machine *name* looked at: here and now if that is possible, else soon."""
+        if not self.turn(name):
+            self.poke(name)
+
+    def arm(self, due: int, name: str | None = None) -> None:
+        """Something is due at *due*, of machine *name*: nobody must sleep longer."""
+        if self._thread is None:
+            self._start()
+        if due < self._asleep_until:
+            self._wake.set()
+
+    def soon(self, errand: Callable[[Loop], None]) -> None:
+        """Have *errand* done by whoever next turns the loop, at the latest the background thread.
+
+        This never waits, so that an event loop may call it; errands are done in their order.
+        """
+        self._check()
+        self._errands.append(errand)
+        if self._is_closed and errand in self._errands:  # else close() has done it
+            self._errands.clear()
+            raise Closed("the client was closed")
+        if self._thread is None:
+            self._start()
+        self._wake.set()
+
+    def _hurry(self) -> None:
+        if self._thread is None:
+            self._start()
+        if self.loop.has_work or self.loop.deadline < self._asleep_until:
+            self._wake.set()
+
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
+
+        Raises:
+            ForkedError: this is one.
+        """
+        if self._pid != os.getpid():
+            raise ForkedError("this client belongs to the parent process; open a new one here")
+
+    def _check(self) -> None:
+        self.check_process()
+        if self.problem is not None:
+            raise self._stopped() from self.problem
+
+    def _stopped(self) -> PymqError:
+        if isinstance(self.problem, Exception):
+            return InternalError(
+                f"the loop broke on {type(self.problem).__name__}: {self.problem}; what was "
+                "acknowledged is safe: open a new client, and please report this"
+            )
+        return Closed(
+            f"{type(self.problem).__name__} stopped the client in the middle of its work; what was "
+            "acknowledged is safe: open a new client"
+        )
+
+    # --- turning --------------------------------------------------------------------------------
+
+    def _run(self, is_enough: Callable[[], bool] | None) -> None:
+        try:
+            self._turns(is_enough or self._has_queue)
+        except BaseException as error:
+            # A machine broke one of its own rules, or was interrupted in the middle of a step:
+            # nothing that it says can be trusted any more.
+            self.problem = error
+            self._wake_all()
+            raise
+
+    def _turns(self, is_enough: Callable[[], bool]) -> None:
+        if self._errands:
+            for _ in range(len(self._errands)):  # What these leave comes after the turns below.
+                self._errands.popleft()(self.loop)
+        self.loop.run(is_enough)
+
+    def _has_queue(self) -> bool:
+        return bool(self._queueing)
+
+    def _wake_all(self) -> None:
+        for waiter in list(self._sleepers):
+            if self._sleepers.pop(waiter, waiter) is None and waiter.locked():
+                waiter.release()
+
+    def _look_again(self) -> None:
+        # What came in while we turned was left by somebody who relies on us to look once more.
+        loop = self.loop
+        if (
+            loop.has_work
+            or loop.jobs
+            or self._errands
+            # While there is traffic the thread wakes soon anyway, and asking every machine for its
+            # deadline after each request costs more than a deadline that is met 5 ms late.
+            or (not self._is_hot and loop.deadline < self._asleep_until)
+        ):
+            if self._thread is None:
+                self._start()
+            self._wake.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                thread = threading.Thread(target=self._background, name="pymq-loop", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _background(self) -> None:
+        loop, idle = self.loop, 0
+        while not self._is_closed and self.problem is None:
+            self._wake.clear()
+            if self._queueing:
+                self._wake.wait(HOT_MS / 1000)  # They go first; their turns do this work too.
+            # Whoever turns the loop meanwhile does what is due, and looks again when he is done. To
+            # wait for the lock would take it from a thread that puts one record after the other,
+            # and make it wait for this one: two switches of threads.
+            had_work = is_taken = not self._lock.acquire(blocking=False)
+            if not is_taken:
+                try:
+                    if self._closed():
+                        return
+                    had_work = self._has_work()
+                    self._run(None)
+                except BaseException:  # kept in ``problem``, raised to the next caller
+                    return
+                finally:
+                    self._lock.release()
+            while loop.jobs:
+                loop.do_job()
+                had_work = True
+            idle = 0 if had_work else idle + 1
+            now = loop.clock()
+            is_hot = idle <= COOL_TURNS
+            until = NEVER if is_taken else loop.deadline
+            if is_hot:
+                until = min(until, now + HOT_MS)
+            self._is_hot = is_hot
+            self._asleep_until = until
+            # What was armed before that line has not waked us: look once more.
+            if is_taken or (not loop.has_work and loop.deadline >= until):
+                self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
+            self._asleep_until = 0
+            self._is_hot = False
+
+    def _has_work(self) -> bool:
+        loop = self.loop
+        return bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
+
+    def _closed(self) -> bool:
+        return self._is_closed
+
+    def close(self, last: Callable[[Loop], None]) -> None:
+        """Do *last* and turn the loop once more; from then on nothing turns it."""
+        self.check_process()  # In a child the lock may be held by a thread that is not there.
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self.problem is None:
+                self._run(None)  # Errands come first: somebody waits for what they began.
+                last(self.loop)
+                self._run(None)
+            self._wake_all()  # What they wait for will not be done any more.
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,147 @@
+"""What a source reads from: a cluster through a client, or a folder from its files.
+
+Both are made from an address in whatever process needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from pymq.client.client import Client
+from pymq.client.router import Call
+from pymq.core import message as msg
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.record import EncodedBatch
+from pymq.errors import ConfigError, OffsetOutOfRange, RequestTimeout
+from pymq.spark.log.topic_log import Topic, TopicLog
+from pymq.spark.options import SourceOptions
+from pymq.spark.planning import Range
+from pymq.spark.process import client, process_cache
+
+POLL_MS = 1000  # how long a fetch waits for what is not there yet
+
+
+class ClusterLog:
+    """A log behind a client."""
+
+    def __init__(self, mq: Client, timeout_s: float) -> None:
+        self._client = mq
+        self._questions = mq.questions
+        self._timeout_s = timeout_s
+
+    def topics(self) -> list[str]:
+        """As :class:`TopicLog`."""
+        return self._client.topics()
+
+    def topic(self, name: str) -> Topic:
+        """As :class:`TopicLog`."""
+        found = self._questions.topic_metadata(name, self._timeout_s)
+        return Topic(found.topic_id, tuple(each.partition for each in found.partitions))
+
+    def bounds(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, tuple[int, int]]:
+        """As :class:`TopicLog`."""
+        return self._questions.all_bounds(topic, partitions, self._timeout_s, topic_id)
+
+    def at_time(
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
+    ) -> Mapping[str, int]:
+        """As :class:`TopicLog`."""
+        found = self._questions.ask_leaders(
+            topic,
+            partitions,
+            lambda request, partition: msg.FindOffset(
+                request, topic, partition, timestamp_ms, topic_id
+            ),
+            self._timeout_s,
+        )
+        return {
+            partition: answer.offset
+            for partition, answer in found.items()
+            if isinstance(answer, msg.OffsetFound)
+        }
+
+    def begin(self, wanted: Range, fetch_bytes: int) -> Call | None:
+        """Ask for what :meth:`read` will wait for, if it is known whom to ask."""
+        topic, partition, position, end, topic_id = wanted
+        ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
+        return self._questions.begin(topic, partition, ask)
+
+    def read(
+        self, wanted: Range, fetch_bytes: int, begun: Call | None = None
+    ) -> Iterator[EncodedBatch]:
+        """As :class:`TopicLog`; *begun* is what :meth:`begin` has made of the same range."""
+        topic, partition, position, end, topic_id = wanted
+        until = self._client.driver.monotonic() + self._timeout_s
+        while position < end:
+            answer = self._questions.end(begun) if begun is not None else None
+            if answer is None:
+                ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
+                try:
+                    answer = self._questions.ask_leader(topic, partition, ask)
+                except OffsetOutOfRange as error:
+                    raise _overtaken(wanted._replace(start=position), error) from None
+            assert isinstance(answer, msg.Fetched)
+            batches = [batch for batch in split(answer.data) if batch.end_offset > position]
+            begun = None
+            if batches:
+                position = batches[-1].end_offset
+                if position < end:  # The next answer comes while this one is worked on.
+                    begun = self.begin(wanted._replace(start=position), fetch_bytes)
+                for batch in batches:
+                    yield batch.verify().at(topic, partition)
+                until = self._client.driver.monotonic() + self._timeout_s
+            elif self._client.driver.monotonic() > until:
+                raise RequestTimeout(
+                    f"{topic}/{partition} gave nothing from offset {position} on for "
+                    f"{self._timeout_s} s, though it is known to reach {end}"
+                )
+
+
+def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
+    """What a broker says of an offset that it has no more, as :class:`TopicLog` says it."""
+    start = error.details.get("log_start")
+    if not isinstance(start, int) or start <= wanted.start:
+        return error  # It is beyond the end, and nothing is there to go on with.
+    place = f"{wanted.topic}/{wanted.partition}"
+    return OffsetOutOfRange(f"{place} begins at offset {start}, after {wanted.start}", start=start)
+
+
+def _fetch(
+    topic: str, partition: str, position: int, end: int, size: int, topic_id: str, request: int
+) -> msg.Message:
+    return msg.Fetch(request, topic, partition, position, size, POLL_MS, end, topic_id)
+
+
+def is_folder(url: str) -> bool:
+    """Whether an address is a folder's."""
+    return "://" not in url and not is_memory(url)
+
+
+def is_memory(url: str) -> bool:
+    """Whether an address is of a queue that lives in its own process alone."""
+    return url.startswith("memory:")
+
+
+@contextmanager
+def open_log(options: SourceOptions) -> Iterator[TopicLog]:
+    """The log that a source was asked for, as of now; this process keeps it for the next time.
+
+    Raises:
+        ConfigError: it cannot be read from another process.
+    """
+    if is_memory(options.url):
+        raise ConfigError("option 'url': what is in memory can be read by its own process alone")
+    if not is_folder(options.url):
+        yield ClusterLog(client(options.url), options.timeout_s)
+        return
+    from pymq.spark.log.folder_log import FolderLog  # only now: it loads sqlite3
+
+    folders: dict[str, FolderLog] = process_cache("folders")
+    if options.url not in folders:
+        folders[options.url] = FolderLog(options.url)
+    folders[options.url].look()
+    yield folders[options.url]

@@ -1,0 +1,278 @@
+"""An embedded queue's folder, read from its files: no broker, no lock, no process but one's own.
+
+What is sealed never changes. The open block may grow while it is read, and may be sealed: whoever
+writes goes on as if nobody was there. A batch that is not whole yet is not there yet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from pymq.controller.state.image import Image
+from pymq.coord.sqlite import read_entries
+from pymq.core.batch.offset_index import Index
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.metadata.nodes import BlockNode
+from pymq.core.types import INTERNAL_PREFIX, BlockId
+from pymq.errors import (
+    CorruptBatch,
+    CorruptMetadata,
+    OffsetOutOfRange,
+    StoreError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from pymq.nodes.embedded import METADATA, broker_folders
+from pymq.spark.log.topic_log import Topic
+from pymq.spark.planning import Range
+from pymq.store.block.block_file import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, walk
+from pymq.store.file.folder import INDEX, Folder
+from pymq.store.file.os_files import OsFiles
+
+CKPT = ".ckpt"
+TRIES = 5  # a copy of the metadata that was taken in the middle of a change does not add up
+SETTLED_NS = 2_000_000_000
+READ_BYTES = 512 << 10  # at once: they are still in the cache when they are checked and copied
+
+State = tuple[tuple[int, int, int], ...]  # of each file: its number, its size, its time
+
+
+def metadata_state(path: str) -> State:
+    """What differs when the metadata at *path* has changed; empty when there is none."""
+    found = []
+    for name in (path, path + "-wal"):
+        try:
+            # Not `os.stat`: opening asks a file server, which may be a while behind otherwise.
+            with open(name, "rb") as file:
+                about = os.fstat(file.fileno())
+        except OSError:
+            continue  # What cannot be read is complained of when it is needed.
+        found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+    return tuple(found)
+
+
+def is_settled(state: State, looked_ns: int) -> bool:
+    """Whether a later change would differ: times of files only advance every few milliseconds."""
+    return all(looked_ns - changed > SETTLED_NS for _, _, changed in state)
+
+
+class FolderLog:
+    """The log in an embedded folder, as its files have it.
+
+    Which topics and blocks there are is read once, and again after :meth:`look`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._files = OsFiles(sync_threads=1)
+        self._folder = Folder(path, self._files)
+        self._image: Image | None = None
+        self._metadata = os.path.join(path, METADATA)
+        self._state: State = ()  # of the metadata that the image is of
+        self._looked_ns = 0  # when that was
+
+    def look(self) -> None:
+        """Have what there is now; it is read again only if anything may have changed."""
+        state = metadata_state(self._metadata)
+        if state != self._state or not is_settled(state, self._looked_ns):
+            self._image = None
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics but the internal ones."""
+        return sorted(name for name in self._tree().topics if not name.startswith(INTERNAL_PREFIX))
+
+    def topic(self, name: str) -> Topic:
+        """A topic.
+
+        Raises:
+            UnknownTopic: there is none of that name.
+        """
+        found = self._tree().topic(name)
+        return Topic(found.node.id, tuple(found.partitions))
+
+    def bounds(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, tuple[int, int]]:
+        """Where the partitions start and end."""
+        found = {}
+        for partition in partitions:
+            blocks = self._blocks(topic, partition, topic_id)
+            last_id, last = blocks[-1]
+            end = last.end if last.end is not None else self._end(last_id, last)
+            found[partition] = (blocks[0][1].start, end)
+        return found
+
+    def at_time(
+        self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
+    ) -> Mapping[str, int]:
+        """The first offset that is not older than a time; the end when all are."""
+        return {each: self._at_time(topic, each, timestamp_ms, topic_id) for each in partitions}
+
+    def _at_time(self, topic: str, partition: str, timestamp_ms: int, topic_id: str) -> int:
+        end = 0
+        for id, block in self._blocks(topic, partition, topic_id):
+            if block.end is not None and block.max_timestamp < timestamp_ms:
+                end = block.end
+                continue
+            end = block.end if block.end is not None else self._end(id, block)
+            for batch in self._read(id, block.start, end, 1 << 20):
+                if batch.header.max_timestamp >= timestamp_ms and not batch.is_control:
+                    for offset, time in zip(batch.offsets, batch.timestamps, strict=True):
+                        if time >= timestamp_ms:
+                            return offset
+        return end
+
+    def _tree(self) -> Image:
+        if self._image is None:
+            path = self._metadata
+            if not os.path.exists(path):
+                raise StoreError(f"{self._folder.path} is no pymq folder: it has no {METADATA}")
+            if broker_folders(self._folder.path):
+                raise StoreError(
+                    f"{self._folder.path} holds several brokers, and its files alone do not tell "
+                    "what is committed; only the folder of one broker can be read so"
+                )
+            self._state, self._looked_ns = metadata_state(path), time.time_ns()
+            for left in reversed(range(TRIES)):
+                try:
+                    self._image = Image.load(read_entries(path))
+                except CorruptMetadata:
+                    if not left:
+                        raise
+                else:
+                    break
+        assert self._image is not None
+        return self._image
+
+    def _blocks(self, topic: str, partition: str, topic_id: str) -> list[tuple[BlockId, BlockNode]]:
+        found = self._tree().topic(topic)
+        if topic_id not in ("", found.node.id):
+            why = "was deleted and made again: it is not the one that was asked about"
+            raise UnknownTopic(f"topic {topic!r} {why}")
+        image = found.partitions.get(partition)
+        if image is None:
+            raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}")
+        name = partial(BlockId, found.node.id, image.node.index)
+        return [(name(block.number), block) for block in image.blocks.values()]
+
+    # --- what is in it --------------------------------------------------------------------------
+
+    def read(self, wanted: Range, fetch_bytes: int) -> Iterator[EncodedBatch]:
+        """All batches that have something of a range, checked, in order.
+
+        Raises:
+            OffsetOutOfRange: what the range begins with is not there any more.
+            UnknownTopic: nor is its topic; it may have been made again.
+            CorruptBlock: a file is damaged.
+        """
+        position = wanted.start
+        for id, block in self._blocks_from(wanted, position):
+            end = wanted.end if block.end is None else min(wanted.end, block.end)
+            if position >= end:
+                continue
+            for batch in self._read(id, position, end, fetch_bytes):
+                yield batch.at(wanted.topic, wanted.partition)
+                position = batch.end_offset
+            if position < end:
+                self._image = None
+                self._blocks_from(wanted, position)  # Retention may have taken the file meanwhile.
+                path = self._folder.file(id)
+                raise corrupt(path, 0, position, f"it ends before offset {end}")
+
+    def _blocks_from(self, wanted: Range, position: int) -> list[tuple[BlockId, BlockNode]]:
+        blocks = self._blocks(wanted.topic, wanted.partition, wanted.topic_id)
+        start = blocks[0][1].start
+        if start > position:
+            raise OffsetOutOfRange(
+                f"{wanted.topic}/{wanted.partition} begins at offset {start}, after {position}",
+                start=start,
+            )
+        return blocks
+
+    def _read(self, id: BlockId, start: int, end: int, size: int) -> Iterator[EncodedBatch]:
+        """The batches of one block that reach beyond *start* and begin before *end*."""
+        with self._open(id) as handle:
+            if handle < 0:
+                return
+            window = Window(partial(self._pread, handle), self._files.size(handle))
+            window.chunk = min(size, READ_BYTES)
+            at, path = self._seek(id, handle, start), self._folder.file(id)
+            while at < window.size:
+                try:
+                    header = window.header(at)
+                    if header.base_offset >= end:
+                        return
+                    if header.end_offset > start:
+                        body = window.piece(at, header.length, header.length)
+                        yield EncodedBatch.parse(body).verify()
+                except CorruptBatch as error:
+                    raise corrupt(path, at, start, error.message) from None
+                at += header.length
+                if header.end_offset >= end:
+                    return
+
+    def _seek(self, id: BlockId, handle: int, offset: int) -> int:
+        """Where in the file to look for *offset*: a batch that begins at or before it."""
+        first = self._head_size(id, handle)
+        for suffix in (INDEX, CKPT):
+            known = self._known(id, suffix)
+            if known is not None and (found := known.index.find(offset)) is not None:
+                return max(first, found)
+        return first
+
+    def _end(self, id: BlockId, block: BlockNode) -> int:
+        """Where the open block ends now: after its last whole batch.
+
+        What follows that batch is the zeros that the owner writes ahead, or a batch that is being
+        written. A batch may itself end in zeros, so the file is read from the front.
+        """
+        with self._open(id) as handle:
+            if handle < 0:
+                return block.start  # Nothing was appended yet.
+            first = self._head_size(id, handle)
+            pread = partial(self._pread, handle)
+            known = self._known(id, CKPT)
+            found = Walk(first, block.start, 0)
+            if known is not None and known.position >= first:
+                found = Walk(known.position, known.end, known.epoch)
+            window = Window(pread, self._files.size(handle))
+            return walk(window, found, Index(), found.position).end
+
+    @contextmanager
+    def _open(self, id: BlockId) -> Iterator[int]:
+        """The file of a block, open for reading; -1 when there is none."""
+        path = self._folder.file(id)
+        try:
+            handle = self._files.open_readonly(path)
+        except FileNotFoundError:
+            yield -1
+            return
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}", file=path) from error
+        try:
+            yield handle
+        finally:
+            self._files.close(handle)
+
+    def _pread(self, handle: int, size: int, position: int) -> bytes:
+        return self._files.pread(handle, size, position)
+
+    def _head_size(self, id: BlockId, handle: int) -> int:
+        data = self._files.pread(handle, HEAD_MAX, 0)
+        try:
+            return FileHead.from_bytes(data)[1]
+        except CorruptMetadata as error:
+            raise corrupt(self._folder.file(id), 0, 0, f"file header: {error.message}") from None
+
+    def _known(self, id: BlockId, suffix: str) -> Known | None:
+        """What a small file beside the block says; None when there is none that is sound."""
+        try:
+            with open(self._folder.file(id, suffix), "rb") as file:
+                return Known.from_bytes(file.read())
+        except (FileNotFoundError, CorruptMetadata):
+            return None

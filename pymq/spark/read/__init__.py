@@ -1,0 +1,1 @@
+"""Reading, as a table and as a stream."""

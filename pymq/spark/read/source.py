@@ -1,0 +1,267 @@
+"""Reading, as a table and as a stream.
+
+Spark makes a new object of these classes for nearly every call, in several processes, and what they
+share is pickled. So they hold options and positions, and get their log anew where they need it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pymq.errors import ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from pymq.spark import columns, planning
+from pymq.spark.log.cluster_log import open_log
+from pymq.spark.log.topic_log import TopicLog
+from pymq.spark.options import SourceOptions
+from pymq.spark.planning import Place, Range
+from pymq.spark.process import Prompt, settle
+from pymq.spark.read.offsets import Position
+from pymq.spark.read.subscription import Bounds, chosen, resolve
+
+ARROW_BYTES = 2 << 20  # of record batches that make an Arrow batch
+ARROW_ROWS = 50_000
+
+log_ = logging.getLogger("pymq.spark")
+
+
+@dataclass
+class ReadTask(InputPartition):
+    """What one task reads."""
+
+    ranges: tuple[Range, ...]
+
+
+class TableReader(Prompt, DataSourceReader):
+    """Reads what there was when the query was planned."""
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, slots: int | None = None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._slots = slots
+        _check_schema(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks; Spark asks once a query."""
+        options = self._options
+        with open_log(options) as log:
+            topics = chosen(log, options)
+            bounds = Bounds.of(log, topics)
+            start = resolve(log, bounds, options.starting, is_end=False, options=options)
+            end = resolve(log, bounds, options.ending, is_end=True, options=options)
+        settle()
+        return _tasks(options, self._slots, Position(bounds.ids, start), end)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Carry out a task."""
+        return _read(self._options, self._schema, partition)
+
+
+class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what comes; positions are kept in the query's checkpoint and nowhere else."""
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, slots: int | None = None
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._slots = slots
+        self._target: Position | None = None  # of a query that ends when it is there
+        _check_schema(schema)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        with open_log(self._options) as log:
+            topics = chosen(log, self._options)
+            bounds = Bounds.of(log, topics)
+            starting = self._options.starting
+            start = resolve(log, bounds, starting, is_end=False, options=self._options)
+        return Position(bounds.ids, start).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """How much a batch may have."""
+        most = self._options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends when it has read what is there now."""
+        with open_log(self._options) as log:
+            self._target = self._latest(log)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Where the log ends now, for the query's progress."""
+        with open_log(self._options) as log:
+            return self._latest(log).to_json()
+
+    def latestOffset(
+        self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Where the next batch ends; never before where it begins."""
+        with open_log(self._options) as log:
+            target = self._target or self._latest(log)
+            if start is None:
+                return target.to_json()
+            begin = Position.from_json(start)
+            first = self._first(log, begin, target)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        ends = planning.limit(first, target.offsets, most)
+        # What is not there any more stays in the position: if it comes back, it is no news. But
+        # of a topic that was made again nothing of the old one means anything.
+        ids = {**begin.ids, **target.ids}
+        kept = {
+            place: offset
+            for place, offset in begin.offsets.items()
+            if ids[place[0]] == begin.ids[place[0]]
+        }
+        return Position(ids, {**kept, **ends}).to_json()
+
+    def partitions(
+        self, start: Mapping[str, Any], end: Mapping[str, Any]
+    ) -> Sequence[InputPartition]:
+        """The tasks of a batch; after a crash Spark asks for the same batch again."""
+        begin, finish = Position.from_json(start), Position.from_json(end)
+        with open_log(self._options) as log:
+            first = self._first(log, begin, finish)
+        return _tasks(self._options, self._slots, Position(finish.ids, first), finish.offsets)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Carry out a task."""
+        return _read(self._options, self._schema, partition)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Spark has a batch in its checkpoint, which is the only place that counts."""
+
+    def stop(self) -> None:
+        """Spark does not always call it, so nothing depends on it."""
+
+    def _latest(self, log: TopicLog) -> Position:
+        topics = chosen(log, self._options)
+        bounds = Bounds.of(log, topics)
+        return Position(bounds.ids, bounds.ends)
+
+    def _first(self, log: TopicLog, begin: Position, finish: Position) -> dict[Place, int]:
+        """Where each partition of *finish* is to be read from.
+
+        Raises:
+            OffsetOutOfRange: records were lost, and that is to be an error.
+        """
+        options = self._options
+        found: dict[Place, int] = {}
+        fresh = [topic for topic in finish.ids if begin.ids.get(topic) != finish.ids[topic]]
+        for topic in fresh:
+            if topic in begin.ids:
+                _lost(
+                    options,
+                    f"topic {topic} was deleted and made again: it had the id {begin.ids[topic]} "
+                    f"and has {finish.ids[topic]}",
+                )
+        missing: dict[str, list[str]] = {}
+        for (topic, partition), _ in finish.sorted():
+            if topic in fresh or (topic, partition) not in begin.offsets:
+                missing.setdefault(topic, []).append(partition)
+            else:
+                found[topic, partition] = begin.offsets[topic, partition]
+        for topic, partitions in missing.items():
+            # A partition that is new to the query is read from its beginning.
+            try:
+                bounds = log.bounds(topic, partitions, finish.ids[topic])
+            except UnknownTopic as error:
+                _lost(options, str(error))
+                bounds = {each: (finish.offsets[topic, each], 0) for each in partitions}
+            for partition, (start, _) in bounds.items():
+                found[topic, partition] = start
+        return found
+
+
+def _check_schema(schema: StructType) -> None:
+    for field in schema.fields:
+        known = columns.FIELDS.get(field.name)
+        if known is None:
+            names = ", ".join(columns.FIELDS)
+            raise ConfigError(f"there is no column {field.name!r}; there are {names}")
+        if field.dataType != known:
+            raise ConfigError(
+                f"column {field.name!r} is {known.simpleString()}, "
+                f"not {field.dataType.simpleString()}"
+            )
+        if field.name in columns.NULLABLE and not field.nullable:
+            raise ConfigError(f"column {field.name!r} may hold nulls: do not declare it NOT NULL")
+
+
+def _tasks(
+    options: SourceOptions,
+    slots: int | None,
+    start: Position,
+    end: Mapping[Place, int],
+) -> list[InputPartition]:
+    ranges = [
+        Range(*place, first, last, start.ids[place[0]])
+        for place, last in end.items()
+        if last > (first := start.offsets.get(place, 0))
+    ]
+    parts = planning.split(ranges, at_least=options.min_partitions, longest=options.max_records)
+    most = options.max_tasks
+    if most is None and slots and not (options.min_partitions or options.max_records):
+        most = planning.enough(parts, slots)
+    return [ReadTask(tuple(mine)) for mine in planning.pack(parts, most)]
+
+
+def _read(
+    options: SourceOptions, schema: StructType, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, ReadTask):
+        return  # Spark makes one task for a query without any, and gives it nothing.
+    names = [field.name for field in schema.fields]
+    gathered = columns.ArrowColumns(names, columns.arrow_schema(schema))
+    with open_log(options) as log:
+        for wanted in partition.ranges:
+            for batch in _batches(options, log, wanted):
+                gathered.add(batch, wanted.start, wanted.end)
+                if gathered.size >= ARROW_BYTES or gathered.count >= ARROW_ROWS:
+                    yield gathered.take()
+    if gathered.count:
+        yield gathered.take()
+    settle()
+
+
+def _batches(options: SourceOptions, log: TopicLog, wanted: Range) -> Iterator[Any]:
+    while True:
+        try:
+            for batch in log.read(wanted, options.fetch_bytes):
+                if not batch.is_control and len(batch):
+                    yield batch
+        except (UnknownTopic, UnknownPartition) as error:
+            _lost(options, str(error))
+            return
+        except OffsetOutOfRange as error:
+            # What is lost begins where the next batch would have: none is handed on twice.
+            _lost(options, str(error))
+            start = error.details.get("start")
+            if not isinstance(start, int) or start >= wanted.end:
+                return
+            wanted = wanted._replace(start=start)
+        else:
+            return
+
+
+def _lost(options: SourceOptions, what: str) -> None:
+    if options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            f"{what}; records are lost for this query. With the option 'failOnDataLoss' set to "
+            "'false' it goes on without them"
+        )
+    log_.warning("%s; the query goes on without those records", what)

@@ -1,0 +1,1 @@
+"""Writing, as a table and as a stream."""

@@ -1,0 +1,283 @@
+"""Writing, as a table and as a stream.
+
+Tasks stage what they write, and tell the driver where. The driver decides once for each batch which
+tasks count, and has what they staged copied to where it belongs. An attempt that failed, was slower
+or died has staged in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from pymq.client.client import Client
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.metadata.nodes import TopicMetadata
+from pymq.errors import ConfigError, InternalError
+from pymq.spark import columns
+from pymq.spark.log.cluster_log import ClusterLog
+from pymq.spark.options import SinkOptions
+from pymq.spark.planning import Place
+from pymq.spark.process import Prompt, client, process_cache, settle
+from pymq.spark.write import staging
+from pymq.spark.write.appends import Appends
+from pymq.spark.write.copying import BatchWriter as Numbers
+from pymq.spark.write.copying import StagedCopy, Target
+from pymq.spark.write.decisions import DecisionLedger
+from pymq.spark.write.rows import Rows
+from pymq.spark.write.staging import Stage, StagedPiece
+
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells its tasks
+RUN = "spark.jobGroup.id"  # of a query: another one each time that it is started
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "value": (BinaryType, StringType),
+    "key": (BinaryType, StringType),
+    "topic": (StringType,),
+    "partition": (IntegerType, LongType, StringType),
+    "timestamp": (TimestampType,),
+}
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has staged."""
+
+    sink: str
+    stage: str
+    pieces: tuple[StagedPiece, ...]
+    counts: tuple[tuple[Place, int], ...]  # rows, also of those that were appended at once
+    run: str = ""  # of the query
+
+
+class TableWriter(Prompt, DataSourceArrowWriter):
+    """Writes a table: all of it or nothing."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
+        check_columns(options, schema, is_overwrite=is_overwrite)
+        self._options = options
+        self._sink = options.sink or f"job.{uuid4().hex}"
+        self._batch = options.version or 0
+        self._run = uuid4().hex  # This object is copied to whichever process commits.
+
+    @property
+    def _stage(self) -> str:
+        return stage_name(self._sink, self._batch)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Carry out a task."""
+        return write(self._options, self._sink, self._stage, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks have staged what they had."""
+        pieces = gather(messages)
+        if self._options.sink is not None:
+            commit(self._options, self._sink, self._run, self._batch, self._stage, pieces)
+        elif pieces:
+            copy_once(self._options, self._stage, pieces)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """A task or the commit has failed."""
+        # What has an id may have been decided, and is finished by whoever writes it again.
+        if self._options.sink is None and self._options.is_exactly_once:
+            staging.drop(client(self._options.url), self._stage)
+
+
+class StreamWriter(Prompt, DataSourceStreamArrowWriter):
+    """Writes a stream: each of its batches once."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
+        check_columns(options, schema, is_overwrite=is_overwrite)
+        if options.version is not None:
+            raise ConfigError("options 'txnAppId' and 'txnVersion' are for tables; see 'sinkId'")
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Carry out a task."""
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY) if context is not None else None
+        batch = context.getLocalProperty(BATCH) if context is not None else None
+        if query is None or batch is None:
+            raise InternalError(f"Spark does not tell its task {QUERY} and {BATCH}")
+        sink = self._options.sink or query
+        staged = write(self._options, sink, stage_name(sink, int(batch)), iterator)
+        return replace(staged, run=task_run())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks of a batch have staged what they had; after a crash Spark says so again."""
+        pieces = gather(messages)
+        for message in messages:
+            if isinstance(message, Staged):
+                sink, run, stage = message.sink, message.run, message.stage
+                commit(self._options, sink, run, batchId, stage, pieces)
+                return
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """A task or the commit has failed; what was decided is finished when it is repeated."""
+
+
+def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
+    """Complain of what cannot be written, before anything is."""
+    if is_overwrite and not options.appends_on_overwrite:
+        raise ConfigError(
+            "a log cannot be overwritten: use .mode('append'), or the output mode 'append'; with "
+            "option 'onOverwrite' set to 'append' all rows are added to what is there"
+        )
+    names = ", ".join([*_TYPES, "headers"])
+    for field in schema.fields:
+        if field.name == "headers":
+            is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
+        elif field.name in _TYPES:
+            is_right = isinstance(field.dataType, _TYPES[field.name])
+        elif options.ignores_columns:
+            continue
+        else:
+            raise ConfigError(
+                f"column {field.name!r} cannot be written; there are {names}. With option "
+                "'ignoreExtraColumns' set to 'true' others are left out"
+            )
+        if not is_right:
+            raise ConfigError(
+                f"column {field.name!r} cannot be written as {field.dataType.simpleString()}"
+            )
+    if "value" not in schema.names:
+        raise ConfigError(
+            "a column 'value' is needed; for several columns see to_json(struct(...))"
+        )
+    if options.topic is None and "topic" not in schema.names:
+        raise ConfigError("option 'topic' is missing, and there is no column 'topic'")
+
+
+def stage_name(sink: str, batch: int) -> str:
+    """Of the topic where a batch is staged."""
+    return f"{staging.PREFIX}{sink}.{batch}"
+
+
+# --- in tasks -----------------------------------------------------------------------------------
+
+
+def task_run() -> str:
+    """The run of the query that this task is of; empty when it is of none."""
+    context = TaskContext.get()
+    found = context.getLocalProperty(RUN) if context is not None else None
+    return found or ""
+
+
+def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.RecordBatch]) -> Staged:
+    """Write a task's rows, to the stage or where they belong."""
+    mq = client(options.url)
+    context = TaskContext.get()
+    turn = context.partitionId() if context is not None else 0
+    rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
+    staged = Stage(mq, stage, options.timeout_s)
+    to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
+    counts: dict[Place, int] = {}
+    for place, encoded in rows.all(batches):
+        to.put(place, encoded)
+        counts[place] = counts.get(place, 0) + len(encoded)
+    to.flush()
+    settle()
+    return Staged(sink, stage, tuple(staged.pieces), tuple(counts.items()))
+
+
+class Direct:
+    """Appends to where rows belong; an attempt that is repeated does so once more."""
+
+    def __init__(self, mq: Client, timeout_s: float) -> None:
+        self._questions = mq.questions
+        self._timeout_s = timeout_s
+        self._producer = mq.questions.identities.anonymous()
+        self._sequences: dict[Place, int] = {}
+        self._appends = Appends(mq.questions, timeout_s)
+        self._topics: dict[str, TopicMetadata] = {}
+
+    def put(self, place: Place, batch: EncodedBatch) -> None:
+        """Append a batch; it is on its way with a few others when this returns."""
+        topic, partition = place
+        sequence = self._sequences.get(place, 0)
+        self._sequences[place] = sequence + len(batch)
+        known = self._topics.get(topic)
+        if known is None or partition not in {each.partition for each in known.partitions}:
+            known = self._topics[topic] = self._questions.topic_metadata(topic, self._timeout_s)
+        self._appends.put(known, partition, batch.renamed(self._producer, 0, sequence))
+
+    def flush(self, left: int = 0) -> list[int]:
+        """Wait until all but *left* batches are appended; returns where those begin since then."""
+        self._appends.flush(left)
+        found, self._appends.offsets = self._appends.offsets, []
+        return found
+
+
+# --- in the driver ------------------------------------------------------------------------------
+
+
+def gather(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedPiece, ...]:
+    """What all tasks have staged; of each, what goes to one place stays in its order.
+
+    What lies together is named together, so that it is read at once when it is copied.
+    """
+    pieces = (
+        each for message in messages if isinstance(message, Staged) for each in message.pieces
+    )
+    return tuple(sorted(pieces, key=lambda each: (each.place, each.staged, each.offset)))
+
+
+def commit(
+    options: SinkOptions,
+    sink: str,
+    run: str,
+    batch: int,
+    stage: str,
+    pieces: tuple[StagedPiece, ...],
+) -> None:
+    """Let a batch count; it has none of its own if it was empty."""
+    if pieces:
+        ledger(options, sink, run).commit(batch, stage, pieces)
+    settle()
+
+
+def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) -> DecisionLedger:
+    """This process's access to the decisions of a sink, which may be a task of a job.
+
+    Spark commits in any idle process of its driver, so several processes hold ledgers of one sink
+    in turn. Those of one *run* share an epoch; another run fences them.
+    """
+    mq = client(options.url)
+    ledgers: dict[Any, DecisionLedger] = process_cache("ledgers")
+    key = (id(mq), sink)
+    if key not in ledgers:
+        ledgers[key] = DecisionLedger(mq, sink, options.timeout_s, job=job, run=run)
+    elif run:
+        ledgers[key].enter(run)
+    return ledgers[key]
+
+
+def copy_once(options: SinkOptions, stage: str, pieces: tuple[StagedPiece, ...]) -> None:
+    """Copy what nobody will ever come back for: if we die meanwhile, a part of it is there."""
+    mq = client(options.url)
+    targets = []
+    for place in dict.fromkeys(piece.place for piece in pieces):
+        id = mq.questions.topic_metadata(place[0], options.timeout_s).topic_id
+        targets.append(Target(place, id, 0))
+    log = ClusterLog(mq, options.timeout_s)
+    numbers = Numbers(mq.questions.identities.anonymous(), 0)
+    StagedCopy(mq, log, numbers, stage, targets, pieces, options.timeout_s).run()
+    staging.drop(mq, stage)

@@ -1,0 +1,1 @@
+"""The bytes of a block and what a store remembers of it."""

@@ -1,0 +1,93 @@
+"""Key compaction: of each key only the last record stays.
+
+A record that has the header ``("pymq.tombstone", b"")`` deletes its key; it stays until its time
+has come, so that every consumer gets to see it, and then goes too. Records without a key stay, and
+so do control batches. Offsets never change: a batch covers those of the records it lost for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+
+from pymq.core.batch.columns import HEADERS
+from pymq.core.batch.record import EncodedBatch
+
+TOMBSTONE = ("pymq.tombstone", b"")
+
+_SPAN_MAX = (1 << 32) - 1
+
+
+def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
+    """Whether *dirty* bytes that came since the last compaction are enough for another one.
+
+    *clean* is what that one has left. Reading all of it again for each new block would make the
+    whole cost quadratic; for a share of the whole it is linear (Kafka, min.cleanable.dirty.ratio).
+    """
+    return min_dirty <= 0 or (dirty > 0 and dirty >= min_dirty * (clean + dirty))
+
+
+def _digest(key: bytes) -> bytes:
+    """Stand for a key of any length, so that memory is bounded by the number of keys."""
+    return blake2b(key, digest_size=16).digest()
+
+
+def last_offsets(batches: Iterable[EncodedBatch], last: dict[bytes, int]) -> None:
+    """Note in *last*, for each key's digest, the offset of its last record."""
+    for batch in batches:
+        if batch.header.is_control:
+            continue
+        for offset, key in zip(batch.offsets, batch.keys, strict=True):
+            if key is not None:
+                last[_digest(key)] = offset
+
+
+def compacted(
+    batches: Iterable[EncodedBatch], last: Mapping[bytes, int], tombstones_before_ms: int
+) -> Iterator[EncodedBatch]:
+    """Go through *batches* and give what stays of them; untouched ones as they are.
+
+    Batches that have lost everything are merged with their like, as far as the epoch is the same.
+    """
+    gap: EncodedBatch | None = None  # what is merged so far
+    for batch in batches:
+        kept = batch if batch.header.is_control else _keep(batch, last, tombstones_before_ms)
+        if gap is not None and kept.header.count == 0:
+            merged = _merge(gap, kept)
+            if merged is not None:  # a batch without records is false
+                gap = merged
+                continue
+        if gap is not None:
+            yield gap
+        gap = kept if kept.header.count == 0 else None
+        if gap is None:
+            yield kept
+    if gap is not None:
+        yield gap
+
+
+def _keep(
+    batch: EncodedBatch, last: Mapping[bytes, int], tombstones_before_ms: int
+) -> EncodedBatch:
+    chosen = [
+        at
+        for at, (offset, key) in enumerate(zip(batch.offsets, batch.keys, strict=True))
+        if key is None or last.get(_digest(key), offset) <= offset
+    ]
+    if batch.header.columns & HEADERS:
+        headers, times = batch.headers, batch.timestamps
+        chosen = [
+            at for at in chosen if TOMBSTONE not in headers[at] or times[at] >= tombstones_before_ms
+        ]
+    if len(chosen) == len(batch):
+        return batch
+    if chosen:
+        return batch.keep(chosen)
+    return EncodedBatch.gap(batch.base_offset, batch.header.span, batch.header.leader_epoch)
+
+
+def _merge(gap: EncodedBatch, more: EncodedBatch) -> EncodedBatch | None:
+    span = gap.header.span + more.header.span
+    if span > _SPAN_MAX or gap.header.leader_epoch != more.header.leader_epoch:
+        return None
+    return EncodedBatch.gap(gap.base_offset, span, gap.header.leader_epoch)

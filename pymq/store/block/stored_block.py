@@ -1,0 +1,382 @@
+"""What a store remembers of a block, and how it reads from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.header import BATCH_BYTES_MAX, HEADER_SIZE, MAGIC, header_crc, parse_header
+from pymq.core.batch.offset_index import GAP, Index
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.types import BlockId
+from pymq.errors import CorruptBatch, InternalError, OffsetOutOfRange, StoreError
+from pymq.store.block.block_file import (
+    FileHead,
+    Known,
+    Pread,
+    Walk,
+    Window,
+    check_chain,
+    corrupt,
+    damaged,
+    walk,
+)
+
+# The fields that a walk needs, at their places in the batch header: magic, base offset, header CRC,
+# length, version, span, max timestamp.
+_HEAD = Struct("<4s4xq8xI4xIB27xI12xq8x")
+assert _HEAD.size == HEADER_SIZE
+
+
+class StoredBlock:
+    """One block: where it begins and ends, and where in its file what lies.
+
+    Ten thousand idle ones must fit: what is not there yet is None, and paths are made when needed.
+    """
+
+    __slots__ = (
+        "ckpt_end",
+        "end",
+        "epoch",
+        "failed",
+        "handle",
+        "head",
+        "hint",
+        "id",
+        "index",
+        "index_end",
+        "is_passive",
+        "is_sealed",
+        "last",
+        "last_crc",
+        "length",
+        "may_reserve",
+        "size",
+        "start_position",
+        "unsynced",
+        "used",
+    )
+
+    def __init__(self, head: FileHead) -> None:
+        self.id = head.block
+        self.head = head
+        self.end = head.start
+        self.epoch = 0  # of the last batch
+        self.last = -1  # position of the last batch
+        self.last_crc = 0
+        self.size = 0  # of what is in the file, header included; 0 as long as there is none
+        self.length = 0  # of the file: more than size when zeros were written ahead
+        self.may_reserve = True  # False once there was no room for zeros
+        self.start_position = 0  # where the batches begin
+        self.index: Index | None = None
+        self.handle = -1  # -1 when the file is not open
+        self.used = False  # since the last look for a handle to close
+        self.unsynced = False
+        self.is_sealed = False
+        self.is_passive = False  # taken up to be read, not recovered
+        self.ckpt_end = self.index_end = -1  # up to what offset .ckpt and .index say all is good
+        self.failed: StoreError | None = None  # after a failed sync: nothing goes any more
+        self.hint = (-1, 0)  # (offset, position) where the last read ended: sequential ones go on
+
+    @property
+    def start(self) -> int:
+        """Offset of the first record."""
+        return self.head.start
+
+    # --- growing and shrinking ------------------------------------------------------------------
+
+    def add(self, batches: Sequence[EncodedBatch]) -> None:
+        """Take note of *batches*, which are in the file now."""
+        index = self.index
+        if index is None:
+            index = self.index = Index()
+        size = self.size
+        for batch in batches:
+            header = batch.header
+            index.add(header, size)
+            self.last = size
+            size += header.length
+        self.size = size
+        self.length = max(self.length, size)
+        self.end = header.base_offset + header.span
+        self.epoch, self.last_crc = header.leader_epoch, header.header_crc
+
+    def stand(self, found: Walk, index: Index) -> None:
+        """Take over what a walk to the end has found."""
+        self.index = index
+        self.size = self.length = found.position
+        self.end, self.epoch = found.end, found.epoch
+        self.last, self.last_crc = found.last, found.last_crc
+        self.hint = (-1, 0)
+
+    def cut(self, end: int, pread: Pread, path: str) -> None:
+        """Forget what lies at or beyond offset *end*, where a batch must begin.
+
+        Raises:
+            InternalError: *end* lies inside a batch.
+        """
+        index = Index.from_bytes(self.index.to_bytes()) if self.index else Index()
+        position = index.cut(end)
+        found = Walk(self.start_position, self.start, 0)
+        if end > self.start and position is not None:
+            header = Window(pread, self.size).header(position)
+            found = Walk(position, header.base_offset, header.leader_epoch)
+            window = Window(pread, self.size)
+            while found.end < end and not found.fault:
+                header = window.header(found.position)
+                walk(Window(pread, found.position + header.length), found, index, self.size)
+            if found.fault:
+                raise corrupt(path, found.position, found.end, found.fault)
+            if found.end != end:
+                raise InternalError(
+                    f"block {self.id} cannot end at {end}, inside the batch "
+                    f"[{header.base_offset}, {found.end})"
+                )
+        self.stand(found, index)
+
+    def known(self, snapshot: bytes | None) -> Known:
+        """What is known good of the file, as of now."""
+        return Known(
+            self.id,
+            self.start,
+            self.end,
+            self.size,
+            self.epoch,
+            self.last,
+            self.last_crc,
+            self.index or Index(),
+            snapshot,
+        )
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self, pread: Pread, path: str, offset: int, end: int, max_bytes: int) -> bytes:
+        """Read as :meth:`pymq.store.base.BlockStore.read` says."""
+        if not self.start <= offset <= self.end:
+            raise OffsetOutOfRange(
+                f"block {self.id} holds the offsets {self.start} to {self.end}, not {offset}"
+            )
+        end = min(end, self.end)
+        if offset >= end or self.index is None:
+            return b""
+        start = self._seek(pread, path, offset)
+        limit = self._limit(pread, path, start, end, max_bytes)
+        data = pread(limit - start, start)
+        stop, following = self._span(data, path, start, offset, end)
+        if stop > len(data):  # the first batch alone is larger than max_bytes
+            data = pread(stop, start)
+            stop, following = self._span(data, path, start, offset, end)
+        if stop:
+            self.hint = (following, start + stop)
+        return data if stop == len(data) else data[:stop]
+
+    def verified(self, data: bytes, path: str) -> bytes:
+        """What of *data*, which was just read, comes before the first damaged body.
+
+        Raises:
+            CorruptBlock: it is the first one.
+        """
+        start, good = self.hint[1] - len(data), 0
+        for batch in split(data):
+            try:
+                batch.verify()
+            except CorruptBatch as error:
+                if good == 0:
+                    raise damaged(path, start, batch, error) from None
+                break
+            good += batch.size
+        return data[:good]
+
+    def _seek(self, pread: Pread, path: str, offset: int) -> int:
+        """Find the batch that holds *offset*."""
+        hint, position = self.hint
+        if hint == offset:
+            return position
+        index = self.index
+        found = index.find(offset) if index else None
+        if found is None:
+            raise corrupt(path, self.start_position, offset, "the index has no such offset")
+        position = found
+        window = Window(pread, self.size)
+        data, at = memoryview(b""), 0
+        while True:
+            if len(data) - at < HEADER_SIZE:
+                data = memoryview(pread(min(GAP, self.size - position), position))
+                at = 0
+            base, length, span, _ = head_at(data, at, path, position, offset)
+            if offset < base + span:
+                return position
+            position += length
+            at += length
+            if position >= window.size:
+                raise corrupt(path, position, offset, "the index leads beyond the file's end")
+
+    def _limit(self, pread: Pread, path: str, start: int, end: int, max_bytes: int) -> int:
+        """Return up to which position to read, so that little is read in vain."""
+        index = self.index
+        limit = min(self.size, start + max(max_bytes, HEADER_SIZE))
+        if index is not None:
+            if end < self.end and (after := index.position_after(end)) is not None:
+                limit = min(limit, after)
+            if limit < self.size and (boundary := index.boundary(limit)) > start:
+                # If what begins here does not fit, and large batches all are in the index, then
+                # ending before it spares a copy to cut off its first part.
+                head = pread(HEADER_SIZE, boundary)
+                if boundary + head_at(head, 0, path, boundary, -1)[1] > limit:
+                    limit = boundary
+        return limit
+
+    def _span(self, data: bytes, path: str, start: int, offset: int, end: int) -> tuple[int, int]:
+        """Check the headers in *data*, read at *start*.
+
+        Returns:
+            How many bytes the whole batches take that begin before *end*, or the first one if
+            there is more of it than *data*; and the offset after them.
+        """
+        at, size, expected = 0, len(data), -1
+        while size - at >= HEADER_SIZE:
+            base, length, span, _ = head_at(data, at, path, start + at, offset)
+            if expected < 0:
+                if not base <= offset < base + span:
+                    raise corrupt(path, start, offset, f"offset {base} is found in its place")
+                expected = base
+            elif base != expected:
+                raise corrupt(path, start + at, expected, f"offset {base} is found in its place")
+            if base >= end:
+                break
+            if at + length > size:
+                if at == 0 and start + length <= self.size:
+                    return length, base + span
+                break
+            at += length
+            expected += span
+        else:
+            if at == 0:
+                raise corrupt(path, start, offset, "the file has become shorter")
+        return at, expected
+
+    def batches(self, pread: Pread, path: str) -> Iterator[EncodedBatch]:
+        """Read all batches, checked.
+
+        Raises:
+            CorruptBlock: one is damaged.
+        """
+        position, end = self.start_position, self.start
+        while position < self.size:
+            try:
+                length = parse_header(pread(HEADER_SIZE, position)).length
+                batch = EncodedBatch.parse(pread(length, position)).verify()
+                check_chain(batch.header, end, 0)
+            except CorruptBatch as error:
+                raise corrupt(path, position, end, error.message) from None
+            yield batch
+            position, end = position + length, batch.end_offset
+
+    def find_time(self, pread: Pread, path: str, end: int, timestamp_ms: int) -> int | None:
+        """Search as :meth:`pymq.store.base.BlockStore.find_time` says."""
+        position = self.index.find_time(timestamp_ms) if self.index else None
+        if position is None:
+            return None
+        data, at = memoryview(b""), 0
+        while position < self.size:
+            if len(data) - at < HEADER_SIZE:
+                data = memoryview(pread(min(GAP, self.size - position), position))
+                at = 0
+            base, length, _, latest = head_at(data, at, path, position, -1)
+            if base >= end:
+                return None
+            if latest >= timestamp_ms:
+                found = self._first_at(pread(length, position), path, position, timestamp_ms)
+                if found is not None:
+                    return found if found < end else None
+            position += length
+            at += length
+        return None
+
+    def _first_at(self, data: bytes, path: str, position: int, timestamp_ms: int) -> int | None:
+        try:
+            batch = EncodedBatch.parse(data)
+        except CorruptBatch as error:
+            raise corrupt(path, position, -1, error.message) from None
+        try:
+            batch.verify()
+        except CorruptBatch as error:
+            raise damaged(path, position, batch, error) from None
+        return first_at(batch, timestamp_ms)
+
+
+def head_at(
+    data: bytes | memoryview, at: int, path: str, position: int, offset: int
+) -> tuple[int, int, int, int]:
+    """Check the batch header in *data* and return (base offset, length, span, max timestamp).
+
+    This is what :func:`pymq.core.batch.header.parse_header` does, without making anything of it: a
+    read of 1 MiB may walk over thousands of headers.
+
+    Raises:
+        CorruptBlock: it is damaged.
+    """
+    if len(data) - at < HEADER_SIZE:
+        raise corrupt(path, position, offset, "the header is cut short")
+    magic, base, crc, length, version, span, latest = _HEAD.unpack_from(data, at)
+    head = data[at : at + HEADER_SIZE]
+    if (
+        magic != MAGIC
+        or header_crc(head) != crc
+        or version != 1
+        or not HEADER_SIZE <= length <= BATCH_BYTES_MAX
+    ):
+        raise corrupt(path, position, offset, "the batch header is damaged")
+    return base, length, span, latest
+
+
+def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
+    """Return the offset of the first record of *batch* that is not older than *timestamp_ms*.
+
+    A control batch holds none: consumers never see it, and its time is that of its leader's clock.
+
+    Raises:
+        CorruptBatch: its CRC holds and its columns cannot be decoded, so it came like this, and no
+            disk is to blame. ``details`` hold ``offset`` and ``end``, the offset behind the batch.
+    """
+    if batch.is_control:
+        return None
+    try:
+        times = zip(batch.offsets, batch.timestamps, strict=True)
+    except CorruptBatch as error:
+        raise CorruptBatch(
+            f"the times in the batch [{batch.base_offset}, {batch.end_offset}) cannot be read: "
+            f"{error.message}; the batch was damaged when it came",
+            offset=batch.base_offset,
+            end=batch.end_offset,
+        ) from None
+    return next((offset for offset, time in times if time >= timestamp_ms), None)
+
+
+def check_append(
+    id: BlockId, end: int, epoch: int, batches: Sequence[EncodedBatch]
+) -> list[Buffer]:
+    """Check that *batches* continue a block that ends at *end* in *epoch*; return their bytes.
+
+    Raises:
+        InternalError: they do not.
+    """
+    buffers: list[Buffer] = []
+    for batch in batches:
+        header, head, body = batch.header, batch.head, batch.body
+        if (
+            header.base_offset != end
+            or header.leader_epoch < epoch
+            or len(head) + len(body) != header.length
+            or not header.span
+        ):
+            raise InternalError(
+                f"block {id} ends at {end} in epoch {epoch}; the batch [{header.base_offset}, "
+                f"{header.end_offset}) of epoch {header.leader_epoch} cannot follow"
+            )
+        end += header.span
+        epoch = header.leader_epoch
+        buffers += (head, body)
+    return buffers

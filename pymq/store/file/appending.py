@@ -1,0 +1,108 @@
+"""The end of a block's file: what is appended, and the zeros that are written ahead of it.
+
+A sync after an append that makes the file longer has to write the file system's journal as well.
+So small synced appends go into zeros that were written, and synced, ahead of them: one record and
+its sync take 217 instead of 285 us with 1 KB, 245 instead of 382 us with 8 KB (medians of 2,200,
+taking turns, on ext4 on virtio, the machine being busy; 64 KiB ahead do as well as 256).
+"""
+
+from __future__ import annotations
+
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.types import BlockId
+from pymq.errors import InvalidRequest
+from pymq.store.block.stored_block import StoredBlock, check_append
+from pymq.store.file.folder import Folder
+from pymq.store.file.handles import Handles
+from pymq.store.file.os_files import store_error
+
+RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
+RESERVE_FROM = 16 << 10  # ... in a block that has this much: ten thousand idle ones take no room
+RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger ones it does not pay
+_ZEROS = memoryview(bytes(RESERVE_MOST))
+
+
+class Appending:
+    """Lets block files grow, and takes back what a failed write has left."""
+
+    def __init__(self, folder: Folder, handles: Handles) -> None:
+        self._folder = folder
+        self._files = folder.files
+        self._handles = handles
+
+    def append(
+        self, batches: list[EncodedBatch], sync: bool, id: BlockId, block: StoredBlock | None
+    ) -> None:
+        """Write *batches* at the end of the block; with *sync*, one follows.
+
+        Raises:
+            InvalidRequest: the block is not open.
+            InternalError: the batches do not continue it.
+            StoreError, OSError: the disk refuses; nothing of it is there then.
+        """
+        if block is None or block.is_sealed:
+            what = "is not open here; create or recover it first" if block is None else "is sealed"
+            raise InvalidRequest(f"block {id} {what}")
+        if block.failed is not None:
+            raise block.failed
+        buffers = check_append(id, block.end, block.epoch, batches)
+        if not buffers:
+            return
+        if block.size == 0:
+            self.begin(block, batches, buffers)
+            return
+        handle = block.handle
+        if handle < 0:
+            handle = self._handles.open(block)
+        block.used = block.unsynced = True
+        if sync and block.length - block.size < RESERVE_BELOW and block.size >= RESERVE_FROM:
+            self._reserve(block, sum(map(len, buffers)))
+        try:
+            self._files.pwritev(handle, buffers, block.size)
+        except OSError:
+            self._undo(block)
+            raise
+        block.add(batches)
+
+    def begin(self, block: StoredBlock, batches: list[EncodedBatch], buffers: list[Buffer]) -> None:
+        """Make the file, with the first batches in it; durable on return."""
+        head = block.head.to_bytes()
+        self._handles.make_room()
+        self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
+        block.start_position = block.size = block.length = len(head)
+        if batches:
+            block.add(batches)
+
+    def trim(self, block: StoredBlock) -> None:
+        """Cut off what was written ahead; durable after the next sync."""
+        if block.length > block.size:
+            handle = block.handle if block.handle >= 0 else self._handles.open(block)
+            self._files.truncate(handle, block.size)
+            block.length = block.size
+            block.unsynced = True
+
+    def _reserve(self, block: StoredBlock, needed: int) -> None:
+        """Write zeros ahead of a small write, as many bytes as the block has; or do without."""
+        is_there = block.size + needed <= block.length
+        if is_there or needed >= RESERVE_BELOW or not block.may_reserve:
+            return
+        size = min(block.size, RESERVE_MOST)
+        try:
+            self._files.pwritev(block.handle, [_ZEROS[:size]], block.size)
+        except OSError:
+            block.may_reserve = False
+            self._undo(block)
+            if block.failed is not None:
+                raise block.failed from None
+        else:
+            block.length = block.size + size
+
+    def _undo(self, block: StoredBlock) -> None:
+        """Cut off what a failed write has left."""
+        try:
+            self._files.truncate(block.handle, block.size)
+        except OSError as error:
+            block.failed = store_error(error, "undo a write to", self._folder.file(block.id))
+        else:
+            block.length = block.size

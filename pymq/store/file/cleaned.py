@@ -1,0 +1,65 @@
+"""Which blocks of a partition were compacted together last, and what that has left of them.
+
+It is a small file beside the last one of these blocks, ``00000007.clean``: all blocks up to 7 held
+the last record of each key only, as far as these blocks went. It says when the next compaction is
+due and nothing else, so whoever loses it compacts once too often.
+"""
+
+from __future__ import annotations
+
+from pymq.core.types import BlockId
+from pymq.core.values import value
+from pymq.errors import CorruptMetadata, StoreError
+from pymq.store.block.block_file import frame, unframe
+from pymq.store.file.folder import CLEAN, Folder
+
+CLEAN_MAGIC = b"pymq-cln"
+
+
+@value
+class Cleaned:
+    """The blocks up to *block* are clean."""
+
+    block: BlockId
+    size: int  # bytes of their batches
+
+    def to_bytes(self) -> bytes:
+        """Encode it as the content of its file."""
+        return frame(CLEAN_MAGIC, [*self.block, self.size])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Cleaned:
+        """Decode it.
+
+        Raises:
+            CorruptMetadata: it is damaged; do without.
+        """
+        item, size = unframe(CLEAN_MAGIC, data)
+        if size != len(data) or type(item) is not list:
+            raise CorruptMetadata("the file has the wrong length")
+        if [type(field) for field in item] != [str, int, int, int] or item[3] < 0:
+            raise CorruptMetadata("a field has the wrong type")
+        return cls(BlockId(*item[:3]), item[3])
+
+
+def load(folder: Folder, block: BlockId) -> Cleaned | None:
+    """What is known of the partition of *block*; None if nothing is, or it cannot be read."""
+    for number in reversed(folder.numbers(block, CLEAN)):
+        marked = block._replace(number=number)
+        try:
+            data = folder.load(folder.file(marked, CLEAN))
+            cleaned = Cleaned.from_bytes(data or b"")
+        except (CorruptMetadata, StoreError):
+            continue
+        if cleaned.block == marked:
+            return cleaned
+    return None
+
+
+def save(folder: Folder, cleaned: Cleaned) -> None:
+    """Take note of a compaction; what was known of the one before goes."""
+    block = cleaned.block
+    folder.replace(block, CLEAN, cleaned.to_bytes())
+    for number in folder.numbers(block, CLEAN):
+        if number != block.number:
+            folder.remove(block._replace(number=number), CLEAN)

@@ -1,0 +1,360 @@
+"""A store's folder: names, the lock, and how files appear, change and go, harmlessly for a crash.
+
+::
+
+    path/FORMAT                                   what this folder is, and its version
+    path/LOCK                                     held while the store is open; the holder's pid
+    path/states.log                               see pymq.store.file.states
+    path/blocks/<topic id>/<partition>/00000007.block .ckpt .index .cut  see
+                                       pymq.store.block.block_file 00000007.clean
+                                        see pymq.store.file.cleaned
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from pymq.core.batch.columns import Buffer
+from pymq.core.types import BlockId, check_topic_id
+from pymq.errors import InvalidRequest, StoreError
+from pymq.store.file.os_files import Files, store_error
+
+FORMAT = b"pymq block store\nversion 1\n"
+BLOCK, CKPT, INDEX, CUT, CLEAN, TMP = ".block", ".ckpt", ".index", ".cut", ".clean", ".tmp"
+
+LOAD_MAX = 1 << 28  # bytes; a checkpoint or an index is far smaller
+_BLOCK_NAME = re.compile(r"(\d{8,})\.block")
+
+
+class Folder:
+    """The files of a store under *path*; every method names the file in the errors it raises."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path = os.path.abspath(path)  # the process may go elsewhere
+        self.files = files
+        self._root = os.path.join(self.path, "blocks")
+        self._durable: set[str] = set()  # folders whose own names are known to be durable
+        self._lock: int | None = None
+
+    # --- the folder as a whole ------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Lock the folder, making it when it is not there.
+
+        Raises:
+            StoreLocked: another process has it open.
+            StoreError: it is not a store of a known version, or cannot be written.
+        """
+        with explained("open", self.path):
+            self._make(self.path)
+            found = set(self.files.list(self.path)) - {"LOCK"}
+        marker = os.path.join(self.path, "FORMAT")
+        if found - {"FORMAT" + TMP} and "FORMAT" not in found:
+            raise StoreError(
+                f"{self.path} holds other files ({', '.join(sorted(found)[:3])}) and is no pymq "
+                "store; choose an empty or a new folder",
+                file=self.path,
+            )
+        with explained("lock", self.path):
+            self._lock = self.files.lock(os.path.join(self.path, "LOCK"))
+        try:
+            if "FORMAT" in found:
+                check_format(self.load(marker) or b"", marker)
+            else:
+                self._replace(marker, FORMAT)
+            with explained("open", self._root):
+                self._make(self._root)  # which makes the names beside it durable, too
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self.files.close(self._lock)
+            self._lock = None
+
+    def _make(self, path: str) -> None:
+        """Make a folder and those above it, durably."""
+        if path in self._durable:
+            return
+        above = os.path.dirname(os.path.abspath(path))
+        try:
+            self.files.mkdir(path)
+        except FileNotFoundError:
+            self._make(above)
+            self.files.mkdir(path)
+        if len(path) > len(self.path) and above not in self._durable:
+            self._make(above)  # Inside of the store every level is ours; above it, what we make is.
+        # Even if it was there: whoever made it may have died before this.
+        with contextlib.suppress(PermissionError):  # above the store's own folder
+            self.files.sync_dir(above)
+        self._durable.add(path)
+
+    def blocks(self) -> dict[BlockId, bool]:
+        """List the blocks that have a file, and whether there is an index beside it."""
+        found: dict[BlockId, bool] = {}
+        with explained("list", self._root):
+            for topic_id in self.files.list(self._root):
+                topic = os.path.join(self._root, topic_id)
+                for partition in self._names(topic):
+                    if not partition.isdecimal():
+                        continue
+                    names = self._names(f"{topic}/{partition}")
+                    indexes = {name.removesuffix(INDEX) for name in names if name.endswith(INDEX)}
+                    for match in filter(None, map(_BLOCK_NAME.fullmatch, names)):
+                        block = BlockId(topic_id, int(partition), int(match[1]))
+                        found[block] = match[1] in indexes
+        return found
+
+    def _names(self, path: str) -> list[str]:
+        """List a folder; a stray file in its place holds nothing."""
+        try:
+            return self.files.list(path)
+        except NotADirectoryError:
+            return []
+
+    # --- one block's files ----------------------------------------------------------------------
+
+    def of(self, block: BlockId) -> str:
+        """Return the folder of the block's partition.
+
+        Raises:
+            StoreError: the topic's id could lead out of the store.
+        """
+        try:
+            check_topic_id(block.topic_id)
+        except InvalidRequest as error:
+            raise StoreError(f"{self.path}: {error.message}", file=self.path) from None
+        return os.path.join(self._root, block.topic_id, str(block.partition))
+
+    def file(self, block: BlockId, suffix: str = BLOCK) -> str:
+        """Return the path of one of the block's files."""
+        return os.path.join(self.of(block), f"{block.number:08d}{suffix}")
+
+    def suffixes(self, block: BlockId) -> list[str]:
+        """Tell which files of the block are there, by suffix, in order."""
+        prefix = f"{block.number:08d}"
+        with explained("list", self.of(block)):
+            try:
+                names = self.files.list(self.of(block))
+            except FileNotFoundError:
+                return []
+        return [name[len(prefix) :] for name in names if name.startswith(prefix + ".")]
+
+    def numbers(self, block: BlockId, suffix: str) -> list[int]:
+        """Tell which blocks of the block's partition have a file of a kind, by number, in order."""
+        with explained("list", self.of(block)):
+            names = self._names(self.of(block))
+        stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+    def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
+        """Make a file with *buffers* in it, durably, and return its handle.
+
+        It appears under its name only when all of it is on disk; a file there already is replaced.
+        """
+        path = self.file(block, suffix)
+        with explained("create", path):
+            self._make(self.of(block))
+            return self._create(path, buffers)
+
+    def replace(self, block: BlockId, suffix: str, data: bytes) -> None:
+        """Put *data* into a small file, durably: after a crash it is there as before or as now."""
+        with explained("create", self.file(block, suffix)):
+            self._make(self.of(block))
+        self._replace(self.file(block, suffix), data)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        with explained("create", path):
+            self.files.close(self._create(path, [data]))
+
+    def put(self, path: str, data: bytes) -> int:
+        """Make a file with *data* in it, or replace one, durably, and return its handle."""
+        with explained("create", path):
+            return self._create(path, [data])
+
+    def settle(self, block: BlockId) -> None:
+        """Make the names of the block's files durable: whoever made them may have died before."""
+        self._make(self.of(block))
+        self.files.sync_dir(self.of(block))
+
+    def _create(self, path: str, buffers: Sequence[Buffer]) -> int:
+        draft = FileDraft(self.files, path)
+        try:
+            draft.append(buffers)
+            draft.sync()
+            return draft.take_place()
+        finally:
+            draft.close()
+
+    def keep(self, block: BlockId, suffix: str, pieces: Iterable[bytes]) -> None:
+        """Put *pieces*, which may be large together, into a new file, durably."""
+        path = self.file(block, suffix)
+        with explained("create", path):
+            draft = FileDraft(self.files, path)
+            try:
+                for piece in pieces:
+                    draft.append([piece])
+                draft.sync()
+                self.files.close(draft.take_place())
+            finally:
+                draft.close()
+
+    def draft(self, block: BlockId) -> FileDraft:
+        """Begin a file that is to replace the block's."""
+        with explained("create", self.file(block) + TMP):
+            return FileDraft(self.files, self.file(block))
+
+    def remove(self, block: BlockId, *suffixes: str) -> None:
+        """Remove files of a block, as far as they are there, in that order and durably."""
+        with explained("remove", self.file(block)):
+            gone = False
+            for suffix in suffixes:
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(self.file(block, suffix))
+                    gone = True
+            if gone:
+                with syncing(self.of(block)):
+                    self.files.sync_dir(self.of(block))
+
+    def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """Remove all files of blocks of one partition durably, and its folder if that is empty.
+
+        The folder is listed and synced once, however many blocks there are.
+        """
+        folder = self.of(blocks[0])
+        with explained("list", folder):
+            try:
+                names = self.files.list(folder)
+            except FileNotFoundError:
+                return
+        suffixes: dict[str, list[str]] = {f"{block.number:08d}": [] for block in blocks}
+        for name in names:
+            stem, dot, suffix = name.partition(".")
+            if stem in suffixes:
+                suffixes[stem].append(dot + suffix)
+        found = False
+        for block, there in zip(blocks, suffixes.values(), strict=True):
+            # The block last: without it, after a crash, the rest would look like a lost file.
+            others = [s for s in there if s.endswith(TMP) or s == CLEAN or s.startswith(CUT)]
+            for suffix in (*(s for s in (INDEX, CKPT, BLOCK) if s in there), *others):
+                found = True
+                with (
+                    explained("remove", self.file(block)),
+                    contextlib.suppress(FileNotFoundError),
+                ):
+                    self.files.unlink(self.file(block, suffix))
+        if found:
+            with explained("remove", folder), syncing(folder):
+                self.files.sync_dir(folder)
+            self.prune(blocks[0])
+
+    def prune(self, block: BlockId) -> None:
+        """Remove the folders of the block's partition and topic if they are empty."""
+        with contextlib.suppress(OSError):  # mostly because they are not
+            for path in (self.of(block), os.path.dirname(self.of(block))):
+                self.files.rmdir(path)
+                self._durable.discard(path)
+                self.files.sync_dir(os.path.dirname(path))
+
+    def load(self, path: str) -> bytes | None:
+        """Read a small file; None when it is not there."""
+        with explained("read", path):
+            try:
+                handle = self.files.open_readonly(path)
+            except FileNotFoundError:
+                return None
+            try:
+                size = self.files.size(handle)
+                if size > LOAD_MAX:
+                    raise StoreError(f"{path} is too large: {size} bytes", file=path)
+                return self.files.pread(handle, size, 0)
+            finally:
+                self.files.close(handle)
+
+
+class FileDraft:
+    """A file in the making: it has another name until it is whole and durable."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path, self._tmp = files, path, path + TMP
+        self._is_mine = True  # whether handle and name are still to be cleaned up
+        self._size = 0
+        try:
+            self._handle = files.create(self._tmp)
+        except FileExistsError:  # left over by a crash
+            files.unlink(self._tmp)
+            self._handle = files.create(self._tmp)
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write to it."""
+        self._size += self._files.pwritev(self._handle, buffers, self._size)
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        with syncing(self._path):
+            self._files.sync(self._handle)
+
+    def take_place(self) -> int:
+        """Give it its name, durably, and hand over its handle."""
+        self._files.rename(self._tmp, self._path)
+        with syncing(self._path):
+            self._files.sync_dir(os.path.dirname(self._path))
+        self._is_mine = False
+        return self._handle
+
+    def close(self) -> None:
+        """Clean up, unless it has taken its place."""
+        if self._is_mine:
+            self._is_mine = False
+            self._files.close(self._handle)
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._tmp)
+
+
+def check_format(data: bytes, path: str) -> None:
+    """Check the content of a FORMAT file.
+
+    Raises:
+        StoreError: it is that of another version, or of something else.
+    """
+    if data == FORMAT:
+        return
+    lines = data.split(b"\n")
+    if lines[0] + b"\n" == FORMAT[: len(lines[0]) + 1]:
+        version = lines[1][:32].decode("ascii", "replace") if len(lines) > 1 else "no version"
+        raise StoreError(
+            f"{path} says {version!r}; this pymq knows version 1: open the folder with the pymq "
+            "that wrote it, or a newer one",
+            file=path,
+        )
+    raise StoreError(f"{path} is not that of a pymq store; choose another folder", file=path)
+
+
+@contextlib.contextmanager
+def syncing(path: str) -> Iterator[None]:
+    """Mark an error as that of a sync."""
+    try:
+        yield
+    except OSError as error:
+        failed = store_error(error, "sync", path)
+        failed.details["is_sync"] = True
+        raise failed from error
+
+
+def is_sync(error: StoreError) -> bool:
+    """Whether a sync failed, after which nobody knows what is on disk."""
+    return bool(error.details.get("is_sync"))
+
+
+@contextlib.contextmanager
+def explained(action: str, path: str) -> Iterator[None]:
+    """Turn errors of the operating system into a :class:`StoreError` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, action, path) from error

@@ -1,0 +1,127 @@
+"""The open files of a store: not too many at once, and each synced before it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+
+from pymq.core.types import BlockId
+from pymq.errors import StoreError
+from pymq.store.block.block_file import Pread
+from pymq.store.block.stored_block import StoredBlock
+from pymq.store.file.folder import Folder, explained
+from pymq.store.file.os_files import store_error
+
+
+class Handles:
+    """Opens, syncs and closes the files of blocks, at most *most* open at a time."""
+
+    def __init__(self, folder: Folder, most: int) -> None:
+        self._folder = folder
+        self._files = folder.files
+        self._most = max(most, 1)
+        self._open: dict[int, StoredBlock] = {}  # the next to be closed first
+
+    # --- opening and closing --------------------------------------------------------------------
+
+    def open(self, block: StoredBlock) -> int:
+        """Open the block's file."""
+        path = self._folder.file(block.id)
+        self.make_room()
+        with explained("open", path):
+            handle = self._files.open(path)
+        return self.adopt(block, handle)
+
+    def adopt(self, block: StoredBlock, handle: int) -> int:
+        """Take care of a file that is open already."""
+        block.handle, block.used = handle, True
+        self._open[handle] = block
+        return handle
+
+    def make_room(self) -> None:
+        """Close a file if as many are open as may be."""
+        while len(self._open) >= self._most:
+            handle, block = next(iter(self._open.items()))
+            del self._open[handle]
+            if block.used:  # a second chance: to the end of the row
+                block.used = False
+                self._open[handle] = block
+                continue
+            # After closing, an error of writing back could no longer be learnt.
+            self.try_sync(block)
+            block.handle = -1
+            self._files.close(handle)
+
+    def let_go(self, id: BlockId) -> None:
+        """Close the block's file without a sync, whoever has it open."""
+        for block in [block for block in self._open.values() if block.id == id]:
+            handle, block.handle = block.handle, -1
+            del self._open[handle]
+            self._files.close(handle)
+
+    def reader(self, block: StoredBlock) -> Pread:
+        """Return what reads from the block's file; a block without a file holds nothing."""
+        if block.size == 0:
+            return _nothing
+        handle = block.handle if block.handle >= 0 else self.open(block)
+        block.used = True
+        return partial(self._files.pread, handle)
+
+    def close(self) -> None:
+        """Close all without a sync."""
+        for handle, block in self._open.items():
+            block.handle = -1
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+        self._open.clear()
+
+    # --- syncing --------------------------------------------------------------------------------
+
+    def sync(self, block: StoredBlock) -> None:
+        """Make durable what was written to *block*.
+
+        Raises:
+            StoreError: it failed, now or before; the block is good for nothing any more.
+        """
+        if block.failed is not None:
+            raise block.failed
+        if not block.unsynced:
+            return
+        try:
+            self._files.sync(block.handle)
+        except OSError as error:
+            raise self._failed(block, error) from error
+        block.unsynced = False
+
+    def _failed(self, block: StoredBlock, error: OSError) -> StoreError:
+        # The kernel has marked the pages clean: a second sync would succeed and mean nothing
+        # (Rebello et al., ATC 2020). Only reading again from the disk tells what is there.
+        block.failed = store_error(error, "sync", self._folder.file(block.id))
+        return block.failed
+
+    def try_sync(self, block: StoredBlock) -> StoreError | None:
+        """Sync, and return the error instead of raising it."""
+        try:
+            self.sync(block)
+        except StoreError as error:
+            return error
+        return None
+
+    def sync_all(self, blocks: Sequence[StoredBlock]) -> list[StoreError | None]:
+        """Sync several blocks side by side; returns each one's error."""
+        if len(blocks) < 2:
+            return [self.try_sync(block) for block in blocks]
+        errors: list[StoreError | None] = [block.failed for block in blocks]
+        asked = [at for at, block in enumerate(blocks) if block.unsynced and not block.failed]
+        found = self._files.sync_all([blocks[at].handle for at in asked])
+        for at, error in zip(asked, found, strict=True):
+            if error is None:
+                blocks[at].unsynced = False
+            else:
+                errors[at] = self._failed(blocks[at], error)
+        return errors
+
+
+def _nothing(size: int, position: int) -> bytes:
+    return b""

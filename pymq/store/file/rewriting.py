@@ -1,0 +1,114 @@
+"""Compaction as it is done to files: each sealed block is read, and what stays is written anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.ready import Compact, Compacted
+from pymq.core.types import BlockId
+from pymq.errors import PymqError, StoreError
+from pymq.store.block.compaction import compacted, is_due, last_offsets
+from pymq.store.block.stored_block import StoredBlock, check_append
+from pymq.store.file import cleaned
+from pymq.store.file.cleaned import Cleaned
+from pymq.store.file.folder import FileDraft, Folder, explained
+from pymq.store.file.os_files import Files, store_error
+
+_REWRITE_BYTES = 1 << 20  # written at once
+
+
+class Rewriting:
+    """One compaction. It may run beside everything else: a sealed block does not change.
+
+    Args:
+        folder: where the blocks are.
+        files: the file system.
+        find: gives a sealed block.
+        replace: lets a draft take the place of a block, unless that has changed meanwhile.
+        note: keeps which blocks are clean, unless the last of them is gone meanwhile.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        files: Files,
+        find: Callable[[BlockId], StoredBlock],
+        replace: Callable[[StoredBlock, StoredBlock, FileDraft], None],
+        note: Callable[[Cleaned], None],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._find = find
+        self._replace = replace
+        self._note = note
+
+    def run(self, job: Compact) -> Compacted:
+        """Rewrite the blocks of *job*, and tell how large they are now."""
+        sizes: list[tuple[BlockId, int]] = []
+        failure: Exception | None = None
+        try:
+            if not self._is_due(job):
+                return Compacted(job.topic, job.partition, ())
+            last: dict[bytes, int] = {}
+            for id in job.blocks:
+                last_offsets(self._batches(id), last)
+            for id in job.blocks:
+                size = self._rewrite(id, last, job.tombstones_before_ms)
+                sizes.append((id, size))
+            with contextlib.suppress(OSError, StoreError):  # It only saves time.
+                self._note(Cleaned(job.blocks[-1], sum(size for _, size in sizes)))
+        except OSError as error:
+            failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
+        except PymqError as error:
+            failure = error
+        return Compacted(job.topic, job.partition, tuple(sizes), failure)
+
+    def _is_due(self, job: Compact) -> bool:
+        """Whether enough has come since the last compaction."""
+        known = cleaned.load(self._folder, job.blocks[0]) if job.blocks else None
+        through, clean = (known.block.number, known.size) if known else (-1, 0)
+        new = [self._find(id) for id in job.blocks if id.number > through]
+        return is_due(clean, sum(b.size - b.start_position for b in new), job.min_dirty)
+
+    def _batches(self, id: BlockId) -> Iterator[EncodedBatch]:
+        """Read a sealed block from beginning to end, checked, through a handle of its own."""
+        block, path = self._find(id), self._folder.file(id)
+        with explained("read", path):
+            handle = self._files.open_readonly(path)
+            try:
+                yield from block.batches(partial(self._files.pread, handle), path)
+            finally:
+                self._files.close(handle)
+
+    def _rewrite(self, id: BlockId, last: dict[bytes, int], tombstones_before_ms: int) -> int:
+        """Replace a block's file by a compacted one; returns the bytes of its batches."""
+        old = self._find(id)
+        new = StoredBlock(old.head)
+        new.start_position = new.size = new.length = old.start_position
+        draft = self._folder.draft(id)
+        try:
+            draft.append([old.head.to_bytes()])
+            chunk: list[EncodedBatch] = []
+            size = 0
+            for batch in compacted(self._batches(id), last, tombstones_before_ms):
+                chunk.append(batch)
+                size += batch.size
+                if size >= _REWRITE_BYTES:
+                    self._extend(new, draft, chunk)
+                    chunk, size = [], 0
+            self._extend(new, draft, chunk)
+            if new.size == old.size:  # nothing went
+                return old.size - old.start_position
+            draft.sync()
+            self._replace(old, new, draft)
+            return new.size - new.start_position
+        finally:
+            draft.close()
+
+    def _extend(self, block: StoredBlock, draft: FileDraft, batches: list[EncodedBatch]) -> None:
+        if batches:
+            draft.append(check_append(block.id, block.end, block.epoch, batches))
+            block.add(batches)

@@ -1,0 +1,282 @@
+"""What replicas must not forget, a few bytes a block, all blocks in one file: ``states.log``.
+
+A Raft replica's term and vote must be on the disk before it says anything of them; and when a
+broker dies, all blocks that it led vote in the same moment. In one file they share one sync.
+
+::
+
+    pymq states\\nv 1\\n
+    group ...          what one turn saved: written, and synced, as a whole
+        4s   PMQS
+        u32  length of the group, in bytes
+        u32  CRC-32 of the body
+        u32  CRC-32 of the 12 bytes before
+        body: CBOR, an array of [topic id, partition, number, state], one for each block;
+              the state is null when the block was removed
+        u8   255: tells a group from one whose end was not written
+
+The last word on a block counts. When most of the file is stale it is written anew.
+
+The file appears with its first group in it, and a further one is only begun when the one before is
+durable. So if the first is bad, or one with anything behind it, that is damage. A bad one at the
+end was torn by a crash if a part of it is missing: what was not written is not there, or is zeros,
+be it a sector or all up to the end. If all of it is there, it is damage as well. Damage is never
+cut off: a replica that forgot its vote might vote twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from struct import Struct
+from zlib import crc32
+
+from pymq.core import cbor
+from pymq.core.types import BlockId
+from pymq.errors import CorruptBlock, InvalidRequest, StoreError
+from pymq.store.file.folder import TMP, Folder, explained, is_sync, syncing
+from pymq.store.file.os_files import store_error
+
+STATES = "states.log"
+BEGIN = b"pymq states\nv 1\n"
+GROUP_MAGIC = b"PMQS"
+
+REWRITE_FROM = 64 << 10  # bytes: a smaller file is not worth to be written anew
+_SECTOR = 512  # what a disk writes as a whole, or not at all
+_HEAD = Struct("<4sII")
+_CRC = Struct("<I")
+_BODY = _HEAD.size + _CRC.size
+_END = b"\xff"
+_GROUP_MAX = 1 << 30
+
+Changes = Mapping[BlockId, bytes | None]  # None: the block was removed
+
+
+class States:
+    """The states of all blocks, in memory and on the disk of *folder*."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.path = os.path.join(folder.path, STATES)
+        self.failed: StoreError | None = None  # after a failed sync: nothing goes any more ...
+        self._unsure: dict[BlockId, StoreError] = {}  # ... and nobody knows what of these is there
+        self._folder = folder
+        self._files = folder.files
+        self._states: dict[BlockId, bytes] = {}
+        self._handle = -1  # -1 as long as nothing was ever saved
+        self._size = 0
+        self._live = 0  # what of it would be left if it were written anew, about
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read the file, if there is one; cut off what a crash has torn.
+
+        Raises:
+            CorruptBlock: it is damaged; nothing was changed.
+            StoreError: it cannot be read or repaired.
+        """
+        self.close()
+        with explained("open", self.path):
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self.path + TMP)
+            try:
+                self._handle = self._files.open(self.path)
+            except FileNotFoundError:
+                self._states = {}
+                return
+            # What a killed process left is not durable yet, nor is the name; and what a failed sync
+            # left in the cache is not what the disk has.
+            with syncing(self.path):
+                self._files.sync(self._handle)
+                self._files.sync_dir(self._folder.path)
+            self._files.forget(self._handle, 0)
+            data = self._files.pread(self._handle, self._files.size(self._handle), 0)
+        self._states, self._size = parse(data, self.path)
+        self._live = sum(map(_cost, self._states.items()))
+        if self._size < len(data):
+            with explained("cut the torn tail of", self.path):
+                self._files.truncate(self._handle, self._size)
+                with syncing(self.path):
+                    self._files.sync(self._handle)
+
+    def get(self, block: BlockId) -> bytes | None:
+        """Return what was saved last for *block*."""
+        return self._states.get(block)
+
+    def blocks(self) -> Collection[BlockId]:
+        """Tell for which blocks there is something."""
+        return self._states.keys()
+
+    # --- changing it ----------------------------------------------------------------------------
+
+    def problem(self, block: BlockId) -> StoreError | None:
+        """Why nothing may be saved for *block* until it is recovered."""
+        return self._unsure.get(block) or self.failed
+
+    def save(self, changes: Changes) -> None:
+        """Keep *changes*, durably: after a crash either all of them are there or none.
+
+        Raises:
+            OSError: none of them counts; if :attr:`failed` is set now, nobody knows.
+        """
+        group = encode(changes)
+        live = self._live
+        for block, state in changes.items():
+            old = self._states.get(block)
+            live -= 0 if old is None else _cost((block, old))
+            live += 0 if state is None else _cost((block, state))
+        try:
+            if self._handle < 0 or self._size + len(group) > max(2 * live, REWRITE_FROM):
+                self._rewrite(changes)
+            else:
+                self._append(group)
+        except OSError as error:
+            cause = store_error(error, "write", self.path)
+            if self.failed is None and is_sync(cause):
+                self.failed = cause
+            if self.failed is not None:
+                self._unsure.update(dict.fromkeys(changes, self.failed))
+            raise cause from None
+        self._live = live
+        for block, state in changes.items():
+            if state is None:
+                self._states.pop(block, None)
+            else:
+                self._states[block] = state
+
+    def _append(self, group: bytes) -> None:
+        handle, size = self._handle, self._size
+        try:
+            self._files.pwritev(handle, [group], size)
+        except OSError:
+            try:
+                self._files.truncate(handle, size)
+            except OSError as error:
+                self.failed = store_error(error, "undo a write to", self.path)
+            raise
+        try:
+            self._files.sync(handle)
+        except OSError as error:
+            self.failed = store_error(error, "sync", self.path)
+            raise self.failed from error
+        self._size = size + len(group)
+
+    def _rewrite(self, changes: Changes) -> None:
+        """Write the file anew, with *changes*."""
+        merged = {**self._states, **changes}
+        left = {block: state for block, state in merged.items() if state is not None}
+        data = BEGIN + encode(left)
+        handle = self._folder.put(self.path, data)
+        self.close()
+        self._handle, self._size = handle, len(data)
+
+    def recover(self, block: BlockId) -> None:
+        """Find out what is there, in case a write has left that open.
+
+        Raises:
+            CorruptBlock, StoreError: as for :meth:`open`.
+        """
+        if self.failed is not None:
+            self.open()
+            self.failed = None
+        self._unsure.pop(block, None)
+
+    def close(self) -> None:
+        """Let go of the file; all in it is durable, or known not to be."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+
+
+def _cost(item: tuple[BlockId, bytes]) -> int:
+    """How many bytes an entry takes, at most."""
+    block, state = item
+    return 32 + len(block.topic_id) + len(state)
+
+
+def encode(changes: Changes) -> bytes:
+    """Encode a group."""
+    body = cbor.dumps([[*block, state] for block, state in changes.items()]) + _END
+    head = _HEAD.pack(GROUP_MAGIC, _BODY + len(body), crc32(body))
+    return head + _CRC.pack(crc32(head)) + body
+
+
+def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
+    """Read the content of the file: the states, and how many bytes are good.
+
+    Raises:
+        CorruptBlock: it is damaged, and not only torn at its end.
+    """
+    if not data.startswith(BEGIN):
+        raise _corrupt(path, 0, "it does not begin as such a file of a known version does")
+    states: dict[BlockId, bytes] = {}
+    position = len(BEGIN)
+    if position == len(data):
+        raise _corrupt(path, position, "it has become shorter")
+    while position < len(data):
+        length = _length(data, position)
+        body = data[position + _BODY : position + length]
+        if not length or crc32(body) != _HEAD.unpack_from(data, position)[2]:
+            if position > len(BEGIN) and _is_torn(data, position, length):
+                break
+            raise _corrupt(path, position, "a checksum does not hold")
+        for block, state in _entries(body, path, position):
+            if state is None:
+                states.pop(block, None)
+            else:
+                states[block] = state
+        position += length
+    return states, position
+
+
+def _length(data: bytes, position: int) -> int:
+    """The length of the group at *position*, as its header says; 0 if that is none."""
+    if len(data) - position < _BODY:
+        return 0
+    magic, length, _ = _HEAD.unpack_from(data, position)
+    (crc,) = _CRC.unpack_from(data, position + _HEAD.size)
+    is_good = magic == GROUP_MAGIC and crc32(data[position : position + _HEAD.size]) == crc
+    return length if is_good and _BODY < length <= _GROUP_MAX else 0
+
+
+def _is_torn(data: bytes, position: int, length: int) -> bool:
+    """Whether the bad group at *position* is one whose writing was cut short."""
+    if length and position + length != len(data):
+        return position + length > len(data)
+    if len(data) - position < _BODY or not data[-1]:
+        return True
+    at = position
+    while (at := data.find(GROUP_MAGIC, at + 1)) >= 0:
+        if _length(data, at):
+            return False
+    at = position
+    while at < len(data):
+        following = at - at % _SECTOR + _SECTOR
+        if not data[at:following].strip(b"\0"):
+            return True
+        at = following
+    return False
+
+
+def _entries(body: bytes, path: str, position: int) -> list[tuple[BlockId, bytes | None]]:
+    try:
+        items = cbor.loads(body[:-1])
+        found = [(BlockId(*item[:3]), item[3]) for item in items if len(item) == 4]
+    except (InvalidRequest, TypeError, KeyError) as error:
+        raise _corrupt(path, position, f"it cannot be understood: {error}") from None
+    if len(found) < len(items):
+        raise _corrupt(path, position, "it cannot be understood")
+    return found
+
+
+def _corrupt(path: str, position: int, what: str) -> CorruptBlock:
+    return CorruptBlock(
+        f"{path} is damaged at byte {position}: {what}; nothing was changed. It holds what this "
+        "broker has promised to others, and without that it must not go on: restore the file, or "
+        "empty the folder and let the broker come back as a new one, which the others will fill",
+        file=path,
+        position=position,
+        offset=None,
+    )

@@ -1,0 +1,195 @@
+"""Whom the tree knows to have what, and what they really have."""
+
+from __future__ import annotations
+
+from pymq.coord import paths
+from pymq.coord.tree import CommitPlan
+from pymq.core.message import Message, RecoverPartition
+from pymq.core.metadata.coordination import Commit
+from pymq.core.metadata.nodes import BlockNode, BrokerNode, decode_node
+from pymq.core.types import AckMode, BlockId
+from pymq.testing.checkers.base import Checker, Partition, StoreWatch
+from pymq.testing.simulation import probe
+from pymq.testing.simulation.nodes import BrokerHost
+from pymq.testing.simulation.process import Process
+
+
+class InSyncRules(Checker):
+    """Who is noted as in sync has all that counts: of an open block, and of a sealed one.
+
+    In an open block that is fetched these are the replicas that may have to stand in for the
+    leader, so what is visible is with all of them. What a replica has lost in a crash it is asked
+    for again; it is not held against the leader, who cannot know, but it is not taken in without.
+    """
+
+    rules = (
+        "visible-on-all-in-sync",
+        "in-sync-has-all",
+        "sealed-copies-are-equal",
+        "sealed-is-durable",
+    )
+    receives = (RecoverPartition,)
+
+    def __init__(self, watch: StoreWatch) -> None:
+        super().__init__(watch)
+        self._open: dict[BlockId, BlockNode] = {}  # those that are fetched, with several replicas
+        self._given_up: set[Partition] = set()  # an administrator wants them without who is away
+
+    def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
+        if isinstance(message, RecoverPartition):
+            key = self.watch.indexes.get((message.topic, message.partition))
+            if key is not None:
+                self._given_up.add(key)
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        if not found.is_leader or found.high_watermark == found.start:
+            return
+        node = self._open.get(found.block)
+        if node is None or (node.leader, node.epoch) != (host.name, found.epoch):
+            return
+        if last is None or last.high_watermark != found.high_watermark or last.block != found.block:
+            synced = found.is_strict
+            for name in self._lacking(found.block, node, found.high_watermark, synced=synced):
+                self.fail(
+                    "visible-on-all-in-sync",
+                    f"{host.name} shows {found.block} up to {found.high_watermark}, and {name}, "
+                    f"which is in sync, does not have that{' on its disk' if synced else ''}",
+                )
+
+    def _lacking(
+        self, block: BlockId, node: BlockNode, end: int, *, synced: bool = False
+    ) -> list[str]:
+        """The in-sync replicas that lack something before *end*, though they have lost nothing.
+
+        With *synced* a replica lacks what a power cut could take from it.
+        """
+        ledger = self.watch.ledger
+        if ledger.has_lost(block):
+            return []
+        ends = {
+            name: log.synced_end if synced else log.end
+            for name in node.in_sync
+            if (log := ledger.log(name, block))
+        }
+        return [name for name in node.in_sync if ends.get(name, node.start) < end]
+
+    def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
+        for path, entry in plan.changes.items():
+            match paths.parse(path):
+                case paths.BlockPath(topic=topic, partition=partition, block=number):
+                    key = self.watch.indexes.get((topic, partition))
+                    if key is None:
+                        continue
+                    block = BlockId(*key, number)
+                    if entry is None:
+                        self._open.pop(block, None)
+                    else:
+                        before = self.watch.cluster.ensemble.tree.get(path)
+                        known = decode_node(BlockNode, before.data) if before is not None else None
+                        self._changed(block, decode_node(BlockNode, entry.data), known)
+                case _:
+                    pass
+
+    def _changed(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
+        if node.end is not None:
+            self._open.pop(block, None)
+            if known is not None and known.end is None:
+                if self._is_orphan(block, node):
+                    self.watch.orphans.add(block)
+                self._check_durable(block, node, known)
+            self._check_copies(block, node, known)
+        elif node.acks is not AckMode.RAFT and len(node.replicas) > 1:
+            self._open[block] = node
+            seen = self.watch.history(block).blocks.get(block.number)
+            if seen is None or known is None or set(node.in_sync) <= set(known.in_sync):
+                return
+            for name in node.in_sync:
+                if name not in known.in_sync and self._joins_without(name, block, node, seen.end):
+                    self.fail(
+                        "in-sync-has-all",
+                        f"{name} is in sync in {block}, and lacks some of what is visible up to "
+                        f"{seen.end}",
+                    )
+
+    def _joins_without(self, name: str, block: BlockId, node: BlockNode, end: int) -> bool:
+        """Whether a broker that is to be in sync lacks something before *end*, and that is known.
+
+        What it had when its leader asked for it, it may have lost in a crash. The zkserver knows of
+        that from the moment on at which the broker has registered again.
+        """
+        ledger, cluster = self.watch.ledger, self.watch.cluster
+        log, host = ledger.log(name, block), cluster.brokers[name]
+        if (log.end if log is not None else node.start) >= end or name in ledger.damaged:
+            return False
+        entry = cluster.ensemble.tree.get(paths.broker(name))
+        registered = decode_node(BrokerNode, entry.data).incarnation if entry is not None else 0
+        return not ledger.has_lost(block) or (host.is_up and host.incarnation == registered)
+
+    def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
+        """Whether the disks of all that hold a block are gone as it is sealed.
+
+        What a replica has told of its end cannot be taken back when its disk is replaced before the
+        zkserver's commit. Modes that do not wait for a majority may lose so what nobody has seen
+        yet, and the block with it; Raft may not.
+        """
+        seen = self.watch.history(block).blocks.get(block.number)
+        is_seen = seen is not None and seen.end > node.start
+        if node.acks is AckMode.RAFT or not node.in_sync or node.is_unclean or is_seen:
+            return False
+        brokers = self.watch.cluster.brokers
+        storages = dict(zip(node.replicas, node.storages, strict=True))
+        return all(brokers[name].storage_id != storages[name] for name in node.in_sync)
+
+    def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
+        """Whoever is noted to hold a sealed block holds just that; when it is made, enough do."""
+        assert node.end is not None
+        ledger = self.watch.ledger
+        was_sealed = known is not None and known.end is not None
+        before = known.in_sync if known is not None and was_sealed else ()
+        seen = self.watch.history(block).blocks.get(block.number)
+        chain = seen.chain_at(node.end) if seen is not None else None
+        if chain is None or (not was_sealed and ledger.has_lost(block)):
+            return
+        holding = [log for log in ledger.replicas(block) if log.chain_at(node.end) == chain]
+        for name in node.in_sync:
+            if name in before or any(log.node == name for log in holding):
+                continue
+            if ledger.log(name, block) is not None or not was_sealed:  # else its disk is another
+                self.fail(
+                    "sealed-copies-are-equal",
+                    f"{name} is said to hold all of {block} up to {node.end}, and does not",
+                )
+
+    def _check_durable(self, block: BlockId, node: BlockNode, known: BlockNode) -> None:
+        """A Raft block is on the disks of a majority up to where it is sealed.
+
+        A leader commits all that it has before it tells its end, and nobody else is asked while a
+        majority is on the disks that the block was made on, unless an administrator says so. What
+        is left then may have one copy only of the last records: nobody was answered for these in
+        that block, or shown them (``durable-before-acked``, ``durable-before-visible``).
+        """
+        if node.acks is not AckMode.RAFT or node.end is None:
+            return
+        seen = self.watch.history(block).blocks.get(block.number)
+        chain = seen.chain_at(node.end) if seen is not None else None
+        if chain is None:
+            return
+        needed = len(node.replicas) // 2 + 1
+        is_given_up = (block.topic_id, block.partition) in self._given_up
+        if is_given_up or _replicas_left(known, node) < needed:
+            needed = 1
+        synced = self.watch.ledger.holders(block, node.end, chain)
+        if len(synced) < needed:
+            self.fail(
+                "sealed-is-durable",
+                f"{block} is sealed at {node.end}, which is durable on {synced} only; {needed} "
+                "are needed",
+            )
+
+
+def _replicas_left(known: BlockNode, node: BlockNode) -> int:
+    """How many replicas are on the disks that they were made on, as far as the tree knows."""
+    if not known.storages:
+        return len(node.replicas)
+    both = zip(known.storages, node.storages, strict=True)
+    return sum(made_on in ("", now) for made_on, now in both)

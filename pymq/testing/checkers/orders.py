@@ -1,0 +1,32 @@
+"""What zkservers tell brokers of partitions, and whether they heed it."""
+
+from __future__ import annotations
+
+from pymq.testing.checkers.base import Checker
+from pymq.testing.simulation import probe
+from pymq.testing.simulation.nodes import BrokerHost
+
+
+class OrderRules(Checker):
+    """A broker goes by the newest it was told, and takes part in a block only with its own disk.
+
+    A replica that was given to another disk has promised what this one does not know of: its vote,
+    or its word that it has something, would be one too many (Ongaro's thesis, section 3.8).
+    """
+
+    rules = ("newest-state-counts", "own-disk-only")
+
+    def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
+        is_same = last is not None and last.block.topic_id == found.block.topic_id
+        if last is not None and is_same and found.told < last.told:
+            self.fail(
+                "newest-state-counts",
+                f"{host.name} goes by {found.told} (epoch and version) of {found.block}, after it "
+                f"was told {last.told}",
+            )
+        if found.made_on not in ("", host.storage_id):
+            self.fail(
+                "own-disk-only",
+                f"{host.name} acts for {found.block} with the disk {host.storage_id}, and was "
+                f"given it with the disk {found.made_on}",
+            )

@@ -1,0 +1,57 @@
+"""All checkers together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymq.testing.checkers.base import Immutable, LogMatching, OneLeader, StoreWatch, Watermark
+from pymq.testing.checkers.copies import CopyRules
+from pymq.testing.checkers.in_sync import InSyncRules
+from pymq.testing.checkers.leases import LeaseRules
+from pymq.testing.checkers.metadata import MetadataRules
+from pymq.testing.checkers.offsets import OffsetRules
+from pymq.testing.checkers.orders import OrderRules
+from pymq.testing.checkers.promises import AnswerRules, ReadRules
+
+if TYPE_CHECKING:
+    from pymq.testing.cluster import Cluster
+
+RULES = (
+    "promise-survives",  # the ledger's
+    "nothing-invented-on-disk",
+    "recovered-is-whole",
+    *LogMatching.rules,
+    *Watermark.rules,
+    *OneLeader.rules,
+    *Immutable.rules,
+    *AnswerRules.rules,
+    *ReadRules.rules,
+    *InSyncRules.rules,
+    *OrderRules.rules,
+    *LeaseRules.rules,
+    *OffsetRules.rules,
+    *MetadataRules.rules,
+    *CopyRules.rules,
+)
+
+
+def watch(cluster: Cluster) -> StoreWatch:
+    """Let all checkers watch a cluster from its beginning; their order matters."""
+    found = StoreWatch(cluster)
+    immutable = Immutable(found)
+    for checker in (
+        LogMatching(found),
+        OneLeader(found),  # before what relies on it having forgotten what may be lost
+        Watermark(found),
+        immutable,
+        AnswerRules(found, immutable),
+        ReadRules(found),
+        InSyncRules(found),  # after what has made a sealed block's log known
+        OrderRules(found),
+        LeaseRules(found),
+        OffsetRules(found),
+        MetadataRules(found),
+        CopyRules(found),
+    ):
+        found.add(checker)
+    return found

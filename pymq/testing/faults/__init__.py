@@ -1,0 +1,1 @@
+"""Plans of faults, and who carries them out."""

@@ -1,0 +1,183 @@
+"""The kinds of fault that a run may suffer from, and how a seed draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from pymq.core.values import value
+from pymq.errors import ConfigError
+from pymq.testing.simulation.world import SECOND, mix
+
+Step = list[Any]
+
+# What befalls processes, the network, disks, clocks and the coordinator, in this order.
+FAULTS = """crash boundary crash_loop pause crash_zk crash_app crash_all wipe
+    isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late reorder tail
+    slow_disk full_disk fail_disk flip
+    clock jump skew
+    expire suspend slow_coordinator uncertain""".split()
+# Of these there is a rate (lowest, highest), and no moment at which they happen.
+RATES = {
+    "loss": (0.0005, 0.1),
+    "duplicate": (0.001, 0.2),
+    "late": (0.001, 0.05),
+    "reorder": (0.001, 0.3),
+    "tail": (0.0005, 0.02),
+    "uncertain": (0.01, 0.3),
+}
+
+PROFILES: dict[str, list[str]] = {
+    "calm": [],
+    "reference": [kind for kind in FAULTS if kind not in ("crash_app", "flip", "wipe")],
+    "swarm": FAULTS,
+    "crash": "crash boundary crash_loop crash_app".split(),
+    "network": """isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late
+        reorder tail crash_app""".split(),
+    # Of topics whose leader answers first: logs that diverge, followers that fall behind.
+    "fetch": "crash boundary pause isolate cut one_way split clog slow_link slow_disk".split(),
+    "disk": "crash boundary slow_disk full_disk fail_disk flip".split(),
+    "time": "pause clock jump skew slow_link tail".split(),
+    "rolls": "crash pause isolate cut expire uncertain".split(),
+    "wipe": "wipe crash isolate flip".split(),
+    "coordinator": "expire suspend slow_coordinator uncertain crash_zk crash_all pause".split(),
+    # Beside a client that misbehaves, which is not among the kinds: pymq.testing.faults.hostile.
+    "hostile": "crash boundary pause isolate cut reset late duplicate".split(),
+}
+HOSTILE_SHARE = 0.15  # of the runs of all profiles in turn, in which there is such a client, too
+
+
+# What a soak goes through, seed by seed; each profile by itself stands for some way to go wrong.
+ROTATION = """swarm network swarm crash swarm fetch swarm disk swarm rolls swarm time swarm wipe
+    swarm coordinator""".split()
+
+
+@value
+class Faults:
+    """What a cluster is to suffer from: all of *kinds*, some of ``FAULTS``, for a while."""
+
+    kinds: tuple[str, ...]
+    seconds: float = 600.0
+
+
+def check_kinds(faults: object) -> None:
+    """Refuse what is neither the name of a profile nor :class:`Faults`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(faults, str) and faults in PROFILES:
+        return
+    if isinstance(faults, Faults) and set(faults.kinds) <= set(FAULTS):
+        return
+    raise ConfigError(
+        f"faults={faults!r} must be None, one of {', '.join(sorted(PROFILES))}, or Faults(...) "
+        f"with some of {', '.join(FAULTS)}"
+    )
+
+
+def log_uniform(rng: Random, low: float, high: float) -> float:
+    """Between *low* and *high*, every order of magnitude as likely as every other."""
+    return low * math.pow(high / low, rng.random())
+
+
+def draw_kinds(rng: Random, profile: str) -> list[str]:
+    """Which kinds there are at all in a run: some are left out, so that others take effect.
+
+    Where everything crashes all the time, logs never diverge for long (Groce et al., Swarm
+    Testing, ISSTA 2012).
+    """
+    share = rng.choice((0.15, 0.3, 0.5, 0.5, 0.8))
+    return [kind for kind in PROFILES[profile] if rng.random() < share]
+
+
+def draw_rates(rng: Random, kinds: Sequence[str]) -> dict[str, float]:
+    """How often what has a rate happens."""
+    found = {}
+    for kind, (low, high) in RATES.items():
+        if kind in kinds:
+            found[kind] = round(log_uniform(rng, low, high), 5)
+    return found
+
+
+class FaultSchedule:
+    """Draws the moments of faults; each kind has dice of its own, so any can be left out."""
+
+    def __init__(
+        self, seed: int, brokers: list[str], zkservers: list[str], apps: int, duration_us: int
+    ) -> None:
+        self._seed = seed
+        self._brokers = brokers
+        self._zkservers = zkservers
+        self._apps = [f"app-{i}" for i in range(apps)]
+        self._duration = duration_us
+
+    def draw(self, kinds: Sequence[str]) -> list[Step]:
+        """All faults of these kinds, ``[time, kind, ...]`` in the order of their times."""
+        steps: list[Step] = []
+        for kind in FAULTS:
+            if kind in kinds and kind not in RATES:
+                steps += self._of(kind, Random(mix(self._seed, "faults", kind)))
+        return sorted(steps, key=lambda step: int(step[0]))
+
+    def _of(self, kind: str, rng: Random) -> list[Step]:
+        """Faults of one kind, from the first second to the end."""
+        found: list[Step] = []
+        at, pause = SECOND, log_uniform(rng, 0.3, 20)
+        while True:
+            at += round(rng.expovariate(1 / pause) * SECOND)
+            if at >= self._duration:
+                return found
+            duration = round(log_uniform(rng, 10_000, 5 * SECOND))
+            found.append([at, *self._one(kind, rng, duration)])
+
+    def _one(self, kind: str, rng: Random, duration: int) -> Step:
+        nodes = self._brokers + self._zkservers
+        broker, node = rng.choice(self._brokers), rng.choice(nodes)
+        a, b = rng.sample([*nodes, *self._apps], 2)
+        keep = rng.choice(["random", "random", "none", "all"])
+        factor = round(log_uniform(rng, 2, 100))
+        everybody = [*nodes, *self._apps]
+        some = rng.sample(everybody, rng.randint(1, len(everybody) - 1))
+        rest = [name for name in everybody if name not in some]
+        steps: dict[str, Step] = {
+            "crash": ["crash", broker, keep, duration],
+            "crash_zk": ["crash", rng.choice(self._zkservers), keep, duration],
+            "crash_all": ["crash_all", keep, duration],
+            "boundary": ["boundary", broker, rng.randrange(40), keep, duration],
+            "crash_loop": [
+                "crash_loop",
+                broker,
+                [rng.randrange(60) for _ in "abc"],
+                keep,
+                duration,
+            ],
+            "pause": ["pause", node, duration],
+            "isolate": ["isolate", node, duration],
+            "cut": ["cut", a, b, duration, False],
+            "one_way": ["cut", a, b, duration, True],
+            "split": ["split", some, duration],
+            "bridge": ["bridge", some, rest[1:], duration],
+            "swizzle": ["swizzle", some, duration // 4, duration],
+            "clog": ["clog", a, b, duration],
+            "slow_link": ["slow_link", a, b, duration, factor],
+            "reset": ["reset", a, b],
+            "slow_disk": ["slow_disk", broker, duration, factor],
+            "full_disk": ["full_disk", broker, duration, rng.choice([0, 100, 5_000])],
+            "fail_disk": ["fail_disk", broker, rng.choice(FAILING), duration, rng.randint(1, 3)],
+            "flip": ["flip", broker, rng.getrandbits(32), duration],
+            "clock": ["clock", node, duration, round(log_uniform(rng, 300_000, 3_000_000))],
+            "jump": ["jump", node, duration * (1_000 if duration % 4 == 0 else 1)],
+            "skew": ["skew", node, rng.choice([-1, 1]) * round(log_uniform(rng, 10, 1e8))],
+            "expire": ["expire", rng.choice(self._zkservers)],
+            "suspend": ["suspend", rng.choice(self._zkservers), duration],
+            "slow_coordinator": ["slow_coordinator", duration, factor * 10],
+            "wipe": ["wipe", broker, duration],
+            "crash_app": ["crash_app", rng.choice(self._apps or ["nobody"]), duration],
+        }
+        return steps[kind]
+
+
+FAILING = """sync sync write write read read rename create truncate unlink sync_dir""".split()

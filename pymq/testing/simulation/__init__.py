@@ -1,0 +1,1 @@
+"""Processes, disks and a network in virtual time."""

@@ -1,0 +1,427 @@
+"""A coordinator backend as its clients see one from afar: latency, lost connections, lost sessions.
+
+An :class:`Ensemble` is the backend; it does not fail, but what lies between does. Each zkserver has
+a :class:`CoordinatorSession`, which keeps to the order that :class:`pymq.coord.base.Coordinator`
+promises: requests and answers are each delivered in order, with a delay. When the connection
+breaks, a commit under way is done, at once or a little later, or never; its client is told that
+nobody knows.
+
+It is no kinder than a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py`` has met it:
+
+- A cut is noticed when nothing was heard for a while, and not before. Until then the client sends
+  requests that nobody gets.
+- Watches end with the connection. After :class:`Resumed` each loaded root is told as changed, once
+  its watch is back, and of what happened before that nothing else is told.
+- A session that has expired is first a connection that is lost.
+- Of the commits under way, the first so many are done: a connection keeps their order.
+- It takes a commit of 1 MiB and no larger one.
+- Some connections are slow, as those to a server that lags behind are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pymq.coord.limits import REQUEST_BYTES, refusal
+from pymq.coord.tree import CommitPlan, Tree, TreeWatches, validate
+from pymq.core.metadata.coordination import (
+    Changed,
+    Commit,
+    Committed,
+    Conflicted,
+    CoordEvent,
+    CoordRequest,
+    Entry,
+    Failed,
+    Load,
+    Loaded,
+    Resumed,
+    SessionExpired,
+    Suspended,
+    Uncertain,
+)
+from pymq.errors import Closed
+from pymq.testing.simulation.process import Process
+from pymq.testing.simulation.world import World
+
+COORDINATOR = "coordinator"  # as a name in cuts
+LATENCY_US = 500
+SLOW = 40  # how many times slower some connections are than others
+LATE_US = 50_000  # how long after its connection a commit may still be done
+
+OnSubmit = Callable[[str, Commit], None]  # (zkserver, what it asks for)
+OnCommit = Callable[[str, Commit, CommitPlan], None]  # (session, what was asked, what it did)
+
+
+class Ensemble:
+    """The backend: one tree, and the sessions on it."""
+
+    def __init__(self, world: World, *, session_timeout_us: int = 2_000_000) -> None:
+        self.world = world
+        self.tree = Tree()
+        self.session_timeout_us = session_timeout_us
+        self.latency_us = LATENCY_US
+        self.request_bytes = REQUEST_BYTES
+        self.on_submit: list[OnSubmit] = []
+        self.on_commit: list[OnCommit] = []
+        self.uncertain = 0.0  # how many answers get lost with their connection
+        self.sessions: dict[str, CoordinatorSession] = {}  # that are alive, by name
+        self.connections: list[
+            CoordinatorSession
+        ] = []  # of zkservers that are up, whatever their sessions
+        self._watches = TreeWatches()
+        self._named = 0
+
+    def connect(self, process: Process) -> CoordinatorSession:
+        """A new session for a zkserver."""
+        session = CoordinatorSession(self, process)
+        self.connections.append(session)
+        process.on_death.append(session._lost)
+        return session
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All that is in the tree."""
+        return self.tree.load("/")
+
+    def session_of(self, process: str) -> CoordinatorSession | None:
+        """The session of the process of that name, if it has one that is alive."""
+        found = [s for s in self.sessions.values() if s.process.name == process]
+        return found[-1] if found else None
+
+    def expire(self, name: str) -> None:
+        """End a session against its client's will."""
+        session = self.sessions.get(name)
+        if session is not None:
+            self._end(name)
+            session._expired()
+
+    # --- for sessions ---------------------------------------------------------------------------
+
+    def join(self, session: CoordinatorSession) -> str:
+        """Begin a session; its name was never used before."""
+        self._named += 1
+        name = f"session-{self._named}"
+        self.sessions[name] = session
+        return name
+
+    def _end(self, name: str) -> None:
+        if self.sessions.pop(name, None) is not None:
+            self._watches.drop(name)
+            plan = self.tree.plan_expiry(name)
+            self.tree.adopt(plan)
+            self._announce(plan)
+
+    def carry_out(self, name: str, request: CoordRequest) -> tuple[CoordEvent, CommitPlan | None]:
+        """Do what a session asks for; the changes are to be announced after the answer."""
+        if isinstance(request, Load):
+            self._watches.add(name, request.root)
+            return Loaded(request.tag, self.tree.load(request.root)), None
+        refused = refusal(request, self.request_bytes)
+        if refused is not None:
+            return Failed(request.tag, refused), None
+        plan = self.tree.plan(request, name)
+        if isinstance(plan, Conflicted):
+            return plan, None
+        for callback in self.on_commit:
+            callback(name, request, plan)
+        self.tree.adopt(plan)
+        return Committed(request.tag, plan.versions), plan
+
+    def _announce(self, plan: CommitPlan) -> None:
+        changes = [Changed(path) for path in plan.changes]
+        for name, session in list(self.sessions.items()):
+            for change in self._watches.match(name, changes):
+                session._answer(0, change)
+
+    def watched(self, name: str) -> tuple[str, ...]:
+        """The roots that a session hears of."""
+        return self._watches.roots(name)
+
+    def announce(self, plan: CommitPlan | None) -> None:
+        """Tell all who watch."""
+        if plan is not None:
+            self._announce(plan)
+
+
+class CoordinatorSession:
+    """One zkserver's connection; a :class:`pymq.coord.base.Coordinator`."""
+
+    def __init__(self, ensemble: Ensemble, process: Process) -> None:
+        self.process = process
+        self.is_suspended = False
+        self._ensemble = ensemble
+        self._world = ensemble.world
+        self._rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
+        self._events: deque[CoordEvent] = deque()
+        self._held: deque[CoordRequest] = deque()  # asked while suspended
+        self._under_way: dict[int, CoordRequest] = {}  # not answered yet, by number
+        self._done: set[int] = set()  # of those, the commits that were carried out
+        self._unsent: set[int] = set()  # of those, what was sent into a cut
+        self._numbers = 0
+        self._connection = 0
+        self._slowness = 1
+        self._cuts = 0
+        self._is_cut = False  # whether or not the client has noticed
+        self._has_watches = True  # in this connection
+        self._up_at = self._down_at = 0  # in order, each way
+        self._is_expired = self._is_closed = self._is_dead = False
+        self._session = ensemble.join(self)
+
+    @property
+    def session(self) -> str:
+        """The session's name; a new one once SessionExpired is under way."""
+        return self._session
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    def submit(self, request: CoordRequest) -> None:
+        """Start *request*."""
+        validate(request)
+        if self._is_closed:
+            raise Closed(f"the coordinator of session {self._session} was closed")
+        if isinstance(request, Commit):
+            self.process.boundary("commit")
+            for callback in self._ensemble.on_submit:
+                callback(self.process.name, request)
+        if self.is_suspended or self._is_expired:
+            self._held.append(request)
+        else:
+            self._send(request)
+
+    def poll(self) -> Sequence[CoordEvent]:
+        """What happened since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """End the session; closing twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection += 1
+            self._ensemble._end(self._session)
+
+    # --- to and fro -----------------------------------------------------------------------------
+
+    def _delay(self) -> int:
+        latency = self._ensemble.latency_us
+        if self._slowness > 1:  # A client does not stay with a server that is slower than this.
+            bearable = self._ensemble.session_timeout_us // 8
+            latency = max(latency, min(latency * self._slowness, bearable))
+        return latency + (self._rng.getrandbits(16) * latency >> 16)
+
+    def _send(self, request: CoordRequest) -> None:
+        self._numbers += 1
+        self._under_way[self._numbers] = request
+        if self._is_cut:
+            self._unsent.add(self._numbers)
+            return
+        self._up_at = max(self._up_at, self._world.now + self.process.lag + self._delay())
+        self._world.at(self._up_at, self._arrive, self._connection, self._numbers)
+
+    def _arrive(self, connection: int, number: int) -> None:
+        if connection != self._connection:
+            return
+        request = self._under_way[number]
+        answer, plan = self._ensemble.carry_out(self._session, request)
+        self._done.add(number)
+        if self._ensemble.uncertain and self._rng.random() < self._ensemble.uncertain:
+            self._ensemble.announce(plan)
+            self.suspend()
+            self._world.after(self._delay() * 4, self._resume_later, self._connection)
+            return
+        self._answer(number, answer)
+        self._ensemble.announce(plan)
+
+    def _resume_later(self, connection: int, _: object) -> None:
+        if connection == self._connection and not self._is_cut:
+            self.resume()
+
+    def _answer(self, number: int, event: CoordEvent) -> None:
+        if self.is_suspended or self._is_expired or self._is_cut:
+            return
+        if isinstance(event, Changed) and not self._has_watches:
+            return
+        self._down_at = max(self._down_at, self._world.now + self._delay())
+        self._world.at(self._down_at, self._got, self._connection, (number, event))
+
+    def _got(self, connection: int, answer: tuple[int, CoordEvent]) -> None:
+        number, event = answer
+        if connection != self._connection or self._is_dead:
+            return
+        self._under_way.pop(number, None)
+        self._done.discard(number)
+        self._tell(event)
+
+    def _tell(self, *events: CoordEvent) -> None:
+        if self._is_dead or self._is_closed:
+            return
+        self._events.extend(events)
+        loop = self.process.loop
+        if loop is not None:
+            for event in events:
+                self._world.note(self.process.number << 8 | 250, "told", self.process.name, event)
+            for name in loop.machines:
+                loop.touch(name)
+            self.process.wake()
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Lose the connection: what became of commits that are not answered, nobody knows."""
+        if self.is_suspended or self._is_closed or self._is_dead:
+            return
+        self.is_suspended = True
+        events = self._break()
+        self._tell(*events, Suspended())
+
+    def _break(self) -> list[CoordEvent]:
+        """The connection is gone: decide what becomes of all that was under way."""
+        self._connection += 1
+        self._settle()
+        events: list[CoordEvent] = []
+        for request in self._under_way.values():
+            if isinstance(request, Load):
+                self._held.append(request)
+            else:
+                events.append(Uncertain(request.tag))
+        self._under_way.clear()
+        self._done.clear()
+        self._unsent.clear()
+        return events
+
+    def _settle(self) -> None:
+        """Some of the commits under way had arrived already, or are about to; the rest never do."""
+        late = 0
+        for commit in self.unanswered():
+            if self._rng.getrandbits(1):
+                return
+            late += self._rng.getrandbits(16) * LATE_US >> 17
+            self._world.after(late, self._arrive_late, self._connection, commit)
+
+    def _arrive_late(self, connection: int, commit: Commit) -> None:
+        if connection == self._connection:  # One that is made anew puts an end to the old one.
+            self._carry_out(commit)
+
+    def resume(self) -> None:
+        """Have the connection back, in the old session or, if that expired, in a new one."""
+        if not self.is_suspended or self._is_closed or self._is_dead:
+            return
+        self.is_suspended = False
+        self._connection += 1
+        self._slowness = 1 if self._rng.getrandbits(3) else SLOW
+        if self._is_expired:
+            self._renew()
+            return
+        self._tell(Resumed())
+        self._has_watches = False
+        self._up_at = max(self._up_at, self._world.now + self._delay())
+        self._world.at(self._up_at, self._watch_again, self._connection)
+        self._send_held()
+
+    def _watch_again(self, connection: int, _: object) -> None:
+        if connection == self._connection and not self._is_cut:
+            self._has_watches = True
+            for root in self._ensemble.watched(self._session):
+                self._answer(0, Changed(root))
+
+    def _send_held(self) -> None:
+        while self._held:
+            self._send(self._held.popleft())
+
+    def _expired(self) -> None:
+        """The server has ended the session; the client hears of it when it can."""
+        if self._is_dead or self._is_closed:
+            return
+        self._is_expired = True
+        if self.is_suspended or self._is_cut:
+            return
+        self._connection += 1
+        self._world.after(self._delay(), self._hear_of_expiry, self._connection)
+
+    def _hear_of_expiry(self, connection: int, _: object) -> None:
+        if connection == self._connection and self._is_expired:
+            self.suspend()
+            self._world.after(self._delay() * 20, self._resume_later, self._connection)
+
+    def _renew(self) -> None:
+        self._is_expired = False
+        self._has_watches = True
+        held, self._held = self._held, deque()
+        events = [Uncertain(request.tag) for request in held if isinstance(request, Commit)]
+        loads = [request for request in held if isinstance(request, Load)]
+        self._session = self._ensemble.join(self)
+        self._tell(*events, SessionExpired(self._session))
+        for load in loads:
+            self._send(load)
+
+    def _lost(self, process: Process) -> None:
+        """The client has died: its session lives on until it has been silent for too long."""
+        if self._is_dead:
+            return
+        self._is_dead = True
+        process.on_death.remove(self._lost)
+        self._ensemble.connections.remove(self)
+        self._connection += 1
+        word, _, number = process.keep.partition("-")
+        if word == "state":
+            for commit in self.unanswered()[: int(number)]:
+                self._carry_out(commit)
+        else:
+            self._settle()
+        self._world.after(self._ensemble.session_timeout_us, self._expire_dead)
+
+    def unanswered(self) -> list[Commit]:
+        """Commits on their way: when the client dies, any number of the first of them is done."""
+        return [
+            request
+            for number, request in self._under_way.items()
+            if isinstance(request, Commit)
+            and number not in self._done
+            and number not in self._unsent
+        ]
+
+    def _carry_out(self, commit: Commit) -> None:
+        # The end of the session puts an end to all that was asked in it.
+        if self._session in self._ensemble.sessions:
+            _, plan = self._ensemble.carry_out(self._session, commit)
+            self._ensemble.announce(plan)
+
+    def _expire_dead(self, _: object, __: object) -> None:
+        self._ensemble._end(self._session)
+
+    def check_link(self, is_cut: bool) -> None:
+        """The network between the zkserver and the backend was cut or healed."""
+        if is_cut == self._is_cut:
+            if not is_cut:
+                self.resume()
+            return
+        self._is_cut = is_cut
+        if not is_cut:
+            self.suspend()  # A connection that was silent for so long is made anew.
+            self.resume()
+            return
+        timeout = self._ensemble.session_timeout_us
+        self._cuts += 1
+        notice = (timeout + (self._rng.getrandbits(16) * timeout >> 16)) // 3
+        self._world.after(notice, self._notice, self._cuts)
+        self._world.after(timeout, self._expire_silent, self._cuts)
+
+    def _notice(self, cuts: int, _: object) -> None:
+        if cuts == self._cuts and self._is_cut:
+            self.suspend()
+
+    def _expire_silent(self, cuts: int, _: object) -> None:
+        if cuts == self._cuts and self._is_cut and not self._is_dead:
+            self._ensemble.expire(self._session)
+
+    def check_pause(self) -> None:
+        """The zkserver was stopped; if it stays so for long, its session expires."""
+        self._world.after(
+            self._ensemble.session_timeout_us, self._expire_paused, self.process.pauses
+        )
+
+    def _expire_paused(self, pauses: int, _: object) -> None:
+        if self.process.is_paused and self.process.pauses == pauses and not self._is_dead:
+            self._ensemble.expire(self._session)

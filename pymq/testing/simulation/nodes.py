@@ -1,0 +1,274 @@
+"""What runs on the machines of a simulated cluster: brokers, zkservers, clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pymq.broker.broker import BrokerMachine
+from pymq.broker.registration import BrokerConfig
+from pymq.controller.controller import Controller, ControllerConfig
+from pymq.core.block.replicator import ReplicationConfig
+from pymq.core.partition.partition import Partition
+from pymq.core.types import TopicPartition
+from pymq.core.values import Factory, define
+from pymq.errors import StoreError
+from pymq.hash.assign import assignor
+from pymq.replication.factory import replicator
+from pymq.store.base import BlockStore
+from pymq.store.file.file_store import FileStore
+from pymq.store.memory import MemoryStore
+from pymq.testing.simulation.coordinator import CoordinatorSession, Ensemble
+from pymq.testing.simulation.disk import SimDisk
+from pymq.testing.simulation.files import ProcessFiles
+from pymq.testing.simulation.network import Network
+from pymq.testing.simulation.probe import Look
+from pymq.testing.simulation.process import Crash, Process, dice
+from pymq.testing.simulation.remains import remains
+from pymq.testing.simulation.world import WALL_MS, World, mix
+
+
+@define
+class Knobs:
+    """How a simulated cluster is set up; times in milliseconds."""
+
+    heartbeat_ms: int = 300  # of brokers, to the zkserver
+    session_ms: int = 1_500  # a broker that is silent for longer is dead
+    coordinator_session_ms: int = 1_500  # and so is a zkserver, to the coordinator
+    offsets_partitions: int = 1
+    offsets_replicas: int = 0  # 0: three, or as many as there are brokers
+    store: str = "disk"  # or "memory": nothing written is ever lost, and nothing fails
+    holes: bool = False  # disks write sectors in any order
+    delay_us: int = 200  # of the network
+    jitter_us: int = 100
+    ping_ms: int = 50  # between two pings of a pair of brokers
+    election_ms: int = 150  # a broker that is silent for so long seems gone to others
+    append_bytes: int = 1 << 20  # that a leader sends a follower at once
+    in_flight: int = 8  # such messages that are not answered
+    fetch_wait_ms: int = 500  # of followers
+    lag_max_ms: int = 10_000  # before a follower leaves the in-sync set
+    replace_ms: int = 10_000  # before a dead broker's blocks are given to others
+    replica_lost_ms: int = 600_000  # before its sealed blocks are copied to others
+    copies_at_once: int = 8  # sealed blocks that are copied
+    leader_balance_ms: int = 300_000  # how often leaders are spread evenly again
+    handles: int = 64  # files that a broker has open
+    coordinator_us: int = 500  # how far the coordinator is away
+    rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
+    restart_ms: int | None = None  # what dies is started again after this time; None: never
+    check: bool = True  # safety, all the time
+    patience_s: float = 600.0  # a call without a timeout that waits for longer is stuck
+
+
+class SimulatedHost(Process):
+    """A process with a wall clock."""
+
+    wall_skew_ms = 0
+    keep_dice = 0  # which of the ways to be random
+    crash_again: int | None = None  # die so many effects after the next start, too
+    crash_loop: Sequence[int] = ()  # and after those that come then
+
+    def wall_ms(self) -> int:
+        """The time of day, as far as this machine knows."""
+        return WALL_MS + self.world.now // 1000 + self.wall_skew_ms
+
+    def wall_offset_ms(self) -> int:
+        """The wall clock minus the monotonic one."""
+        return self.wall_ms() - self.clock()
+
+    def prepare_again(self) -> None:
+        """It starts: if it is to die again, count from here."""
+        if self.incarnation > 1 and self.crash_again is not None:
+            self.crash_in(self.crash_again)
+            self.crash_again = None
+        elif self.crash_loop:
+            first, *self.crash_loop = self.crash_loop
+            self.crash_in(first)
+
+
+class BrokerHost(SimulatedHost):
+    """A broker with its disk."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        number: int,
+        knobs: Knobs,
+        zkservers: list[str],
+    ) -> None:
+        super().__init__(world, network, name, number)
+        self.knobs = knobs
+        self.zkservers = zkservers
+        self.disks = 0  # that it has had
+        self.storage_id = ""  # the name of the one that is in it now
+        self.disk = SimDisk()
+        self.memory: MemoryStore | None = None
+        self.store: BlockStore | None = None
+        self.broker: BrokerMachine | None = None
+        self.looks: dict[TopicPartition, Look] = {}  # what checkers have seen of its partitions
+        self.signs: dict[Partition, tuple[object, ...]] = {}  # what that followed from
+        self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # where checkers come in
+        self.wipe()
+        self.files = ProcessFiles(self.disk, self, world.rng("disk", name))
+
+    def wipe(self) -> None:
+        """Put in another disk, with nothing on it."""
+        assert self.loop is None, f"{self.name} is running"
+        self.disks += 1
+        self.storage_id = f"{mix(self.world.seed, 'storage', self.name, self.disks):016x}"
+        self.disk = SimDisk(holes=self.knobs.holes)
+        self.memory = MemoryStore() if self.knobs.store == "memory" else None
+        self.files = ProcessFiles(self.disk, self, self.world.rng("disk", self.name))
+
+    def build(self) -> None:
+        """Put the broker together."""
+        assert self.loop is not None
+        self.prepare_again()
+        try:
+            store = self.memory or FileStore(
+                f"/{self.name}", files=self.files, handles_max=self.knobs.handles
+            )
+        except StoreError as error:  # It says why and ends; somebody will start it again.
+            raise Crash(str(error)) from error
+        self.store = self.wrapped(store) if self.wrapped is not None else store
+        config = BrokerConfig(
+            self.name,
+            tuple(self.zkservers),
+            rack=f"rack-{self.number}",
+            storage_id=self.storage_id,
+            incarnation=self.incarnation,
+            heartbeat_ms=self.knobs.heartbeat_ms,
+            wall_offset_ms=self.wall_offset_ms(),
+            replication=ReplicationConfig(
+                self.knobs.ping_ms,
+                self.knobs.election_ms,
+                append_bytes=self.knobs.append_bytes,
+                in_flight=self.knobs.in_flight,
+                fetch_wait_ms=self.knobs.fetch_wait_ms,
+                lag_max_ms=self.knobs.lag_max_ms,
+                # So few that they are waited for here, too, where there are few blocks.
+                repairs=2,
+                lend_bytes=self.knobs.append_bytes,
+            ),
+        )
+        found, unsealed = self.store.blocks(), self.store.unsealed()
+        rng = dice(self, "broker")
+        self.broker = BrokerMachine(
+            config, replicator, assignor, rng, found, unsealed, self.clock()
+        )
+        self.loop.add_broker(self.name, self.broker, self.store)
+        self.loop.follow_wall_clock(self.wall_ms, self.broker)
+
+    def hosts(self, key: tuple[str, int]) -> bool:
+        """Whether it has a partition, by topic id and index, and knows where its log ends."""
+        return any(look.block[:2] == key for look in self.looks.values())
+
+    def die(self) -> None:
+        """Die, and forget everything but the disk."""
+        super().die()
+        self.broker = self.store = None
+        self.looks.clear()
+        self.signs.clear()
+
+    def lose_power(self, keep: str) -> None:
+        """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`.
+
+        ``"state-3"`` is the state of that number among
+        :func:`pymq.testing.simulation.remains.remains`.
+        """
+        assert self.loop is None, f"{self.name} is running"
+        word, _, number = keep.partition("-")
+        survival = remains(self.disk)[int(number)] if word == "state" else keep
+        self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), survival)
+
+    def leave(self, within_ms: int) -> None:
+        """Begin to hand over what it leads; when :attr:`has_left`, it can be stopped."""
+        if self.loop is not None and self.broker is not None:
+            self.broker.leave(self.clock(), within_ms)
+            self.loop.touch(self.name)
+            self.wake()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there is nothing left that it could hand over."""
+        return self.broker is None or self.broker.has_left
+
+    def stop(self) -> None:
+        """Shut down in order."""
+        if self.loop is None or self.broker is None or self.store is None:
+            return
+        self.broker.shut_down(self.clock())
+        self.loop.touch(self.name)
+        self.wake()
+        try:
+            if self.memory is None and self.store is not None:
+                self.store.close()
+        except StoreError:
+            pass
+        self.die()
+
+
+class ZkserverHost(SimulatedHost):
+    """A zkserver; what it knows is with the coordinator."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        number: int,
+        knobs: Knobs,
+        ensemble: Ensemble,
+        replicas: int,
+    ) -> None:
+        super().__init__(world, network, name, number)
+        self.knobs = knobs
+        self.ensemble = ensemble
+        self.replicas = replicas
+        self.controller: Controller | None = None
+        self.session: CoordinatorSession | None = None
+
+    def build(self) -> None:
+        """Put the zkserver together, with a new session."""
+        assert self.loop is not None
+        self.prepare_again()
+        config = ControllerConfig(
+            self.name,
+            session_ms=self.knobs.session_ms,
+            replace_ms=self.knobs.replace_ms,
+            replica_lost_ms=self.knobs.replica_lost_ms,
+            copies_at_once=self.knobs.copies_at_once,
+            leader_balance_ms=self.knobs.leader_balance_ms,
+            offsets_partitions=self.knobs.offsets_partitions,
+            offsets_replicas=self.knobs.offsets_replicas or self.replicas,
+            wall_offset_ms=self.wall_offset_ms(),
+        )
+        self.controller = Controller(config, self._new_id, self.clock())
+        self.session = self.ensemble.connect(self)
+        self.loop.add_zkserver(self.name, self.controller, self.session)
+        self.loop.follow_wall_clock(self.wall_ms, self.controller)
+
+    def _new_id(self) -> str:
+        return f"{self.world.rng('topic ids', self.name).getrandbits(128):032x}"
+
+    def die(self) -> None:
+        """Die; the session goes on until it runs out."""
+        super().die()
+        self.controller = self.session = None
+
+    def pause(self) -> None:
+        """Stop; if it stays so for long, its session expires."""
+        super().pause()
+        if self.session is not None:
+            self.session.check_pause()
+
+
+class ClientHost(SimulatedHost):
+    """A process of the application, with the machines of its clients."""
+
+    def __init__(self, world: World, network: Network, name: str, number: int) -> None:
+        super().__init__(world, network, name, number)
+        self.turn_us = 0  # The application's own time does not count: only what it waits for.
+
+    def build(self) -> None:
+        """There is nothing yet; clients add their machines."""

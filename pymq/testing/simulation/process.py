@@ -1,0 +1,302 @@
+"""A simulated process: machines, a loop, perhaps a disk, a clock of its own; it can die anywhere.
+
+It is turned by the real :class:`~pymq.runtime.loop.Loop`. What the loop does passes a *boundary*: a
+message that leaves, an operation of the disk, a request to the coordinator. At any of them the
+process can be made to die; what it had done until then is done, and nothing after it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from random import Random
+
+from pymq.core.message import Message
+from pymq.core.types import NEVER
+from pymq.runtime.loop import Loop
+from pymq.testing.simulation.network import Network, NetworkLink
+from pymq.testing.simulation.world import Violation, World
+
+PPM = 1_000_000
+TURNS_MAX = 20_000  # within one wake-up; more means that machines keep each other busy for ever
+TURN_US = 15  # what a turn takes
+
+
+class Crash(BaseException):
+    """The process dies here; nothing may catch it."""
+
+
+class Clock:
+    """A clock that may run fast or slow, and jump forward; it never goes back."""
+
+    def __init__(self, world: World, start_ms: int = 1_000, rate: int = PPM) -> None:
+        self._world = world
+        self._since = world.now
+        self._base = start_ms * 1000
+        self.rate = rate  # of its microseconds for a million real ones
+
+    def __call__(self) -> int:
+        """The time that it shows, in milliseconds."""
+        if self.rate == PPM:  # as nearly always: this is asked several times an event
+            return (self._base + self._world.now - self._since) // 1000
+        return self._us() // 1000
+
+    def _us(self) -> int:
+        return self._base + (self._world.now - self._since) * self.rate // PPM
+
+    def when(self, ms: int) -> int:
+        """The world's time at which it will show *ms*."""
+        missing = ms * 1000 - self._base
+        return self._since + -(-missing * PPM // self.rate)
+
+    def change(self, *, rate: int | None = None, jump_us: int = 0) -> None:
+        """Run at another rate from now on, or jump forward."""
+        self._base = self._us() + jump_us
+        self._since = self._world.now
+        self.rate = rate or self.rate
+
+
+Watcher = Callable[["Process"], None]
+Tap = Callable[["Process", str, str, Message], None]  # (process, for whom, from whom, what)
+
+
+class Process(ABC):
+    """A process on a simulated machine."""
+
+    def __init__(self, world: World, network: Network, name: str, number: int) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.number = number  # for the digest
+        self.clock = Clock(world)
+        self.loop: Loop | None = None  # None while it is down
+        self.incarnation = 0
+        self.is_paused = False
+        self.pauses = 0  # so far
+        self.turn_us = TURN_US
+        self.boundaries = 0  # effects so far, over all incarnations
+        self.crash_at = -1  # the boundary at which to die
+        self.on_boundary: Callable[[str], None] | None = None  # hears what each of them is
+        self.lag = 0  # how far the turn under way is behind the world's time
+        self.is_dying = False
+        self.keep = "random"  # what a crash keeps of what was not done for sure
+        self.on_turn: list[Watcher] = []
+        self.on_send: dict[type, list[Tap]] = {}  # by class of message
+        self.on_receive: dict[type, list[Tap]] = {}
+        self.on_death: list[Watcher] = []
+        self.on_broken: Callable[[Process, BaseException], None] | None = None
+        self.is_turning = False
+        self._busy_until = 0
+        self._wake_at = -1  # of the one wake-up that counts
+        self._wake_for = NEVER  # the deadline that it is for, in the process's own milliseconds
+        self._links: dict[str, NetworkLink] = {}  # to whoever has an address
+        self._codes: dict[type, int] = {}  # of messages that come in
+        self._woken = self._code(3)  # of a wake-up
+        network.join(name, self.receive)
+
+    @abstractmethod
+    def build(self) -> None:
+        """Put the machines together; called at each start, when the loop is there."""
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs."""
+        return self.loop is not None
+
+    def start(self) -> bool:
+        """Start it, as the next incarnation; returns whether it has got through the start."""
+        assert self.loop is None, f"{self.name} is running"
+        self.incarnation += 1
+        self.is_dying = self.is_paused = False
+        self.world.note(self._code(1), "start", self.name, self.incarnation)
+        self.loop = Loop(self.clock, self._send)
+        self._busy_until, self._wake_at, self.lag = self.world.now, -1, 0
+        self._wake_for = NEVER
+        return self._guarded(self._start)
+
+    def _start(self) -> None:
+        self.build()
+        self._turn()
+
+    def die(self) -> None:
+        """Die at once, wherever it is; the disk is the caller's affair."""
+        if self.loop is None:
+            return
+        self.world.note(self._code(2), "die", self.name, self.incarnation)
+        self.loop = None
+        self.crash_at = -1
+        self._wake_at = -1
+        self.is_paused = False
+        self.network.forget_incoming(self.name)
+        for callback in tuple(self.on_death):  # A session that hears of it listens no more.
+            callback(self)
+
+    def boundary(self, what: str) -> None:
+        """An effect is about to happen; the process may die before it."""
+        if self.is_dying:
+            raise Crash(what)
+        self.boundaries += 1
+        if self.on_boundary is not None:
+            self.on_boundary(what)
+        if self.boundaries == self.crash_at:
+            self.is_dying = True  # Clean-up code on the way out must have no effect either.
+            raise Crash(what)
+
+    def crash_in(self, boundaries: int) -> None:
+        """Die at the next boundary but so many."""
+        self.crash_at = self.boundaries + 1 + boundaries
+
+    def pause(self) -> None:
+        """Stop in the middle of everything, as SIGSTOP does; its clocks go on."""
+        if not self.is_paused:
+            self.pauses += 1
+            self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on, with a full inbox and timers that are late."""
+        if self.is_paused:
+            self.is_paused = False
+            self.wake()
+
+    # --- work -----------------------------------------------------------------------------------
+
+    def receive(self, peer: str, source: str, message: Message) -> None:
+        """Take in a message from the network."""
+        loop = self.loop
+        if loop is None:
+            return
+        kind = type(message)
+        code = self._codes.get(kind)
+        if code is None:
+            code = self._codes[kind] = self._code(_kind(message))
+        self.world.note(code, source, peer, message)
+        if (taps := self.on_receive.get(kind)) is not None:
+            for tap in taps:
+                tap(self, peer, source, message)
+        loop.deliver(peer, source, message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has come for it: turn now, or as soon as it is free."""
+        if self.loop is None or self.is_paused or self.is_turning:
+            return
+        if self.world.now < self._busy_until:
+            self._wake_by(self._busy_until)
+        else:
+            try:  # as in _guarded, whose call would cost more than it
+                self._turn()
+            except BaseException as error:
+                self._ended(error)
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except BaseException as error:
+            self._ended(error)
+            return False
+        return True
+
+    def _ended(self, error: BaseException) -> None:
+        """The process ends of *error*, which is being handled; unless it is the test that ends."""
+        if isinstance(error, Crash):
+            for callback in self.on_turn:
+                callback(self)  # What it has said before it died, it has said.
+            self.die()
+            return
+        is_own = isinstance(error, Exception) and not isinstance(error, Violation)
+        if not is_own or self.on_broken is None:
+            raise error
+        # A machine broke one of its own rules; a real process would end here.
+        self.die()
+        self.on_broken(self, error)
+
+    def _turn(self) -> None:
+        loop = self.loop
+        assert loop is not None
+        self.is_turning = True
+        self.lag = self.turn_us
+        try:
+            for _ in range(TURNS_MAX):
+                loop.turn()
+                if not loop.has_work:
+                    break
+            else:
+                raise Violation("no-livelock", f"{self.name} is never done with its work")
+        finally:
+            self.is_turning = False
+        self._busy_until = self.world.now + self.lag
+        for callback in self.on_turn:
+            callback(self)
+        if loop.jobs:
+            self.world.at(self._busy_until + 1_000, self._do_job, self.incarnation)
+        deadline = loop.deadline
+        if self._wake_at < 0 or deadline < self._wake_for:
+            self._arm(deadline)  # Else the wake-up that there is comes early enough.
+
+    def _do_job(self, incarnation: int, _: object) -> None:
+        loop = self.loop
+        if loop is None or self.incarnation != incarnation or not loop.jobs:
+            return
+        if self._guarded(loop.do_job):
+            self.wake()
+
+    def rearm(self) -> None:
+        """Something about deadlines has changed from outside."""
+        if self.loop is not None:
+            self._arm(self.loop.deadline)
+
+    def _arm(self, deadline: int) -> None:
+        if deadline < NEVER:
+            # A loop looks at its deadlines once a millisecond, even at those that are overdue.
+            due = max(deadline, self.clock() + 1)
+            self._wake_by(max(self.clock.when(due), self._busy_until), deadline)
+
+    def _wake_by(self, at: int, deadline: int = NEVER) -> None:
+        if self._wake_at < 0 or at < self._wake_at:
+            self._wake_at, self._wake_for = at, deadline
+            self.world.at(at, self._wake_up, at, self.incarnation)
+
+    def _wake_up(self, at: int, incarnation: int) -> None:
+        loop = self.loop
+        if at != self._wake_at or loop is None or incarnation != self.incarnation:
+            return  # An earlier one took its place.
+        self._wake_at = -1
+        if self.is_paused:
+            return
+        if self.world.now < self._busy_until:
+            self._wake_by(self._busy_until)
+        elif (deadline := loop.deadline) <= self.clock() or loop.has_work:
+            self.world.note(self._woken, "wake", self.name)
+            try:
+                self._turn()
+            except BaseException as error:
+                self._ended(error)
+        else:
+            self._arm(deadline)
+
+    def _send(self, peer: str, source: str, message: Message) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            target = peer.split(".", 1)[0]
+            link = self._links[peer] = self.network.link(self.name, target)
+        kind = type(message)
+        self.boundary(kind.__name__)
+        if (taps := self.on_send.get(kind)) is not None:
+            for tap in taps:
+                tap(self, peer, source, message)
+        self.network.send(link, peer, source, message, self.lag)
+
+    def _code(self, kind: int) -> int:
+        return self.number << 8 | kind & 0xFF
+
+
+def _kind(message: Message) -> int:
+    """A number for the message's class that is the same in every run."""
+    return 4 + sum(map(ord, type(message).__name__)) % 250
+
+
+def dice(process: Process, purpose: str) -> Random:
+    """Random numbers for something inside of a process; other ones for each incarnation."""
+    return process.world.rng(purpose, process.name, process.incarnation)

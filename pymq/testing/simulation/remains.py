@@ -1,0 +1,145 @@
+"""In which states a crash may leave a disk, counted.
+
+:meth:`pymq.testing.simulation.disk.SimDisk.crash` rolls dice over what was not synced. Here the
+possibilities are a list, so that each of them can be tried:
+
+* state 0: all of it is lost; state 1: all of it is there;
+* every combination of names (each as before or as now) and files (each after any number of the
+  writes since its last sync), if there are no more than :data:`COMBINED_MAX`; where there are more,
+  one thing at a time is kept of what is lost otherwise, and lost of what is there otherwise;
+* of each of the last :data:`TORN_MAX` writes to a file a part: cut in its middle and at its first
+  whole sector, with zeros up to its length where the file grows; with ``SimDisk(holes=True)`` the
+  latter part without the former too. Everything else is there.
+
+Nothing is left out but what these bounds say, and finer cuts than those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
+from typing import TYPE_CHECKING
+
+from pymq.core.values import define
+
+if TYPE_CHECKING:
+    from pymq.testing.simulation.disk import SimDisk
+    from pymq.testing.simulation.simulated_file import SimFile
+
+COMBINED_MAX = 12
+TORN_MAX = 3
+SECTOR = 512
+
+
+@define
+class Remains:
+    """One of the states; a :class:`pymq.testing.simulation.simulated_folders.Survival`."""
+
+    names: frozenset[tuple[str, str]]  # that are as they are now
+    files: dict[int, bytes]  # what is in those that were written
+
+    def keeps(self, folder: str, name: str) -> bool:
+        """Whether a name is as it is now, and not as before."""
+        return (folder, name) in self.names
+
+    def content(self, file: SimFile) -> bytes:
+        """What is there of a file that was written."""
+        return self.files[id(file)]
+
+
+def remains(disk: SimDisk) -> list[Remains]:
+    """All states in which a crash now may leave *disk*; there is always one."""
+    names, files = disk.unsynced()
+    histories = [_history(file) for file in files]
+    distinct = [_distinct(history) for history in histories]
+    options: list[list[int]] = [[0, 1] for _ in names] + [list(range(len(d))) for d in distinct]
+    picks = list(_picks(options))
+    found = [
+        Remains(
+            frozenset(name for name, kept in zip(names, pick, strict=False) if kept),
+            {
+                id(file): versions[at]
+                for file, versions, at in zip(files, distinct, pick[len(names) :], strict=True)
+            },
+        )
+        for pick in picks
+    ]
+    everything = found[min(1, len(found) - 1)]
+    for file, history in zip(files, histories, strict=True):
+        known = {*history}
+        for old, new in list(pairwise(history))[-TORN_MAX:]:
+            for part in _torn(old, new, disk.holes):
+                if part not in known:
+                    known.add(part)
+                    found.append(Remains(everything.names, {**everything.files, id(file): part}))
+    return found
+
+
+def _history(file: SimFile) -> list[bytes]:
+    """What was in a file after each write since its last sync, the oldest first."""
+    if file.disk is not None:  # A sync has failed: what the disk has is no stage of what was seen.
+        return [file.synced(), file.written()]
+    data = bytearray(file.data)
+    versions = [bytes(data)]
+    for position, old, length in reversed(file.undo):
+        data[position : position + len(old)] = old
+        del data[length:]
+        versions.append(bytes(data))
+    return versions[::-1]
+
+
+def _distinct(history: Sequence[bytes]) -> list[bytes]:
+    """Without repeats; the first and the last stay what they are, unless they are the same."""
+    return [*dict.fromkeys(history[:-1] if history[-1] != history[0] else history)] + (
+        [history[-1]] if history[-1] != history[0] else []
+    )
+
+
+def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
+    """Which option of each: the first of all, the last of all, and what lies between."""
+    first, last = tuple(o[0] for o in options), tuple(o[-1] for o in options)
+    yield first
+    if last == first:
+        return
+    yield last
+    if prod(map(len, options)) <= COMBINED_MAX:
+        yield from (pick for pick in product(*options) if pick not in (first, last))
+        return
+    seen = {first, last}
+    for base in (first, last):
+        for index, choices in enumerate(options):
+            for choice in choices:
+                pick = (*base[:index], choice, *base[index + 1 :])
+                if pick not in seen:
+                    seen.add(pick)
+                    yield pick
+
+
+def _torn(old: bytes, new: bytes, holes: bool) -> Iterator[bytes]:
+    """What may be there of a write that made *new* of *old*."""
+    if len(new) < len(old) and old.startswith(new):
+        return  # Cut, which is one step.
+    size = max(len(old), len(new))
+    before, after = old.ljust(size, b"\0"), new.ljust(size, b"\0")
+    if before == after:
+        yield new[: (len(old) + len(new)) // 2]
+        return
+    sectors = [at for at in range(0, size, SECTOR) if _differ(before, after, at)]
+    low = next(i for i in range(sectors[0], size) if before[i] != after[i])
+    end = min(sectors[-1] + SECTOR, size)
+    high = next(i for i in range(end - 1, low - 1, -1) if before[i] != after[i]) + 1
+    for cut in sorted({(low + high) // 2, low - low % SECTOR + SECTOR}):
+        if not low < cut < high:
+            continue
+        yield new[:cut] + old[cut:]
+        if len(new) > len(old):
+            yield new[:cut] + before[cut : len(new)]
+        if holes and cut % SECTOR == 0:
+            yield before[:cut] + new[cut:]
+    if len(new) > len(old):
+        yield before[: len(new)]
+
+
+def _differ(before: bytes, after: bytes, at: int) -> bool:
+    return before[at : at + SECTOR] != after[at : at + SECTOR]

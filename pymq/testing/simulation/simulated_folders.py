@@ -1,0 +1,197 @@
+"""The names on the disk in memory: what programs see of its folders, and what a crash may leave.
+
+A name that was made, changed or removed since its folder was synced is as before or as now, each on
+its own. That the file itself was synced does not help.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+from pymq.testing.simulation.simulated_file import SimFile
+
+__all__ = ["Folders", "Survival"]
+
+_Names = dict[str, SimFile | None]  # None: a folder
+
+
+class Survival(Protocol):
+    """What becomes of all that was not synced; see :mod:`pymq.testing.simulation.remains`."""
+
+    def keeps(self, folder: str, name: str) -> bool:
+        """Whether a name that was made, changed or removed is as it is now, and not as before."""
+        ...
+
+    def content(self, file: SimFile) -> bytes:
+        """What is there of a file that was written."""
+        ...
+
+
+class Folders:
+    """All folders, and the files in them."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, _Names] = {"/": {}}  # of each folder, as programs see them
+        self._durable: dict[str, _Names] = {"/": {}}  # as they were when the folder was synced
+
+    # --- what a crash makes of them -------------------------------------------------------------
+
+    def crash(self, survival: Survival) -> None:
+        """Lose what may be lost, as *survival* decides."""
+        names: dict[str, _Names] = {}
+        files: dict[int, SimFile] = {}
+        folders = ["/"]
+        while folders:
+            folder = folders.pop()
+            now, then = self._names.get(folder, {}), self._durable.get(folder, {})
+            names[folder] = left = {}
+            for name in sorted({*now, *then}):
+                source = now
+                is_same = name in now and name in then and now[name] is then[name]
+                if not is_same and not survival.keeps(folder, name):
+                    source = then
+                if name in source:
+                    left[name] = file = source[name]
+                    if file is None:
+                        folders.append(os.path.join(folder, name))
+                    else:
+                        files[id(file)] = file
+        for file in files.values():
+            if file.is_unsynced:
+                file.settle(survival.content(file))
+        self._names = names
+        self._durable = {folder: dict(left) for folder, left in names.items()}
+
+    def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
+        """What a crash may lose: names (folder, name), and files that were written; in order."""
+        names: list[tuple[str, str]] = []
+        files: dict[int, SimFile] = {}
+        for folder in sorted({*self._names, *self._durable}):
+            now, then = self._names.get(folder, {}), self._durable.get(folder, {})
+            for name in sorted({*now, *then}):
+                if name not in now or name not in then or now[name] is not then[name]:
+                    names.append((folder, name))
+                for file in (now.get(name), then.get(name)):
+                    if file is not None and file.is_unsynced:
+                        files[id(file)] = file
+        return names, list(files.values())
+
+    def fork(self) -> Folders:
+        """The same, to go its own way; data is shared until one side changes it."""
+        made = Folders()
+        files: dict[int, SimFile] = {}
+
+        def copied(names: _Names) -> _Names:
+            found: _Names = {}
+            for name, file in names.items():
+                if file is None:
+                    found[name] = None
+                else:
+                    found[name] = files.get(id(file)) or files.setdefault(id(file), file.copy())
+            return found
+
+        made._names = {folder: copied(names) for folder, names in self._names.items()}
+        made._durable = {folder: copied(names) for folder, names in self._durable.items()}
+        return made
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def paths(self) -> Iterator[str]:
+        """The paths of all files."""
+        for folder, names in self._names.items():
+            for name, file in names.items():
+                if file is not None:
+                    yield os.path.join(folder, name)
+
+    def _place(self, path: str) -> tuple[_Names, str]:
+        folder, _, name = path.rpartition("/")
+        names = self._names.get(folder or "/")
+        if names is None:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        return names, name
+
+    def file(self, path: str) -> SimFile:
+        """The file at *path*; an error of the operating system where there is none."""
+        names, name = self._place(path)
+        if (file := names.get(name)) is None:
+            if name in names:
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return file
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file or folder of that name, in a folder that there is."""
+        names, name = self._place(path)
+        return name in names
+
+    def list(self, path: str) -> list[str]:
+        """The names in a folder, sorted."""
+        if (names := self._names.get(path)) is None:
+            above, name = self._place(path)
+            if name in above:
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder", path)
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        return sorted(names)
+
+    # --- changing -------------------------------------------------------------------------------
+
+    def add(self, path: str) -> SimFile:
+        """Make a file, which must not exist."""
+        names, name = self._place(path)
+        if name in names:
+            raise FileExistsError(errno.EEXIST, "it exists", path)
+        names[name] = file = SimFile(path, bytearray())
+        return file
+
+    def put(self, path: str, data: bytes) -> None:
+        """Give a file in an existing folder other content, durably; made when it is not there."""
+        names, name = self._place(path)
+        if (file := names.get(name)) is None:
+            file = names[name] = SimFile(path, bytearray())
+            self._durable[path.rpartition("/")[0] or "/"][name] = file
+        file.settle(data)
+
+    def rename(self, old: str, new: str) -> SimFile | None:
+        """Give a file another name; returns the file that had it."""
+        (names, name), (others, other) = self._place(old), self._place(new)
+        file = self.file(old)
+        replaced = others.get(other)
+        del names[name]
+        others[other] = file
+        file.path = new
+        return replaced
+
+    def unlink(self, path: str) -> SimFile:
+        """Remove a file, and return it."""
+        file = self.file(path)
+        names, name = self._place(path)
+        del names[name]
+        return file
+
+    def mkdir(self, path: str) -> None:
+        """Make one folder; nothing to do when it is there already."""
+        if path in self._names:
+            return
+        names, name = self._place(path)
+        if name in names:
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder", path)
+        names[name] = None
+        self._names[path], self._durable[path] = {}, {}
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        names, name = self._place(path)
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        if self._names[path]:
+            raise OSError(errno.ENOTEMPTY, "it is not empty", path)
+        del names[name], self._names[path]
+
+    def sync(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        self._durable[path] = dict(self._names[path])

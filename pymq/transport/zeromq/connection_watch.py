@@ -1,0 +1,54 @@
+"""What becomes of a connection that we make: libzmq tells it, and else only silence would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+if TYPE_CHECKING:
+    from pymq.transport.zeromq.sockets import Socket
+
+EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+
+
+class ConnectionWatch:
+    """Hears what becomes of a connection; made before its socket connects."""
+
+    def __init__(self, socket: Socket, endpoint: str) -> None:
+        self.is_over = False  # Nothing will come of it any more.
+        self.is_up = False
+        self._endpoint = endpoint
+        self._watched = socket
+        self.socket = socket.get_monitor_socket(EVENTS)
+        # Its descriptor tells of nothing until the first time that nothing was found.
+        self.socket.poll(0)
+
+    def problem(self) -> str | None:
+        """What has gone wrong since it was last asked; empty for success, None for no news."""
+        found: str | None = None
+        while self.socket.poll(0):
+            event = recv_monitor_message(self.socket)["event"]
+            self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            # libzmq does not try again after the first two of these, and does after the third.
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.is_over, found = True, f"{self._endpoint} does not know our key"
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self.is_over, found = True, f"{self._endpoint} does not speak CURVE as we do"
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                found = f"{self._endpoint} has another key than is known here, or hung up"
+            elif self.is_up:
+                found = ""
+        return found
+
+    def close(self) -> None:
+        """Stop; before the socket that is watched is closed."""
+        self._watched.disable_monitor()
+        self.socket.close(0)

@@ -1,0 +1,84 @@
+"""Who tries tokens that are nobody's: slowed more with each, by address and in all.
+
+Nobody is kept waiting here, for that would take a thread: who comes too early is told when to come
+again, and the token is not even looked at. A token that was good at an address lately is let in
+there however many others are tried from it, and in all: so nobody's guesses keep out those who
+have no need to guess.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pymq.core.values import define
+
+FREE = 5  # tries from an address before it is slowed; people mistype
+FIRST_S = 1.0  # then it waits so long, and twice as long each time, up to ...
+LONGEST_S = 300.0
+FORGET_S = 900.0  # after its last wrong try an address is as good as any other
+ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses together: at once, and each second
+ADDRESSES_MAX = 10_000
+GOOD_MAX = 1_000
+GOOD_S = 24 * 3600.0
+
+
+@define
+class _Tries:
+    count: int = 0
+    last: float = 0.0
+    until: float = 0.0
+
+
+class LoginThrottle:
+    """The wrong tries of a while; *clock* tells seconds. Any thread may ask."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tries: OrderedDict[str, _Tries] = OrderedDict()
+        self._good: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        self._left, self._then = float(ALL_BURST), clock()
+
+    def wait_s(self, address: str, digest: bytes) -> float:
+        """How long until a token may be tried from there; 0 when it may."""
+        with self._lock:
+            now = self._clock()
+            if self._good.get((address, digest), -GOOD_S) > now - GOOD_S:
+                return 0.0
+            tries = self._tries.get(address)
+            if tries is not None and now >= tries.last + FORGET_S:
+                del self._tries[address]
+                tries = None
+            if tries is not None and tries.until > now:
+                return tries.until - now
+            self._fill(now)
+            return 0.0 if self._left >= 1 else (1 - self._left) / ALL_PER_S
+
+    def wrong(self, address: str) -> None:
+        """A token that was tried from there is nobody's."""
+        with self._lock:
+            now = self._clock()
+            self._fill(now)
+            self._left = max(0.0, self._left - 1)
+            tries = self._tries.setdefault(address, _Tries())
+            self._tries.move_to_end(address)
+            if len(self._tries) > ADDRESSES_MAX:
+                self._tries.popitem(last=False)
+            tries.count, tries.last = tries.count + 1, now
+            if tries.count >= FREE:
+                exponent = min(tries.count - FREE, 30)
+                tries.until = now + min(FIRST_S * 2**exponent, LONGEST_S)
+
+    def right(self, address: str, digest: bytes) -> None:
+        """A token that was tried from there is somebody's."""
+        with self._lock:
+            self._good[address, digest] = self._clock()
+            self._good.move_to_end((address, digest))
+            if len(self._good) > GOOD_MAX:
+                self._good.popitem(last=False)
+
+    def _fill(self, now: float) -> None:
+        self._left = min(float(ALL_BURST), self._left + (now - self._then) * ALL_PER_S)
+        self._then = now

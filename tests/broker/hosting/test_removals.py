@@ -1,0 +1,107 @@
+"""A deleted topic goes from a broker a little at a time; the zkserver hears when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from pymq.broker.hosting.removals import FILE_COST, TURN_COST
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.message import Produce, Produced, Stopped
+from pymq.core.ready import RemoveBlock, Write, WriteFailed
+from pymq.core.types import BlockId
+from tests.broker.test_broker import PRODUCE, Bench, state, stop, tell
+
+COUNT = 300
+BATCH = EncodedBatch.encode([b"x"], timestamp_ms=0)
+
+
+def hosting(count: int = COUNT, *, written: int = 0) -> Bench:
+    """A broker with so many partitions, of which the first have records."""
+    bench = Bench()
+    bench.step("zk", tell(10, *(state("b0", index=index) for index in range(count))))
+    for index in range(written):
+        produce = Produce(index, "t", str(index), PRODUCE.acks, BATCH)
+        bench.step("p", produce)
+    bench.sent.clear()
+    return bench
+
+
+def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockId]]:
+    """What each turn removes, until the topic is gone."""
+    removed: list[BlockId] = []
+    write = bench.store.write
+
+    def spying(writes: Sequence[Write]) -> list[WriteFailed]:
+        removed.extend(w.block for w in writes if isinstance(w, RemoveBlock))
+        return write(writes)
+
+    monkeypatch.setattr(bench.store, "write", spying)
+    bench.step("zk", stop(11, ""))
+    while True:
+        yield list(removed)
+        removed.clear()
+        if bench.sent_to("zk", Stopped):
+            return
+        assert bench.broker.deadline <= bench.now + 1
+        bench.tick(1)
+
+
+def test_a_turn_removes_some_of_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand in one go were a second without a heartbeat, and brokers died of it."""
+    bench = hosting()
+    removed = list(turns(bench, monkeypatch))
+    assert all(len(each) <= TURN_COST for each in removed)
+    assert sorted(block.partition for each in removed for block in each) == list(range(COUNT))
+    assert [m.id for m in bench.sent_to("zk", Stopped)] == [11]
+    assert bench.broker.hosted("t", "0") is None
+
+
+def test_a_turn_removes_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is waited for with each of them."""
+    bench = hosting(100, written=100)
+    removed = list(turns(bench, monkeypatch))
+    assert max(map(len, removed)) <= TURN_COST // FILE_COST
+    assert sum(map(len, removed)) == 100
+    assert not bench.store.blocks()
+
+
+def test_what_is_asked_again_meanwhile_is_answered_once() -> None:
+    bench = hosting()
+    bench.step("zk", stop(11, ""))
+    bench.tick(1)
+    bench.step("zk", stop(12, ""))
+    assert not bench.sent_to("zk", Stopped)
+    while bench.broker.hosted("t", str(COUNT - 1)) is not None:
+        bench.tick(1)
+    bench.tick(1)
+    assert [m.id for m in bench.sent_to("zk", Stopped)] == [12]
+    bench.step("zk", stop(13, ""))
+    assert [m.id for m in bench.sent_to("zk", Stopped)] == [12, 13]
+
+
+def test_a_topic_of_that_name_is_made_anew_meanwhile() -> None:
+    """It is another one, and nothing of it goes."""
+    bench = hosting()
+    bench.step("zk", stop(11, ""))
+    last = COUNT - 1
+    bench.step("zk", tell(12, state("b0", topic_id="id-2", index=last)))
+    bench.step("p", Produce(1, "t", str(last), PRODUCE.acks, BATCH))
+    while not bench.sent_to("zk", Stopped):
+        bench.tick(1)
+    assert bench.store.blocks() == [BlockId("id-2", last, 0)]
+    found = bench.broker.hosted("t", str(last))
+    assert found is not None
+    assert found.state.topic_id == "id-2"
+
+
+def test_others_are_served_between() -> None:
+    """A produce to another topic is answered in the turn in which it comes."""
+    bench = hosting()
+    bench.step("zk", tell(11, state("b0", topic="u", topic_id="id-2")))
+    bench.step("zk", stop(12, ""))
+    assert bench.broker.hosted("t", str(COUNT - 1)) is not None
+    bench.step("p", Produce(1, "u", "0", PRODUCE.acks, BATCH))
+    assert bench.last(Produced).error is None
+    assert bench.broker.hosted("t", str(COUNT - 1)) is not None

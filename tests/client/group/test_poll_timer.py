@@ -1,0 +1,44 @@
+"""How long an application has not asked for records, by a flag that is looked at now and then."""
+
+from __future__ import annotations
+
+from pymq.client.group.poll_timer import PollTimer
+from pymq.core.types import NEVER
+
+
+def over_at(timer: PollTimer, now: int) -> int:
+    """Look when it says so, until its time is over; returns when that is."""
+    while not timer.look(now, is_awaited=False):
+        now = timer.look_at
+    return now
+
+
+def test_its_time_is_over_after_the_interval_or_up_to_a_quarter_more() -> None:
+    for asked_at in (0, 1, 24, 25, 26, 49, 50):
+        timer = PollTimer(100)
+        now = 0
+        while now < asked_at:
+            timer.look(now, is_awaited=True)
+            now = timer.look_at
+        timer.asked()
+        assert asked_at + 100 <= over_at(timer, now) <= asked_at + 125
+
+
+def test_who_waits_for_records_asks_for_them() -> None:
+    timer = PollTimer(100)
+    assert not any(timer.look(now, is_awaited=True) for now in range(0, 1_000, 25))
+
+
+def test_it_has_lapsed_until_it_asks_again() -> None:
+    timer = PollTimer(20_000)
+    timer.asked()
+    assert "20 s" in timer.lapse().message
+    assert [timer.has_lapsed, timer.asked()] == [True, True]
+    assert [timer.has_lapsed, timer.asked()] == [False, False]
+
+
+def test_nobody_looks_after_the_end() -> None:
+    timer = PollTimer(100)
+    timer.look(0, is_awaited=False)
+    timer.stop()
+    assert timer.look_at == NEVER

@@ -1,0 +1,86 @@
+"""What a partition remembers of its producers."""
+
+from __future__ import annotations
+
+from pymq.core import cbor
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import REMEMBERED, ProducerTable
+from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
+
+
+def batch(epoch: int, sequence: int, count: int = 1) -> EncodedBatch:
+    """So many records of producer 7."""
+    return EncodedBatch.encode(
+        [b"x"] * count,
+        timestamp_ms=0,
+        producer_id=7,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+
+
+def log(*batches: tuple[int, int, int]) -> ProducerTable:
+    """A partition with batches of these epochs, sequences and counts, the first at offset 100."""
+    table, offset = ProducerTable(), 100
+    for epoch, sequence, count in batches:
+        header = batch(epoch, sequence, count).header
+        assert table.check(header) is None
+        table.replay(header._replace(base_offset=offset))
+        offset += count
+    return table
+
+
+def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
+    """It is in the log: to call it fenced would be to say that it is not."""
+    table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
+    assert table.check(batch(0, 0, 2).header) == 100
+    assert table.check(batch(0, 2).header) == 102
+    assert table.check(batch(1, 3).header) == 103
+
+
+def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
+    """Also where its number fits, is another's, or is one that is remembered no more."""
+    table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
+    for sequence, count in ((4, 1), (3, 1), (0, 1), (5, 1)):
+        assert isinstance(table.check(batch(0, sequence, count).header), ProducerFenced)
+    table = log(*((0, number, 1) for number in range(REMEMBERED)), (1, REMEMBERED, 1))
+    assert isinstance(table.check(batch(0, 0).header), ProducerFenced)
+    assert table.check(batch(0, 1).header) == 101
+
+
+def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
+    """And is told where that is."""
+    table = log((0, 0, 2))
+    error = table.check(batch(1, 0, 2).header)
+    assert isinstance(error, OutOfOrderSequence)
+    assert error.details["expected"] == 2
+    assert table.check(batch(1, 2).header) is None
+
+
+def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
+    """Under the epoch that still holds: it was written, though nobody knows any more where."""
+    table = log(*((0, number, 1) for number in range(REMEMBERED + 1)))
+    error = table.check(batch(0, 0).header)
+    assert isinstance(error, DuplicateSequence)
+    assert table.check(batch(0, 1).header) == 101
+
+
+def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
+    """Somebody else has written it: the offset would be that of a record of theirs."""
+    table = log((0, 0, 1), (0, 1, 1))
+    other = EncodedBatch.encode(
+        [b"y"], timestamp_ms=0, producer_id=7, producer_epoch=0, base_sequence=1
+    )
+    error = table.check(other.header)
+    assert isinstance(error, DuplicateSequence)
+    assert not error.retriable
+    assert table.check(batch(0, 1).header) == 101
+    restored = ProducerTable.restore(table.snapshot())
+    assert isinstance(restored.check(other.header), DuplicateSequence)
+
+
+def test_a_snapshot_of_before_tells_no_crc_and_repeats_are_known_all_the_same() -> None:
+    """A batch in it was judged by its numbers when it was written; that still holds."""
+    table = ProducerTable.restore(cbor.dumps([[7, 0, 2, [[0, 0, 1, 100], [0, 1, 1, 101]]]]))
+    assert table.check(batch(0, 1).header) == 101
+    assert table.check(batch(0, 2).header) is None

@@ -1,0 +1,308 @@
+"""The loop: what it merges, in which order it acts, and what it does when something fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pymq
+from pymq.core.message import ListTopics, Message
+from pymq.core.ready import (
+    Append,
+    Compact,
+    Compacted,
+    CreateBlock,
+    Recover,
+    Recovered,
+    RecoverFailed,
+    WriteFailed,
+)
+from pymq.core.types import NEVER, BlockId
+from pymq.errors import InvalidRequest, StoreFull
+from pymq.runtime.loop import RECOVER_MS, Loop
+from pymq.runtime.node_thread import RUN_MS
+from tests.controller.machines import CountingStore, Scripted, append, block
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def loop(clock: Clock) -> Loop:
+    return Loop(clock)
+
+
+def test_messages_go_to_whom_they_are_for(loop: Loop) -> None:
+    """With the sender's name; what is for nobody is dropped."""
+    a, b = Scripted(), Scripted()
+    loop.add("a", a)
+    loop.add("b", b)
+    a.out.send = [("b", ListTopics(1)), ("nobody", ListTopics(2)), ("a", ListTopics(3))]
+    loop.run()
+    assert b.heard == [("a", ListTopics(1))]
+    assert a.heard == [("a", ListTopics(3))]
+    loop.remove("b")
+    a.out.send = [("b", ListTopics(4))]
+    loop.touch("a")
+    loop.run()
+    assert len(b.heard) == 1
+    assert not loop.has_work
+
+
+def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None:
+    """A leader waits for its follower's answer; nobody waits for what that one thinks of it."""
+    said: list[str] = []
+    advanced: list[int] = []
+    store, broker = CountingStore(), Scripted()
+
+    def far(peer: str, source: str, message: Message) -> None:
+        said.append(peer)
+
+    def flush() -> None:
+        if said:
+            advanced.append(broker.advanced)
+            said.clear()
+
+    loop = Loop(lambda: 0, far, flush)
+    loop.add_broker("broker", broker, store)
+    broker.out.write = [CreateBlock(block(0), 0, "t", "0")]
+    broker.out.after = [("leader", ListTopics(1))]
+    loop.run()
+    assert advanced == [0]
+    assert broker.advanced == 1
+    assert len(store.calls) == 1
+
+
+def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
+    """Those of all machines and all partitions; the answers leave after it."""
+    store, broker, other = CountingStore(), Scripted(), Scripted()
+    loop.add_broker("broker", broker, store)
+    loop.add("other", other)
+    broker.out.write = [CreateBlock(block(n), 0, "t", str(n)) for n in range(3)]
+    loop.run()
+    order: list[str] = []
+    other.on_step = lambda source, message: order.append(f"heard after {len(store.calls)} writes")
+    broker.out.write = [append(0), append(1)]
+    broker.out.after = [("other", ListTopics(1))]
+    other.out.write = [append(2)]
+    loop.touch("broker")
+    loop.touch("other")
+    loop.run()
+    assert [len(call) for call in store.calls] == [3, 3]
+    assert order == ["heard after 2 writes"]
+
+
+def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
+    """The machine learns of it before it is told to go on; what was to leave after it does not."""
+    store, broker, other = CountingStore(), Scripted(), Scripted()
+    loop.add_broker("broker", broker, store)
+    loop.add("other", other)
+    broker.out.write = [append(5)]  # a block that there is not
+    broker.out.after = [("other", ListTopics(1))]
+    broker.out.send = [("other", ListTopics(2))]
+    loop.run()
+    (event,) = broker.events
+    assert isinstance(event, WriteFailed)
+    assert isinstance(event.error, InvalidRequest)
+    assert broker.advanced == 1
+    assert other.heard == [("broker", ListTopics(2))]
+
+
+def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> None:
+    """What a machine makes of a write may be another one, which is done in the same turn."""
+    store, broker, other = CountingStore(), Scripted(), Scripted()
+    loop.add_broker("broker", broker, store)
+    loop.add("other", other)
+
+    def vote() -> None:
+        if broker.advanced == 1:
+            broker.out.write = [append(5)]  # a block that there is not
+            broker.out.after = [("other", ListTopics(1))]
+            broker.out.send = [("other", ListTopics(2))]
+
+    broker.on_advance = vote
+    broker.out.write = [CreateBlock(block(0), 0, "t", "0")]
+    loop.run()
+    assert [len(call) for call in store.calls] == [1, 1]
+    assert len(broker.events) == 1
+    assert other.heard == [("broker", ListTopics(2))]
+
+
+def test_ticks(loop: Loop, clock: Clock) -> None:
+    """A machine ticks when its time has come, and not before."""
+    machine = Scripted()
+    loop.add("machine", machine)
+    machine.deadline = 1_010
+    loop.run()
+    assert loop.deadline == 1_010
+    assert machine.ticks == []
+    clock.now = 1_011
+    loop.run()
+    loop.run()
+    assert machine.ticks == [1_011]
+    assert loop.deadline == NEVER
+    assert not loop.has_work
+
+
+def test_enough(loop: Loop) -> None:
+    """Whoever has what he wanted need not do the rest of the work."""
+    a, b = Scripted(), Scripted()
+    loop.add("a", a)
+    loop.add("b", b)
+
+    def echo(machine: Scripted, peer: str) -> None:
+        machine.on_step = lambda source, message: machine.out.send.append((peer, message))
+
+    echo(a, "b")
+    echo(b, "a")
+    a.out.send = [("b", ListTopics(1))]
+    loop.run(lambda: len(a.heard) >= 5)
+    assert len(a.heard) == 5
+    assert loop.has_work
+
+
+def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
+    """A zkserver made 20,000 partitions on SQLite, heard no heartbeat, and its broker was dead."""
+    a, b = Scripted(), Scripted()
+    loop.add("a", a)
+    loop.add("b", b)
+
+    def echo(machine: Scripted, peer: str) -> None:
+        def answer(source: str, message: Message) -> None:
+            clock.now += 7  # as long as a slice of a large change takes
+            machine.out.send.append((peer, message))
+
+        machine.on_step = answer
+
+    echo(a, "b")
+    echo(b, "a")
+    a.out.send = [("b", ListTopics(1))]
+    for _ in range(3):
+        began = clock.now
+        loop.run(within_ms=RUN_MS)
+        assert loop.has_work
+        assert RUN_MS <= clock.now - began <= RUN_MS + 2 * 7
+
+
+def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) -> None:
+    """A broker that starts again reads all its open blocks, and answers others meanwhile."""
+
+    class Slow(CountingStore):
+        def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
+            clock.now += 6  # as long as some hundred batches take
+            return super().recover(block, start, is_open)
+
+    broker = Scripted()
+    loop.add_broker("broker", broker, Slow())
+    asked = [block(number) for number in range(10)]
+    broker.out.ask = [Recover(each, 0, True) for each in asked]
+    counts = []
+    while loop.has_work:
+        loop.deliver("broker", "a", ListTopics(1))
+        before, began = len(broker.events), clock.now
+        loop.turn()
+        counts.append(len(broker.events) - before)
+        assert clock.now - began < 2 * RECOVER_MS
+        assert len(broker.heard) == len(counts), "what came before the turn was taken in"
+        if len(broker.events) == len(asked):
+            break
+    assert counts == [2] * 5
+    found = [event.block for event in broker.events if isinstance(event, Recovered)]
+    assert found == asked
+
+
+def test_what_is_quickly_recovered_is_recovered_at_once(loop: Loop) -> None:
+    broker = Scripted()
+    loop.add_broker("broker", broker, CountingStore())
+    broker.out.ask = [Recover(block(number), 0, True) for number in range(10)]
+    loop.turn()
+    assert len(broker.events) == 10
+
+
+def test_long_work_is_left_to_others(loop: Loop) -> None:
+    """A turn only takes note of it; the answer comes in a later turn."""
+    store, broker = CountingStore(), Scripted()
+    loop.add_broker("broker", broker, store)
+    broker.out.jobs = [Compact("t", "0", (), 0)]
+    loop.run()
+    assert len(loop.jobs) == 1
+    assert broker.events == []
+    loop.do_job()
+    assert loop.has_work
+    loop.run()
+    assert [type(event) for event in broker.events] == [Compacted]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreFull("full"),
+        OSError("io"),
+        ZeroDivisionError("bug"),
+    ],
+)
+def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
+    """Whatever it is, the machine is told, and the thread that did it lives on."""
+
+    def fail() -> None:
+        raise error
+
+    store, broker = CountingStore(), Scripted()
+    store.on_compact = fail
+    loop.add_broker("broker", broker, store)
+    broker.out.jobs = [Compact("t", "0", (), 0)]
+    loop.run()
+    loop.do_job()
+    loop.run()
+    (event,) = broker.events
+    assert isinstance(event, Compacted)
+    assert event.error is not None
+
+
+def test_an_exception_is_not_swallowed(loop: Loop) -> None:
+    """What a machine breaks on goes to whoever turns the loop."""
+    machine = Scripted()
+
+    def fail(source: str, message: Message) -> None:
+        raise ZeroDivisionError("a bug")
+
+    machine.on_step = fail
+    machine.out.send = [("machine", ListTopics(1))]
+    loop.add("machine", machine)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        loop.run()
+
+
+@pytest.mark.parametrize("partitions", [1, 7])
+def test_a_flush_is_one_write(tmp_path: Path, partitions: int) -> None:
+    """In a whole queue: records for several partitions of several topics share one write."""
+    with pymq.open(tmp_path) as mq:
+        for topic in ("a", "b"):
+            mq.create_topic(topic, partitions=partitions, fsync="always")
+        store = mq.driver.loop._disks.store("broker-0")  # type: ignore[attr-defined]  # the real store behind the driver
+        calls: list[int] = []
+        write = store.write
+
+        def counted(writes: list[Append]) -> list[WriteFailed]:
+            calls.append(len(writes))
+            failed: list[WriteFailed] = write(writes)
+            return failed
+
+        store.write = counted
+        with mq.producer(linger_ms=600_000) as producer:
+            for number in range(100 * partitions):
+                for topic in ("a", "b"):
+                    producer.send(topic, b"", partition=number % partitions)
+            producer.flush()
+        assert calls == [2 * partitions]

@@ -1,0 +1,200 @@
+"""What was sent, answered, delivered and settled, and what must be true of it in the end.
+
+A history is written down by threads as things happen, with times of one monotonic clock in seconds,
+and judged when all is over, beside what the log then holds. It knows nothing of how the cluster
+works, so it does for one of processes, machines or simulated brokers alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from attrs import Factory
+
+from pymq.core.batch.record import Record
+from pymq.core.values import define, value
+
+__all__ = [
+    "Delivered",
+    "Outage",
+    "Part",
+    "RecordedHistory",
+    "RecordedSend",
+    "outages",
+    "percentile",
+]
+
+Part = tuple[str, str]  # topic and partition
+SHOWN = 5  # examples of a kind in a message
+
+
+@define
+class RecordedSend:
+    """One record, and what became of it; its payload is told from all others by *producer*."""
+
+    producer: str
+    part: Part
+    number: int  # counts the producer's records in this partition
+    sent_at: float
+    answered_at: float | None = None
+    offset: int = -1
+    error: str | None = None  # of a delivery that failed; it may be in the log all the same
+
+    @property
+    def payload(self) -> bytes:
+        """What stands in the record."""
+        return f"{self.producer}/{self.part[1]}/{self.number}".encode()
+
+
+@value
+class Delivered:
+    """A record that a consumer was given by a poll, which began at *asked_at*."""
+
+    consumer: str
+    part: Part
+    offset: int
+    payload: bytes
+    asked_at: float
+    at: float
+
+
+@define
+class RecordedHistory:
+    """Lists that threads append to, which needs no lock in Python."""
+
+    sent: list[RecordedSend] = Factory(list)
+    delivered: list[Delivered] = Factory(list)  # to members of the group
+    settled: list[tuple[Part, int, float]] = Factory(
+        list
+    )  # a commit of its acknowledgement is back
+    read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)  # by a reader that followed
+    errors: list[str] = Factory(list)  # of consumers, and of `send` itself
+
+    def problems(
+        self,
+        log: Mapping[Part, Sequence[Record]],
+        may_lose: Iterable[str] = (),
+    ) -> list[str]:
+        """What is wrong, beside *log*: all records of each partition, as read from the beginning.
+
+        Of the topics *may_lose*, records that were acknowledged may be missing, as ack modes
+        ``leader`` and ``none`` allow; all else holds there too.
+        """
+        allowed = frozenset(may_lose)
+        found: list[str] = []
+        found += _told("lost", self.lost(log, allowed))
+        for part, records in sorted(log.items()):
+            payloads = [bytes(record.value) for record in records]
+            twice = [p for p, count in Counter(payloads).items() if count > 1]
+            found += _told(f"{part}: twice in the log", twice)
+            found += _told(f"{part}: out of order", _out_of_order(payloads))
+            found += _told(f"{part}: offsets do not rise", _not_rising(records))
+            if part[0] not in allowed:
+                found += self._missed(part, records)
+        found += _told("delivered after it was settled", self.again())
+        return found
+
+    def lost(
+        self, log: Mapping[Part, Sequence[Record]], leaving_out: Iterable[str] = ()
+    ) -> list[str]:
+        """Records that were answered and are not at the offset that was answered."""
+        at = {p: {r.offset: bytes(r.value) for r in records} for p, records in log.items()}
+        without = frozenset(leaving_out)
+        return [
+            f"{sent.payload.decode()} of {sent.part}, answered as {sent.offset}"
+            for sent in self.sent
+            if sent.answered_at is not None
+            and sent.part[0] not in without
+            and at.get(sent.part, {}).get(sent.offset) != sent.payload
+        ]
+
+    def _missed(self, part: Part, records: Sequence[Record]) -> list[str]:
+        """What the group did not get, and what the reader saw otherwise than it is."""
+        whole = [(record.offset, bytes(record.value)) for record in records]
+        given = {(d.offset, d.payload) for d in self.delivered if d.part == part}
+        found = _told(f"{part}: never delivered to the group", [w for w in whole if w not in given])
+        found += _told(f"{part}: delivered, and not in the log", sorted(given.difference(whole)))
+        read = self.read.get(part, [])
+        if read != whole[: len(read)]:
+            wrong = [pair for pair in zip(read, whole, strict=False) if pair[0] != pair[1]]
+            found += _told(f"{part}: the reader saw otherwise", wrong or [f"{len(read)} records"])
+        return found
+
+    def again(self) -> list[str]:
+        """What a poll gave out that began after a commit of its acknowledgement was back."""
+        settled: dict[tuple[Part, int], float] = {}
+        for part, offset, at in self.settled:
+            settled[part, offset] = min(at, settled.get((part, offset), at))
+        return [
+            f"{d.part} {d.offset} to {d.consumer}, "
+            f"{d.asked_at - settled[d.part, d.offset]:.3f} s later"
+            for d in self.delivered
+            if d.asked_at > settled.get((d.part, d.offset), d.asked_at)
+        ]
+
+    def redelivered(self) -> int:
+        """How many deliveries were not the first of their record."""
+        return len(self.delivered) - len({(d.part, d.offset) for d in self.delivered})
+
+
+@value
+class Outage:
+    """The longest time between two answers of a partition while something befell the cluster."""
+
+    part: Part
+    cause: str
+    seconds: float
+
+
+def outages(
+    sent: Iterable[RecordedSend], rounds: Sequence[tuple[str, float, float]], parts: Iterable[Part]
+) -> list[Outage]:
+    """Of each partition the longest pause in each of *rounds*: cause, beginning and end.
+
+    Whoever sends must do so all the time. A partition that answered nothing was away all along.
+    """
+    answers: dict[Part, list[float]] = defaultdict(list)
+    for each in sent:
+        if each.answered_at is not None:
+            answers[each.part].append(each.answered_at)
+    found = []
+    for part in parts:
+        times = sorted(answers[part])
+        for cause, began, ended in rounds:
+            inside = [began, *(t for t in times if began < t < ended), ended]
+            found.append(Outage(part, cause, max(b - a for a, b in pairwise(inside))))
+    return found
+
+
+def percentile(numbers: Iterable[float], percent: float) -> float:
+    """The smallest of *numbers* that as many percent of them do not exceed; 0 of none."""
+    ordered = sorted(numbers)
+    if not ordered:
+        return 0.0
+    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]
+
+
+def _out_of_order(payloads: Sequence[bytes]) -> list[str]:
+    """Records that stand after a later one of the same producer."""
+    last: dict[bytes, int] = {}
+    found = []
+    for payload in payloads:
+        producer, _, number = payload.rpartition(b"/")
+        if int(number) < last.get(producer, -1):
+            found.append(payload.decode())
+        last[producer] = int(number)
+    return found
+
+
+def _not_rising(records: Sequence[Record]) -> list[str]:
+    return [f"{b.offset} after {a.offset}" for a, b in pairwise(records) if b.offset <= a.offset]
+
+
+def _told(what: str, examples: Sequence[object]) -> list[str]:
+    if not examples:
+        return []
+    shown = ", ".join(str(example) for example in examples[:SHOWN])
+    more = ", ..." if len(examples) > SHOWN else ""
+    return [f"{what} ({len(examples)}): {shown}{more}"]
