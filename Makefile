@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
 
-.PHONY: demo test soak bench figures docs lint spark venv lock clean
+.PHONY: demo test quick soak bench figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -18,6 +18,11 @@ WORKERS ?= 2
 test: lint  # the tests that take longest come last, so that a worker would have nothing to do
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
+# The loop of editing, under a minute: lint, types, and the tests of what is pure.
+QUICK ?= tests/core tests/hash tests/store tests/test_architecture.py
+quick: lint
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(QUICK) $(ARGS)
+
 # Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow, every
 # crash point, and malformed inputs.
 SEEDS ?= 20000
@@ -27,7 +32,7 @@ soak: .venv/made-test-$(KEY)
 	$(BIN)/python -m pymq.testing --profile all --seeds $(FROM):$$(($(FROM) + $(SEEDS))) \
 	  --seconds 5 --jobs 2 --quiet --marks
 	$(BIN)/pytest -n 2 --dist worksteal -m slow $(ARGS)
-	$(BIN)/python -m pymq.testing.crashes tests.testing.scripts --jobs 2
+	$(BIN)/python -m tests.simulator.crashes tests.testing.scripts --jobs 2
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
 lint: .venv/made-test-$(KEY)
