@@ -46,6 +46,7 @@ __all__ = [
     "PartitionSealed",
     "PartitionUnset",
     "ProducerFenced",
+    "ProducerLimitReached",
     "PymqError",
     "QuotaExceeded",
     "RecordTooLarge",
@@ -305,9 +306,17 @@ class FencedMember(PymqError):
 
 
 class GroupLimitReached(PymqError):
-    """The group has as many members or offsets as it may, or its coordinator as many groups."""
+    """A group has as many members or offsets as it may, a coordinator as many groups, or a topic
+    as many subscriptions.
+    """
 
     code = "GROUP_LIMIT_REACHED"
+
+
+class ProducerLimitReached(PymqError):
+    """The cluster has as many named producers as it may; no new name is taken."""
+
+    code = "PRODUCER_LIMIT_REACHED"
 
 
 # --- storage ------------------------------------------------------------------------------------

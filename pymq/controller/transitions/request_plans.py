@@ -43,14 +43,18 @@ from pymq.core.types import (
 )
 from pymq.errors import (
     ConfigError,
+    GroupLimitReached,
     InvalidRequest,
     NoBrokers,
     NotEnoughBrokers,
     PartitionExists,
+    ProducerLimitReached,
     TopicExists,
 )
 
 PARTITIONS_MAX = 100_000
+SUBSCRIPTIONS_MAX = 10_000  # of a topic: groups, and as many readers; some 150 bytes each
+NAMES_MAX = 100_000  # of producers in a cluster, which are for good; some 150 bytes each
 MODES = ("ptp", "psb")  # of subscriptions
 OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
 
@@ -297,6 +301,7 @@ def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.
         InvalidRequest: there is no such mode, or the name is for somebody else.
+        GroupLimitReached: the topic has as many subscriptions of groups, or of readers, as it may.
     """
     topic = draft.image.topic(m.topic)
     if m.partition is not None:
@@ -309,9 +314,20 @@ def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     path = paths.subscription(m.topic, m.name)
     _check_subscriber(topic, m, source)
     if m.name not in topic.subscriptions:
+        _check_room(topic, is_group=m.group is not None)
         draft.create(path, node, ephemeral=m.group is None)
     elif topic.subscriptions[m.name] != node:
         draft.put(path, node)
+
+
+def _check_room(topic: TopicImage, *, is_group: bool) -> None:
+    kept = topic.subscriptions.values()
+    if sum((each.group is not None) == is_group for each in kept) >= SUBSCRIPTIONS_MAX:
+        raise GroupLimitReached(
+            f"topic {topic.node.name!r} has {SUBSCRIPTIONS_MAX} subscriptions of "
+            f"{'groups' if is_group else 'readers'}; end some with mq.unsubscribe or "
+            "mq.delete_group, or close readers"
+        )
 
 
 def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str) -> None:
@@ -360,6 +376,7 @@ def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> P
     Raises:
         InvalidName: the name or the run may not be one.
         InvalidRequest: the name has an id, and who asks would take another for it.
+        ProducerLimitReached: the name is new, and the cluster has as many as it may.
         NoBrokers: none has registered yet, so there is nothing to produce to.
     """
     secret = draft.image.secret
@@ -372,6 +389,11 @@ def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> P
         check_name(m.run, "run")
     known = draft.image.producers.get(m.name)
     if known is None:
+        if len(draft.image.producers) >= NAMES_MAX:
+            raise ProducerLimitReached(
+                f"the cluster has {NAMES_MAX} named producers, and {m.name!r} is not one of them; "
+                "names are for good, so give them to programs and not to single runs"
+            )
         number = grants.new_named(new_id) if m.takes_ids else -1
         node = ProducerNode(m.name, 0, m.run, number)
         draft.create(paths.producer(m.name), node)
