@@ -216,6 +216,14 @@ def test_limits_are_put_back() -> None:
     assert {name: getattr(log, name) for name in before} == before
 
 
+def test_partitions_are_committed_one_by_one_only_where_a_commit_is_quick() -> None:
+    """Seeds 903973 and 904089: brokers registered for longer than the run had patience."""
+    plans = [generate(seed, seconds=1) for seed in range(200)]
+    drawn = {plan.knobs["coordinator_us"] for plan in plans if "LOOKS_MAX" in plan.limits}
+    assert drawn == {50, 500}
+    assert {plan.knobs["coordinator_us"] for plan in plans} == {50, 500, 5_000}
+
+
 def test_few_runs_wait_half_a_minute_for_a_dead_member() -> None:
     """Sessions of groups are short but for one run in twenty; each kind of plan is there."""
     counts = Counter(generate(seed, seconds=1).limits.get("SESSION_MS") for seed in range(600))
