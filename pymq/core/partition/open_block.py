@@ -1,8 +1,7 @@
-"""One broker's replica of the block that is open: its log, who leads it, how it ends.
+"""One broker's replica of the open block: its log, its replicator and its seal.
 
-It is made when the block is opened, and another one takes its place when the block is rolled. The
-partition hands it what concerns the open block, and asks afterwards what has come of that: which
-role the replica has, and how far the high watermark is.
+A roll replaces it by the replica of the next block. The partition passes it messages and writes,
+and reads its role and high watermark afterwards.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from pymq.errors import (
     StoreError,
 )
 
-READ_AGAIN_MAX_MS = 30_000  # the longest pause before what could not be read is asked for again
-RESTART_MS = 200  # a replica whose write has failed starts over after it
-IDLE_MS = 30_000  # nothing was appended for as long: what was kept in memory for followers may go
+READ_AGAIN_MAX_MS = 30_000  # the longest pause before a block that could not be read is read again
+RESTART_MS = 200  # after a failed write, before the replica starts over
+IDLE_MS = 30_000  # without an append, after which batches cached for followers are dropped
 
 
 class OpenBlock:
-    """The open block of one partition, as far as it is here."""
+    """This broker's replica of the open block of a partition."""
 
     __slots__ = (
         "_has_begun",
@@ -65,27 +64,27 @@ class OpenBlock:
         visible: int,
     ) -> None:
         self.state = state
-        self.visible = visible  # what was before a replicator had to start over
+        self.visible = visible  # from before the replicator started over
         self.log: BlockLog | None = None  # if the block is to be here
         self.replicator: Replicator | None = None  # None until the log is recovered
-        self.is_appointed = False  # to lead the block, and does not yet
+        self.is_appointed = False  # appointed as leader, and does not lead yet
         self.sealing = self._new_sealing()
         self._host = host
         self._make_replicator = make_replicator
         self._recovery = Recovery(host, is_known)
         self._has_begun = False  # it has had a replicator in this process
-        self._is_broken = False  # nothing can be read or written any more
-        self._is_unsent = False  # the other replicas have not been sent what was appended
-        self._unread = 0  # how often in a row the store could not read it, and may the next time
+        self._is_broken = False  # failed for good: nothing can be read or written
+        self._is_unsent = False  # something was appended that the other replicas were not sent
+        self._unread = 0  # failed recoveries in a row that may succeed the next time
         self._sync_at = self._restart_at = self._idle_at = NEVER
         self._idle_end = -1  # where the log ended when that was set
         host.open_block = None
 
-    # --- what it is -----------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def node(self) -> BlockNode:
-        """The block as the zkserver knows it."""
+        """The block's node in the metadata tree."""
         return self.state.blocks[-1]
 
     @property
@@ -100,19 +99,19 @@ class OpenBlock:
 
     @property
     def is_running(self) -> bool:
-        """Whether the replica knows its log, and can go on with it."""
+        """Whether the log is recovered and the replicator runs."""
         return self.replicator is not None and not self._is_broken
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the store is to say where the log ends."""
+        """Whether the store is finding out where the log ends."""
         return self.log is not None and self.log.is_recovering
 
     @property
     def is_resting(self) -> bool:
-        """Whether the log is to be read, and the store does not owe an answer about it.
+        """Whether the log is not recovered and the store owes no answer about this block.
 
-        It will be asked, or it has told that already, and now owes one about the blocks before.
+        The store will be asked, or it has answered and now reads the blocks before.
         """
         if self._restart_at != NEVER:
             return True
@@ -121,15 +120,15 @@ class OpenBlock:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the store could not read it, and is asked again."""
+        """Whether the store could not read the block, and will be asked again."""
         return self._unread > 0 and not self._is_broken
 
     def refusal(self, problem: PymqError) -> PymqError:
-        """The error for a client that cannot be served because of *problem*.
+        """Return the error for a client that cannot be served because of *problem*.
 
-        A disk that fails here says nothing about the other replicas: the client asks for the leader
-        again and sends the same again, whose outcome is unknown until then. A replica that is alone
-        tells its problem as it is, unless it reads the block again soon or has no descriptor left.
+        Other replicas may be sound, so the client looks the leader up again and resends. A single
+        replica returns its problem as it is, unless it reads the block again soon or has run out of
+        file descriptors.
         """
         me, leader = self._host.me, self.state.leader
         if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):
@@ -150,14 +149,14 @@ class OpenBlock:
 
     @property
     def leader(self) -> str | None:
-        """Who leads, as far as is known here."""
+        """The leader, as far as this replica knows."""
         return self.replicator.leader if self.replicator is not None else self.state.leader
 
     @property
     def has_lost_lead(self) -> bool:
-        """Whether the block has had its leader, this one, and nobody else knows.
+        """Whether this replica led the block and stopped, and the controller may not know.
 
-        A leader whose write has failed leads that block no more, as if it had been restarted.
+        After a failed write a leader gives up leadership as if its broker had restarted.
         """
         replicator = self.replicator
         return (
@@ -169,7 +168,9 @@ class OpenBlock:
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether the replica leads, or hears from who does: what is committed will be known."""
+        """Whether the replica leads or hears from the leader, so it will learn what is
+        committed.
+        """
         if not self.is_running:
             return False
         leader = self.leader
@@ -184,8 +185,8 @@ class OpenBlock:
     def knows_end(self) -> bool:
         """Whether what was acknowledged before this replica led is below its high watermark.
 
-        A new leader of Raft has all of it, but knows that it is committed only once something of
-        its own term is (Raft, section 8; Kafka KIP-207).
+        A new Raft leader has all of it, but knows that it is committed only once an entry of its
+        own term is committed (Raft, section 8; Kafka KIP-207).
         """
         if self.log is None or not self.log.epochs or self.node.acks is not AckMode.RAFT:
             return True
@@ -193,22 +194,24 @@ class OpenBlock:
 
     @property
     def high_watermark(self) -> int:
-        """The offset before which everything may be read."""
+        """The offset before which consumers may read."""
         if self.replicator is None:
             return max(self.visible, self.node.start)
         high = self.replicator.high_watermark
         if self.log is not None and self.log.seal_end is not None and high > self.log.seal_end:
-            # Later leaders may have added no-ops, which the next block may begin in place of: who
-            # read on behind them would miss its first records.
+            # Later leaders may have appended no-ops in place of which the next block begins: a
+            # reader that read on behind them would miss the next block's first records.
             mark("partition.behind_the_seal")
             high = self.log.seal_end
-        # What was known before a restart is so still, as far as it is there.
+        # What was committed before a restart still is, as far as it is there.
         known = self.log.committed if self.log is not None else 0
         return max(self.visible, high, known)
 
     @property
     def readable_end(self) -> int:
-        """The offset before which a follower may be read: committed, for all it knows, and here."""
+        """The offset before which consumers may read this follower: known as committed, and
+        here.
+        """
         log = self.log
         return self.high_watermark if log is None else min(self.high_watermark, log.stable_end)
 
@@ -221,7 +224,7 @@ class OpenBlock:
 
     @property
     def is_parking(self) -> bool:
-        """Whether what producers send has to wait for the next block, or for this one."""
+        """Whether batches are parked, for the next block or until this one is recovered."""
         log = self.log
         if log is not None and (log.is_recovering or log.seal_end is not None):
             return True
@@ -229,7 +232,7 @@ class OpenBlock:
 
     @property
     def acting(self) -> Replicator | None:
-        """The replicator, if it may act now."""
+        """The replicator, unless a write is under way or the block is not recovered."""
         log = self.log
         if log is None or log.is_recovering or self._is_broken or self.sealing.fenced is not None:
             return None
@@ -238,12 +241,12 @@ class OpenBlock:
     # --- beginning ------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Ask the store what is here of it; :meth:`restore` follows."""
+        """Begin recovery: ask the store for the block; :meth:`restore` follows."""
         self._recovery.begin()
         self._new_log().recover()
 
     def create(self, past: ProducerTable, now: int) -> None:
-        """Begin the block, which goes on from what the one before knew of producers."""
+        """Create the block with the producer table of the block before."""
         self._new_log().create(self.state.topic, self.state.partition, past)
         self._make(None, now, is_new=True)
 
@@ -257,26 +260,26 @@ class OpenBlock:
         return Sealing(is_shared=self.is_shared, is_raft=is_raft)
 
     def awaits(self, block: BlockId) -> bool:
-        """Whether the store is to say something about *block* before this one can go on."""
+        """Whether recovery waits for what the store finds of *block*."""
         if self.log is None or self._is_broken:
             return False
         return self._recovery.awaits(block, self.log)
 
     def restore(self, found: Recovered) -> Recovered | None:
-        """Take in what the store has found; once that is enough, returns the block's own part.
+        """Take in what the store has found; returns the open block's own part once all is known.
 
         Raises:
             CorruptBlock: what was on the disk is not there any more.
             CorruptMetadata: a checkpoint cannot be read.
-            StoreError: what was voted on is missing.
+            StoreError: the saved vote refers to records that are missing.
         """
         assert self.log is not None
         return self._recovery.add(found, self.log, self.state)
 
     def read_again(self, now: int) -> None:
-        """The store cannot say what is here, and may the next time: ask it again, later.
+        """Retry recovery after a pause: the store could not read the block this time.
 
-        What of the log was durable in this process must be found then, so the log stays.
+        The log is kept, since recovery must find all that was durable in this process.
         """
         mark("partition.unreadable")
         self.start_over(now)
@@ -286,19 +289,21 @@ class OpenBlock:
 
     @property
     def _pause_ms(self) -> int:
-        """How long to wait before what could not be read is asked for again."""
+        """The pause before the next try, which doubles with each failure."""
         first = 10 * self._host.replication.retry_ms
         return min(first << min(self._unread - 1, 16), READ_AGAIN_MAX_MS)
 
     def start(self, found: Recovered, now: int) -> CorruptMetadata | None:
-        """Go on with what was restored; returns why not, if what was saved cannot be read."""
+        """Start the replicator on the restored log; returns why not, if its saved state is
+        unreadable.
+        """
         log, state = self.log, self.state
         assert log is not None
         self._restart_at = NEVER  # A write may have failed after the store was asked.
         self._unread = 0
         if log.size == 0:
-            # A crash has taken it, and what it knew of the past with it: once the blocks before
-            # are gone, nobody else does.
+            # A crash has taken the block and its producer table. Create it again with what the
+            # blocks before know: once these are retired, it is lost.
             log.create(state.topic, state.partition, log.producers)
         try:
             self._make(found.state, now, is_new=found.state is None and not self._has_begun)
@@ -310,24 +315,24 @@ class OpenBlock:
         assert self.log is not None
         replica = Replica(self.log.name, self.log, self._host, self.state, saved, is_new=is_new)
         self.replicator = self._make_replicator(replica, now)
-        # It leads as soon as that is on the disk; what comes until then waits for it.
+        # It leads as soon as its state is durable; until then batches are parked.
         self.is_appointed = is_new and self.state.leader == self._host.me
         self._has_begun = True
 
     # --- replication ----------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """The zkserver has changed something, and the block is still the open one."""
+        """Adopt a new state in which this block is still the open one."""
         self.state = state
         if self.replicator is not None:
             self.replicator.adopt(state, now)
 
     def appended(self) -> None:
-        """The log has a new end; what all producers append in a turn is sent together, in it."""
+        """Note that the log has grown: all appends of a turn are replicated together."""
         self._is_unsent = True
 
     def step(self, source: str, m: Replication, now: int) -> bool:
-        """Take in what another replica says; whether it can have changed anything."""
+        """Take in another replica's message; returns whether the state may have changed."""
         log, acting = self.log, self.acting
         if acting is None or log is None or log.name != m.block:
             return False
@@ -336,7 +341,9 @@ class OpenBlock:
         return True
 
     def hand_over(self, now: int, target: str | None = None) -> bool:
-        """Have another replica lead, if one can, or just *target*; whether that is under way."""
+        """Transfer leadership to *target* or any replica that can lead; returns whether it
+        began.
+        """
         acting = self.acting
         if acting is None or not acting.is_leader or self.sealing.is_parking:
             return False
@@ -351,13 +358,15 @@ class OpenBlock:
         return True
 
     def relinquish(self, now: int) -> None:
-        """The disk has failed: have another replica lead as soon as one can."""
+        """Give up leadership because the disk has failed."""
         acting = self.acting
         if acting is not None:
             acting.relinquish(now)
 
     def is_passed_over(self) -> bool:
-        """Whether another was elected before this one, which was appointed, has begun."""
+        """Whether another replica was elected before this one, which was appointed, began to
+        lead.
+        """
         replicator = self.replicator
         if not self.is_appointed or replicator is None or replicator.epoch == self.node.epoch:
             return False
@@ -368,7 +377,7 @@ class OpenBlock:
     # --- sealing --------------------------------------------------------------------------------
 
     def seal_error(self, m: Seal, name: TopicPartition) -> PymqError | None:
-        """Why this replica cannot seal the block, if so."""
+        """Return why this replica cannot seal the block, if so."""
         replicator = self.replicator
         if m.takeover or replicator is None:
             return None
@@ -382,7 +391,7 @@ class OpenBlock:
         return None
 
     def close(self, now: int) -> None:
-        """Let the log end where it is; an elected leader says so in the log itself."""
+        """Begin the seal; an elected leader appends a seal entry to the log."""
         log, replicator = self.log, self.replicator
         if log is None or replicator is None or log.seal_end is not None or not self.is_voted:
             return
@@ -391,7 +400,7 @@ class OpenBlock:
         replicator.appended(now)
 
     def sealed(self, name: TopicPartition) -> Sealed | None:
-        """The answer to who wants it sealed; all of it is durable."""
+        """Return the answer to the controller: the block is durable and sealed."""
         assert self.log is not None
         assert self.replicator is not None
         host = self._host
@@ -414,7 +423,7 @@ class OpenBlock:
 
     @property
     def can_write(self) -> bool:
-        """Whether the disk may be asked: it has said where the log ends, and owes no answer."""
+        """Whether a write may begin: recovery has ended, and no write is under way."""
         log = self.log
         if log is None or self.replicator is None:
             return False
@@ -427,7 +436,7 @@ class OpenBlock:
         assert replicator is not None
         if self._is_unsent:
             self._is_unsent = False
-            replicator.appended(now)  # The others are to write it while this disk does.
+            replicator.appended(now)  # Followers write at the same time as this disk.
         log.committed = self._committed
         must_seal = self.sealing.must_write(log, replicator)
         config = self.state.config
@@ -449,18 +458,18 @@ class OpenBlock:
         return self._sync_at
 
     def advance(self) -> bool:
-        """The write is done, and durable as far as its mode asks for that; if there was one."""
+        """Take in that the write, if there was one, is done and as durable as the mode asks for."""
         return self.log is not None and self.replicator is not None and self.log.advance()
 
     def stable(self, now: int) -> None:
-        """Count what the write that is done has brought."""
+        """Tell the replicator what the write has made durable."""
         if self.replicator is not None and self.log is not None:
             self.replicator.stable(self.log.stable_end, now)
 
     def start_over(self, now: int) -> None:
-        """Go on as after a restart: others may have what this disk has not (Raft, term by term).
+        """Start over as after a restart: other replicas may have entries that this disk lacks.
 
-        A leader has perhaps sent what its own disk failed to take, so it must not lead on.
+        A leader may have sent entries that its own disk failed to write, so it must not go on.
         """
         log = self.log
         assert log is not None
@@ -471,24 +480,24 @@ class OpenBlock:
         log.fail()
         log.is_recovering = True
         self._recovery.begin()
-        self._restart_at = now + RESTART_MS  # What failed now fails again at once.
+        self._restart_at = now + RESTART_MS  # An immediate retry would fail again.
 
     def fail(self) -> None:
-        """Nothing can be read or written any more, and nothing is due."""
+        """Fail for good: nothing is read or written any more."""
         self._is_broken = True
         self._sync_at = self._restart_at = self._idle_at = NEVER
         if self.log is not None:
             self.log.fail()
 
     def checkpoint(self) -> None:
-        """Keep what a recovery would have to find out, unless it is kept already."""
+        """Write a checkpoint, unless it is up to date."""
         if self.log is not None and self.is_running:
             self.log.committed = self._committed
             self.log.checkpoint()
 
     @property
     def _committed(self) -> int:
-        """The high watermark to be kept: never above what is here."""
+        """The high watermark for the checkpoint: never above this replica's own end."""
         assert self.log is not None
         return min(self.high_watermark, self.log.stable_end)
 
@@ -496,7 +505,7 @@ class OpenBlock:
 
     @property
     def deadline(self) -> int:
-        """When something is due; what waits for the store to say where the log ends is not."""
+        """When something is due. Nothing is due while recovery runs."""
         replicator = self.replicator
         if replicator is None or self._is_broken:
             return self._restart_at
@@ -505,7 +514,7 @@ class OpenBlock:
         return sooner if sooner < due and self.acting is not None else due
 
     def tick_log(self, now: int) -> None:
-        """Read the log again, make it durable, or let go of what it remembers, if that is due."""
+        """Do what is due of the log: retry recovery, sync, or drop cached batches."""
         log = self.log
         if now >= self._restart_at:
             self._restart_at = NEVER
@@ -524,7 +533,7 @@ class OpenBlock:
                 self._idle_at, self._idle_end = now + IDLE_MS, log.end
 
     def tick_replicator(self, now: int) -> bool:
-        """Have the replicator do what is due; whether there was something."""
+        """Let the replicator do what is due; returns whether there was something."""
         log, acting = self.log, self.acting
         if acting is None or log is None or acting.deadline > now:
             return False

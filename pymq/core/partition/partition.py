@@ -1,18 +1,18 @@
-"""One broker's part in a partition: append, roll, hand over, retain.
+"""One broker's replica of a partition: append, fetch, roll, hand over, retain.
 
 A partition is a list of blocks, of which only the last is open. Everything that may be appended
 goes through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as
 a :class:`~pymq.core.metadata.nodes.PartitionState` from the zkserver, through
-:meth:`Partition.adopt`. The partition leads what concerns it to its parts: the open block, the
-repairs of sealed ones, those who write, those who read, its upkeep, what the zkserver is told. How
-the replicas of the open block agree is the replicator's part.
+:meth:`Partition.adopt`. The partition passes each request to one of its parts: the open block,
+repairs of sealed blocks, produce, fetch, maintenance, reports to the controller. The replicator
+of the open block decides how its replicas agree.
 
-What holds at all times:
+Invariants:
 
-* an offset that was shown to anybody (answered or below the high watermark) never holds another
+* an offset that a client has seen (acknowledged or below the high watermark) never holds another
   record;
-* the partition believes its disk only in :meth:`advance`: nothing is answered or counted before;
-* while a block is being sealed, produces are parked and driven again at the next epoch.
+* a write counts only when :meth:`advance` is called: nothing is answered before;
+* while a block is being sealed, batches are parked, and handled again in the next epoch.
 """
 
 from __future__ import annotations
@@ -52,24 +52,25 @@ from pymq.core.ready import (
 from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.errors import CorruptBlock, NotLeader, PymqError, ReplicaNotAvailable, StoreError
 
-AILS_MS = 2_000  # after a write that failed other brokers are preferred, until one succeeds; ...
-AILS_MAX_MS = 64_000  # ... twice as long each time that it has failed again when that was over
+# after a failed write this replica does not lead until a write succeeds, or for this long; ...
+AILS_MS = 2_000
+AILS_MAX_MS = 64_000  # ... doubled each time the first write after that pause fails
 
 
 class PartitionEnvironment(Home, Protocol):
-    """What a partition needs of the broker around it."""
+    """The broker, as far as a partition needs it."""
 
     def shares(self, partition: Partition, now: int) -> None:
-        """The open block may be shared with other brokers than before."""
+        """Tell the broker that the replicas of the open block may have changed."""
         ...
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """The partition's replica here has begun or ceased to lead."""
+        """Tell the broker that this replica has begun or ceased to lead."""
         ...
 
 
 class Partition:
-    """A partition that this broker hosts."""
+    """A partition that this broker hosts, with its open and sealed blocks."""
 
     __slots__ = (
         "_ailment",
@@ -111,14 +112,14 @@ class Partition:
         self._upkeep = upkeep = Maintenance(self, host, now)
         self._tidings = tidings = ControllerReports(self, self._repairs, host)
         self._succession = RollHandler(self, self._holdings, intake, upkeep, tidings, host)
-        self._ailment: PymqError | None = None  # why the last write failed, which may pass
-        self._ailments = 0  # times in a row that it began to fail
+        self._ailment: PymqError | None = None  # why the last write failed, until one succeeds
+        self._ailments = 0  # failures in a row
         self._ails_until = NEVER
         self._leads_at: int | None = None  # the epoch in which this replica leads, while it does
         self.opened = self._holdings.open(state, 0)
         self._begin(unsealed, now)
 
-    # --- what it is -----------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def me(self) -> str:
@@ -127,7 +128,7 @@ class Partition:
 
     @property
     def leads(self) -> bool:
-        """Whether this broker takes in records."""
+        """Whether this broker leads the partition and takes in records."""
         return self._leads_at is not None and self.problem is None
 
     @property
@@ -142,12 +143,12 @@ class Partition:
 
     @property
     def taken_in(self) -> tuple[int, int]:
-        """Records, and bytes of batches, that producers have sent here."""
+        """How many records, and bytes of batches, producers have sent here."""
         return self._intake.records, self._intake.bytes
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The other brokers that this one must know to be alive."""
+        """The other brokers whose liveness this replica depends on."""
         if self.opened.log is None or self.problem is not None:
             return ()
         return tuple(name for name in self.opened.node.replicas if name != self.me)
@@ -156,8 +157,8 @@ class Partition:
     def unable(self) -> BlockId | None:
         """The open block if this broker is a replica of it and cannot act on it; else None.
 
-        Its disk failed, or is not the one that the block was made on. Whoever only knows that the
-        broker is alive would wait for it for ever.
+        Its disk has failed, or is not the disk that the block was created on. Its pings tell the
+        other replicas, which would wait for it for ever while its broker is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self._holdings.holds(block)):
@@ -172,7 +173,7 @@ class Partition:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known where the log ends, or that it never will be."""
+        """Whether recovery has ended: it has found the log's end, or has failed for good."""
         opened = self.opened
         return opened.replicator is not None or self.problem is not None or opened.log is None
 
@@ -181,7 +182,7 @@ class Partition:
         return self.state.block_id(self.opened.node) == block
 
     def has(self, block: BlockNode) -> bool:
-        """Whether all of a sealed block is here."""
+        """Whether the copy of a sealed block here is complete."""
         return self._holdings.has(block)
 
     def damage(self, block: BlockNode) -> PymqError | None:
@@ -191,11 +192,14 @@ class Partition:
     # --- metadata -------------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
-        """Go over to *state*; the zkserver's word is final, and doing it twice changes nothing."""
+        """Adopt *state* from the controller, which is authoritative. Adopting it twice changes
+        nothing.
+        """
         fenced = self.opened.sealing.fenced
         if fenced is not None and controller_epoch > fenced:
             mark("partition.fence_lifted")
-            self.opened.sealing.give_up()  # Whoever was taking over can commit nothing any more.
+            # A controller that was taking this partition over can commit nothing any more.
+            self.opened.sealing.give_up()
         before, self.state = self.state, state
         self._holdings.retire(before, state)
         self._serving.adopt(state)
@@ -238,7 +242,7 @@ class Partition:
     # --- recovery -------------------------------------------------------------------------------
 
     def recovered(self, found: Recovered, now: int) -> None:
-        """The store has found a block's end."""
+        """Take in where the store has found a block's end."""
         opened = self.opened
         if self._repairs.recovered(self.state, found, now) and self._repairs.are_overrated:
             self._tidings.tell_repairs(now)
@@ -247,7 +251,7 @@ class Partition:
             return
         try:
             first = opened.restore(found)
-        except StoreError as error:  # It was read, and is not what it has to be.
+        except StoreError as error:  # The store could read it, but its content is wrong.
             self._fail(error, now)
             return
         if first is not None and opened.replicator is None:
@@ -255,7 +259,7 @@ class Partition:
             if (problem := opened.start(first, now)) is not None:
                 self._fail(problem, now)
                 return
-            self.problem = None  # if there was one, it has passed
+            self.problem = None  # an earlier problem is over
             self._host.shares(self, now)
             self._succession.begun(now)
             self._intake.drive_parked(now)
@@ -263,10 +267,10 @@ class Partition:
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """A block is damaged or cannot be read, and nothing of it is changed.
+        """Take in that a block is damaged or unreadable. The store has changed nothing of it.
 
-        Without the open one nothing is served, and everybody is told why; so it is without one that
-        the open one goes on from. A sealed one under repair is only missed by who reads it.
+        Without the open block, or the one that it continues, the partition refuses all requests
+        with the error. Without a sealed block under repair, only its readers are refused.
         """
         error = as_told(failed.error)
         is_repaired = self._repairs.unreadable(self.state, failed.block.number, error, now)
@@ -291,7 +295,7 @@ class Partition:
         self._intake.refuse(refusal, now)
         self._intake.refuse_parked(refusal, now)
         self._serving.wake(now)
-        if seal is not None and (is_final or not seal.takeover):  # else it is asked for again
+        if seal is not None and (is_final or not seal.takeover):  # else the store is asked again
             self._tidings.refuse_seal(seal, error)
         self._leads_at = None
         self._host.role_changed(self, now)
@@ -310,14 +314,16 @@ class Partition:
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Another broker seems gone, or is back."""
+        """Take in that another broker seems dead, or is back."""
         if (acting := self.opened.acting) is not None:
             acting.peer_changed(peer, now)
             self.look(now)
         self._rearm()
 
     def hand_over(self, now: int, target: str | None = None) -> bool:
-        """Have another replica lead the open block, if one can; whether that is under way."""
+        """Transfer leadership of the open block if another replica can lead; returns whether it
+        began.
+        """
         if not self.opened.hand_over(now, target):
             return False
         self.look(now)
@@ -325,7 +331,7 @@ class Partition:
         return True
 
     def look(self, now: int) -> None:
-        """Act on what the replicator has come to: a role, a high watermark."""
+        """Apply the replicator's new state: its role and high watermark."""
         opened = self.opened
         leads = opened.leads
         if leads != self._leads_at and self.problem is None and not opened.sealing.is_fenced:
@@ -340,13 +346,13 @@ class Partition:
         self._serving.wake(now)
 
     def _recover_from(self, now: int) -> None:
-        """The disk takes writes again, or has not been asked for long."""
+        """Recover from a failed write: the disk has taken one again, or the pause is over."""
         mark("partition.writes_again")
         self._ailment, self._ails_until = None, NEVER
         self._host.role_changed(self, now)
 
     def step_down(self, now: int) -> None:
-        """Lead no more, whatever the replicator says."""
+        """Stop leading, whatever the replicator says."""
         if self._leads_at is not None:
             self._leads_at = None
             self._host.role_changed(self, now)
@@ -390,7 +396,7 @@ class Partition:
             self.deadline = min(self.deadline, sync_at)
 
     def advance(self, now: int) -> None:
-        """The write is done, and durable as far as its mode asks for that."""
+        """Take in that the write is done, and durable as far as the ack mode asks for it."""
         if whole := self._repairs.advance():
             self._tidings.tell_repairs(now, whole)
         opened = self.opened
@@ -408,7 +414,7 @@ class Partition:
         self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
-        """Nothing of the write counts; after a failed sync the replica stops for good."""
+        """Take in that the write has failed. After a failed sync the replica stops for good."""
         error = as_told(failed.error)
         opened = self.opened
         log = opened.log
@@ -434,10 +440,10 @@ class Partition:
             self._intake.drive_parked(now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """The disk cannot read what is asked for; returns what to answer.
+        """Take in that the disk could not read records; returns the error to answer.
 
-        Other replicas can: of a sealed block those that hold it. Of the open one another has to
-        lead, and this one reads its log anew.
+        Other replicas of a sealed block can serve it. For the open block another replica has to
+        lead, and this one recovers its log again.
         """
         if not isinstance(error, StoreError):
             return error
@@ -470,24 +476,26 @@ class Partition:
     # --- rolling --------------------------------------------------------------------------------
 
     def seal(self, m: Seal, now: int) -> None:
-        """Let the open block end where it is; records that come now wait for the next one."""
+        """Seal the open block. Batches that arrive now are parked for the next one."""
         self._succession.seal(m, now)
         self._rearm()
 
     # --- reading --------------------------------------------------------------------------------
 
     def fetch(self, source: str, m: Fetch, now: int) -> None:
-        """Answer with batches, or wait until there are some."""
+        """Answer with batches, or wait until there are some, as the request says."""
         self._serving.fetch(source, m, now)
         if self.is_settled:
             self.deadline = min(self.deadline, self._serving.deadline)
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
-        """Look for an offset by time; whether the store is asked, and answers to :meth:`found`."""
+        """Search an offset by time. Returns whether the store searches, and answers to
+        :meth:`found`.
+        """
         return self._serving.find(source, m, now, token)
 
     def found(self, m: TimeFound, now: int) -> bool:
-        """The store has searched one block; whether it is asked about the next one."""
+        """Take in the search of one block; returns whether the store searches the next one."""
         return self._serving.found(m, now)
 
     # --- time -----------------------------------------------------------------------------------
@@ -511,7 +519,7 @@ class Partition:
 
     def _rearm(self) -> None:
         opened = self.opened
-        due = opened.deadline  # compared by hand: this happens with every message
+        due = opened.deadline  # written out: it runs with every message
         if self._tidings.deadline < due:
             due = self._tidings.deadline
         if self._repairs.deadline < due:
@@ -523,21 +531,21 @@ class Partition:
             due = self._serving.deadline
         if is_running:
             due = min(due, self._upkeep.roll_at, self._upkeep.retention_at)
-        # Else what is due waits for the store to say where the log ends.
+        # Otherwise it waits until recovery has found the log's end.
         self.deadline = due
 
     def compacted(self, m: Compacted, now: int) -> None:
-        """Compaction is over; a failed one is tried again after the next roll."""
+        """Take in that compaction has ended; a failed one is retried after the next roll."""
         self._upkeep.compacted(m)
 
     # --- leaving --------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Keep what a recovery would have to find out, unless it is kept already."""
+        """Write a checkpoint of the open block, unless it is up to date."""
         self.opened.checkpoint()
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
-        """Give the partition up: everybody who waits is told *error*."""
+        """Stop hosting the partition: all requests that wait are answered with *error*."""
         self._repairs.stop()
         self._fail(error, now)
         self._serving.close()
@@ -545,7 +553,7 @@ class Partition:
             self._holdings.remove(self.state)
 
     def report(self) -> PartitionReport:
-        """What only the leader knows."""
+        """Describe what only the leader knows, for ``describe_topic``."""
         log, replicator = self.opened.log, self.opened.replicator
         return PartitionReport(
             *self.name,

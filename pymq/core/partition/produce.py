@@ -1,4 +1,4 @@
-"""What producers send to a partition: whether it may be appended, and who waits for what."""
+"""Produce requests of one partition: checks them, appends them and answers them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pymq.errors import (
     not_written,
 )
 
-PARKED_BYTES = 16 << 20  # what may wait while a block is sealed, or before its end is known
+PARKED_BYTES = 16 << 20  # of batches that wait while a block is sealed or recovered
 
 
 class WritableReplica(Protocol):
-    """What of a partition matters to those who write to it."""
+    """The partition, as far as produce requests need it."""
 
     name: TopicPartition
     state: PartitionState
@@ -49,16 +49,16 @@ class WritableReplica(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known where the log ends, or that it never will be."""
+        """Whether recovery has ended: it has found the log's end, or has failed for good."""
         ...
 
     def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch, or say why not."""
+        """Append a batch, or refuse it."""
         ...
 
 
 class ProduceHost(Protocol):
-    """What an intake needs of the broker."""
+    """The broker, as far as produce requests need it."""
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer."""
@@ -70,7 +70,7 @@ class ProduceHost(Protocol):
 
 
 class ProduceHandler:
-    """The batches of one partition that are not answered yet."""
+    """Takes in the batches of one partition and answers them when their ack mode is fulfilled."""
 
     __slots__ = (
         "_answers",
@@ -84,17 +84,17 @@ class ProduceHandler:
     )
 
     def __init__(self, partition: WritableReplica, host: ProduceHost) -> None:
-        self.records = 0  # taken in since this replica is here, for the metrics
+        self.records = 0  # since this replica is hosted here, for the metrics
         self.bytes = 0
         self._partition = partition
         self._host = host
         self._answers = PendingProduces()
         self._parked: list[tuple[str, Produce]] = []
         self._parked_bytes = 0
-        self._must_sync = False  # somebody asked for it, whatever the topic's ``fsync``
+        self._must_sync = False  # a producer asked for a sync, whatever the topic's ``fsync``
 
     def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch, or say why not; answered when *m.acks* is fulfilled."""
+        """Append a batch or refuse it; the answer leaves when *m.acks* is fulfilled."""
         error = self._refusal(m)
         if error is not None:
             self._refuse(source, m, error, now)
@@ -119,7 +119,8 @@ class ProduceHandler:
             if m.acks is AckMode.RAFT and (missing := self._missing(verdict)) is not None:
                 self._answer(source, Produced(m.id, error=missing), m.acks, now)
                 return
-            # The repeat may still be on its way to the disk: it is answered when that is done.
+            # The first copy may still be on its way to the disk, so the duplicate waits for it,
+            # too.
             repeat = Produced(m.id, verdict, epoch, True)
             self._await(verdict + m.batch.header.span, source, m, repeat)
             self.answer_due(log.stable_end, replicator.high_watermark, now)
@@ -136,7 +137,7 @@ class ProduceHandler:
         opened.appended()
 
     def _park(self, source: str, m: Produce, now: int) -> None:
-        """Let a batch wait, unless too much waits already; then all that follow are refused."""
+        """Park a batch; refuse it, and all that follow, if too many bytes are parked already."""
         if self._parked_bytes >= PARKED_BYTES:
             wait = f"{self._partition.name} cannot be written now, and much waits already"
             self._refuse(source, m, ReplicaNotAvailable(f"{wait}; try again"), now)
@@ -178,7 +179,7 @@ class ProduceHandler:
         return None
 
     def _unsound(self, batch: EncodedBatch, now: int) -> PymqError | None:
-        """Why the batch may not enter the log, if so; the last thing before it gets an offset."""
+        """Return why the batch is not sound, if so: the last check before it gets an offset."""
         name, after = self._partition.name, self._partition.state.config.timestamp_after_max_ms
         try:
             check(batch)
@@ -192,17 +193,17 @@ class ProduceHandler:
         return None
 
     def _lacks(self) -> int:
-        """How many replicas are to be in sync for who waits for all of them; 0 if so many are."""
+        """Return the ``min_in_sync`` that acks="all" misses; 0 if enough replicas are in sync."""
         state, replicator = self._partition.state, self._partition.opened.replicator
         needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
         if needed == 1 or replicator is None:
-            return 0  # as mostly: whoever leads has it
+            return 0  # the usual case: the leader alone is enough
         return needed if len(replicator.in_sync) < needed else 0
 
     def _missing(self, offset: int) -> PymqError | None:
-        """Why what is written at *offset* is not safe, if a Raft block ended on too few disks.
+        """Return why the record at *offset* is not safe, if its Raft block ended on too few disks.
 
-        It did not become visible there, or nobody was told; once it was copied, somebody may be.
+        Such a record was never acknowledged. Once a repair has copied it to a majority, it is safe.
         """
         state = self._partition.state
         for block in state.blocks[:-1]:
@@ -222,7 +223,7 @@ class ProduceHandler:
             self._answers.add(end, source, answer, is_local=is_local)
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
-        """Tell how far a producer has got."""
+        """Answer how far a producer has got in this partition."""
         partition = self._partition
         error, known = partition.problem, 0
         if error is not None:
@@ -234,13 +235,14 @@ class ProduceHandler:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
-            # Whoever goes on behind its records relies on them: told once they are safe.
+            # A producer that resumes relies on its earlier records, so the answer waits until they
+            # are safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
                 return
         self._host.reply(source, Sequence(m.id, known, error), now)
 
     def _waits(self, source: str, answer: Sequence, end: int) -> bool:
-        """Whether it answers once everything before *end* is as safe as the mode has it."""
+        """Queue the answer until everything before *end* is safe; returns whether it was queued."""
         partition = self._partition
         opened = partition.opened
         log, replicator = opened.log, opened.replicator
@@ -254,8 +256,8 @@ class ProduceHandler:
         return True
 
     def _refuse(self, source: str, m: Produce, error: PymqError, now: int) -> None:
-        """Nothing of this request was appended, nor will be."""
-        # Who waits for no answer hears nothing else of where to send.
+        """Refuse a request of which nothing was appended, nor will be."""
+        # A producer with acks=0 gets no answers, but has to learn that the leader has moved.
         if m.acks is not AckMode.NONE or isinstance(error, NotLeader):
             self._host.reply(source, Produced(m.id, error=not_written(error)), now)
 
@@ -264,28 +266,31 @@ class ProduceHandler:
             self._host.reply(source, answer, now)
 
     def answer_due(self, local: int, committed: int, now: int) -> None:
-        """Answer those whose records are safe, on this disk or by all rules."""
+        """Answer the requests whose records are safe: on this disk, or on all that the mode asks
+        for.
+        """
         if self._answers.until_committed and not self._partition.opened.is_voted and self._lacks():
-            committed = -1  # All in sync have it, but too many have left that set meanwhile.
+            # All in-sync replicas have it, but the in-sync set has become too small meanwhile.
+            committed = -1
         for source, answer in self._answers.due(local, committed):
             self._host.reply(source, answer, now)
 
     def refuse(self, error: PymqError, now: int) -> None:
-        """Nobody knows what becomes of the records that wait for an answer."""
+        """Answer *error* to all that wait: the outcome of their records is unknown."""
         for source, answer in self._answers.take():
             self._host.reply(source, type(answer)(answer.id, error=error), now)
 
     def refuse_parked(self, error: PymqError, now: int) -> None:
-        """What has waited will not be appended here."""
+        """Refuse all parked batches."""
         for source, produce in self._take_parked():
             self._refuse(source, produce, error, now)
 
     def drive_parked(self, now: int) -> None:
-        """Take in what has waited, or let it wait on."""
+        """Handle all parked batches again; some may be parked once more."""
         for source, produce in self._take_parked():
             self._partition.produce(source, produce, now)
 
     def take_sync(self) -> bool:
-        """Whether somebody has asked for a sync since this was last asked."""
+        """Return whether a producer has asked for a sync since the last call."""
         must_sync, self._must_sync = self._must_sync, False
         return must_sync
