@@ -1,4 +1,4 @@
-"""What the zkserver is told of one partition: who was elected, what is whole, no seal."""
+"""Reports of one partition to the controller: elections, complete copies, refused seals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.errors import PymqError
 
 
 class ReportedReplica(Protocol):
-    """What of a partition is told."""
+    """The partition, as far as its reports need it."""
 
     name: TopicPartition
     state: PartitionState
@@ -27,7 +27,7 @@ class ReportedReplica(Protocol):
 
 
 class ControllerReportsHost(Protocol):
-    """What is needed of the broker."""
+    """The broker, as far as reports need it."""
 
     incarnation: int
 
@@ -42,7 +42,7 @@ class ControllerReportsHost(Protocol):
 
 
 class ControllerReports:
-    """What one partition tells the zkserver; a state is told again until it is known there."""
+    """Reports the partition's state to the controller, again until the metadata shows it."""
 
     __slots__ = ("_host", "_partition", "_repairs", "deadline")
 
@@ -55,18 +55,18 @@ class ControllerReports:
         self.deadline = NEVER
 
     def stop(self) -> None:
-        """Nothing is due any more."""
+        """Stop reporting."""
         self.deadline = NEVER
 
     def tick(self, now: int) -> None:
-        """Tell again what is not known yet."""
+        """Repeat the reports that the metadata does not show yet."""
         if now >= self.deadline:
             self.deadline = NEVER
             self.tell_leader(now)
             self.tell_repairs(now)
 
     def tell_leader(self, now: int) -> None:
-        """Tell who was elected, until it is known."""
+        """Report an election, until the metadata shows the leader."""
         partition, me = self._partition, self._host.me
         state, epoch = partition.state, partition.elected
         if epoch is not None and (state.leader, state.epoch) != (me, epoch):
@@ -76,9 +76,9 @@ class ControllerReports:
             self.deadline = now + ASK_RETRY_MS
 
     def tell_repairs(self, now: int, numbers: Sequence[int] | None = None) -> None:
-        """Tell of the blocks that are whole now, or not as was thought, until it is known.
+        """Report which copies are complete or are not as the metadata says, until it shows that.
 
-        Of all that there are, or of those with *numbers*; the others have been told.
+        All of them, or only the blocks with *numbers*.
         """
         host, state = self._host, self._partition.state
         ends = self._repairs.ends(state, numbers)
@@ -90,7 +90,7 @@ class ControllerReports:
             self.deadline = due if numbers is None else min(self.deadline, due)
 
     def refuse_seal(self, m: Seal, error: PymqError) -> None:
-        """Tell why the open block is not sealed; whoever wants it asks again."""
+        """Refuse a seal with the reason; the controller asks again."""
         host, name = self._host, self._partition.name
         host.tell_controller(
             Sealed(

@@ -1,4 +1,4 @@
-"""What consumers read of a partition: fetches, now or when there is something, and times."""
+"""Fetch requests of one partition: serves them, lets them wait, and searches offsets by time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pymq.errors import (
 
 
 class ReadableReplica(Protocol):
-    """What of a partition matters to those who read it."""
+    """The partition, as far as fetch requests need it."""
 
     name: TopicPartition
     state: PartitionState
@@ -54,11 +54,11 @@ class ReadableReplica(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known where the log ends, or that it never will be."""
+        """Whether recovery has ended: it has found the log's end, or has failed for good."""
         ...
 
     def has(self, block: BlockNode) -> bool:
-        """Whether all of a sealed block is here."""
+        """Whether the copy of a sealed block here is complete."""
         ...
 
     def damage(self, block: BlockNode) -> PymqError | None:
@@ -67,7 +67,7 @@ class ReadableReplica(Protocol):
 
 
 class FetchHost(Protocol):
-    """What serving needs of the broker."""
+    """The broker, as far as fetch requests need it."""
 
     waiting: WaitingRoom  # of all partitions
 
@@ -81,7 +81,7 @@ class FetchHost(Protocol):
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
-        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        """Return the bytes that may be read for a fetch now; 0 if it waits or was refused."""
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -90,7 +90,7 @@ class FetchHost(Protocol):
 
 
 class FetchHandler:
-    """The reading side of one partition on one broker."""
+    """Answers the fetches of one partition on one broker."""
 
     __slots__ = ("_host", "_partition", "_starts", "_times", "_waits")
 
@@ -98,12 +98,12 @@ class FetchHandler:
         self._partition = partition
         self._host = host
         self._waits = PendingFetches(host.waiting)
-        # Searches, by token; with the block that is searched, unless it is the open one.
+        # searches by token, with the sealed block that is searched
         self._times: dict[int, tuple[str, FindOffset, int | None]] = {}
         self._starts: list[int] = []  # of the blocks
 
     def adopt(self, state: PartitionState) -> None:
-        """The blocks are those of *state*."""
+        """Adopt the blocks of *state*."""
         self._starts = [block.start for block in state.blocks]
 
     @property
@@ -135,21 +135,21 @@ class FetchHandler:
         start, high = self.log_start, partition.opened.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if not self._is_answered(source, m, offset, now):
-            # "The end" is the one at the time of asking, however long the fetch waits.
+            # END means the end at the time of the request, however long the fetch waits.
             mark("serving.waits")
             self._wait(source, attrs.evolve(m, offset=offset), now)
 
     def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
-        """Answer a reader that takes any replica with what is known here to be committed.
+        """Answer a reader that accepts any replica, with what this follower knows as committed.
 
-        A follower may lag, so it never concludes that a position is beyond the end: it answers
-        with nothing and its own high watermark, and the reader asks another replica.
+        A follower may lag, so it never answers that an offset is beyond the end: it answers with
+        nothing and its own high watermark, and the reader asks another replica.
         """
         opened = self._partition.opened
         start, high = self.log_start, opened.readable_end
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if m.offset == BEGIN and m.max_bytes <= 0:
-            # The tree tells where the log begins.
+            # The log's start is in the metadata.
             self._host.reply(source, self._answer(m, offset, self._unable), now)
         elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
             self._host.reply(source, self._answer(m, offset, error), now)
@@ -168,7 +168,7 @@ class FetchHandler:
 
     @property
     def _unable(self) -> PymqError | None:
-        """Why nothing at all is told here, if so."""
+        """Return why this replica can answer nothing, if so."""
         partition = self._partition
         return None if partition.problem is None else partition.opened.refusal(partition.problem)
 
@@ -181,7 +181,7 @@ class FetchHandler:
         )
 
     def _is_answered(self, source: str, m: Fetch, offset: int, now: int) -> bool:
-        """Answer a fetch, if there is something for it or there will never be."""
+        """Answer a fetch if it has data or an error; returns whether it was answered."""
         partition = self._partition
         start, high = self.log_start, partition.opened.high_watermark
         error = self._unreadable(m.offset, offset)
@@ -196,7 +196,7 @@ class FetchHandler:
     def _unreadable(
         self, asked: int, offset: int, *, any_replica: bool = False
     ) -> PymqError | None:
-        """Why a fetch of *offset* cannot be served here, if so."""
+        """Return why a fetch of *offset* cannot be served here, if so."""
         partition = self._partition
         if (problem := self._unable) is not None:
             return problem
@@ -208,14 +208,14 @@ class FetchHandler:
             mark("serving.not_leader")
             return NotLeader.of(partition.name, partition.opened.leader)
         if offset < self.log_start:
-            return None  # It is gone, and nobody has it: that is told otherwise.
+            return None  # No replica holds the block: a different error.
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
         if partition.has(block):
             return None
         others = [name for name in block.in_sync if name != partition.me]
         if not others and (damage := partition.damage(block)) is not None:
             mark("serving.damaged")
-            return damage  # Nobody has it sound.
+            return damage  # No replica has a sound copy.
         mark("serving.not_here")
         return ReplicaNotAvailable(
             f"{partition.me} does not hold {partition.name} {block.name}",
@@ -224,7 +224,7 @@ class FetchHandler:
 
     @property
     def _no_copy(self) -> ReplicaNotAvailable | None:
-        """Why nothing of the open block can be read here, if so."""
+        """Return why the open block cannot be read here, if so."""
         partition, node = self._partition, self._partition.opened.node
         if partition.opened.is_running:
             return None
@@ -245,7 +245,7 @@ class FetchHandler:
         return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed)
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
-        """Answer a fetch if there is something for it."""
+        """Answer a fetch if there are records for it; returns whether it was answered."""
         answer = self._answer(m, offset)
         high = answer.high_watermark
         limit = high if m.end is None else min(high, m.end)
@@ -254,7 +254,7 @@ class FetchHandler:
         if offset >= limit or m.max_bytes <= 0:
             self._host.reply(source, answer, now)
             return True
-        # "The end" is the one at the time of asking, however long the fetch waits for room.
+        # END means the end at the time of the request, however long the fetch waits for room.
         most = self._host.admit(source, attrs.evolve(m, offset=offset), now)
         if not most:
             return True
@@ -270,13 +270,13 @@ class FetchHandler:
 
     @property
     def deadline(self) -> int:
-        """When a fetch has waited long enough."""
+        """When the first waiting fetch times out."""
         return self._waits.deadline
 
     def _wait(self, source: str, m: Fetch, now: int) -> None:
-        """Let a fetch wait; the oldest of a connection with too many is answered with nothing.
+        """Let a fetch wait. If its connection has too many, the oldest is answered with nothing.
 
-        It is refused if too many of its account, or of all, wait in all partitions.
+        It is refused if too many fetches of its account, or of all clients, wait in all partitions.
         """
         account, connection = self._host.owner(source)
         if not self._host.waiting.has_room(account):
@@ -291,9 +291,9 @@ class FetchHandler:
             self._answer_empty(*oldest, now)
 
     def wake(self, now: int) -> None:
-        """Serve the fetches for which there is something now, or will never be.
+        """Answer the waiting fetches that have data or an error now.
 
-        Each append comes by here, so what waits is gone through only if one may be answered.
+        This runs with each append, so it goes through the fetches only if one may be answered.
         """
         if not self._waits or self._all_go_on_waiting:
             return
@@ -315,7 +315,7 @@ class FetchHandler:
 
     @property
     def _all_go_on_waiting(self) -> bool:
-        """Whether it is certain, without a look at each, that nothing has come for any."""
+        """Whether no waiting fetch can have new data, judged by the bounds of all of them."""
         partition, opened, waits = self._partition, self._partition.opened, self._waits
         if not partition.leads:
             read_to = opened.readable_end
@@ -329,21 +329,21 @@ class FetchHandler:
         )
 
     def _is_news(self, m: Fetch) -> bool:
-        """Whether a follower can say more to a reader that waits than before."""
+        """Whether a follower has more for a waiting reader than before."""
         opened = self._partition.opened
         return opened.readable_end > m.offset or not opened.is_in_touch
 
     def tick(self, now: int) -> None:
-        """Answer those that have waited long enough."""
+        """Answer the fetches that have timed out."""
         for source, m in self._waits.over(now):
             self._answer_empty(source, m, now)
 
     def close(self) -> None:
-        """The partition is here no more."""
+        """Answer all waiting fetches: the partition leaves this broker."""
         self._waits.clear()
 
     def _is_early(self, m: Fetch) -> bool:
-        """Whether *m* asks a leader for the end that does not know it yet."""
+        """Whether *m* needs the log's end from a leader that does not know it yet."""
         partition = self._partition
         return m.offset == END and partition.leads and not partition.opened.knows_end
 
@@ -359,11 +359,13 @@ class FetchHandler:
     # --- times ----------------------------------------------------------------------------------
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
-        """Look for an offset by time; whether the store is asked, and answers to *found*."""
+        """Search an offset by time. Returns whether the store searches, and answers to
+        :meth:`found`.
+        """
         return self._search(source, m, now, token, -1)
 
     def _search(self, source: str, m: FindOffset, now: int, token: int, after: int) -> bool:
-        """Go through the blocks behind number *after*, one at a time."""
+        """Search the blocks after number *after*, one at a time."""
         partition = self._partition
         state = partition.state
         for block in state.blocks if partition.problem is None else ():
@@ -385,16 +387,16 @@ class FetchHandler:
         return False
 
     def found(self, m: TimeFound, now: int) -> bool:
-        """The store has searched one block; whether it is asked about the next one."""
+        """Take in the search of one block; returns whether the store searches the next one."""
         source, request, number = self._times.pop(m.token)
         error = as_told(m.error) if m.error is not None else None
         if isinstance(error, CorruptBatch):
-            # Its producer sent it like this, so it is no reason to doubt the disk.
+            # The producer sent it damaged, so the disk is not to blame.
             name = self._partition.name
             details = {**error.details, "topic": name.topic, "partition": name.partition}
             error = CorruptBatch(f"{name}: {error.message}", **details)
         if m.offset is None and error is None and number is not None:
-            # What was the newest of it may be gone: cut off, or compacted.
+            # Its newest record may be gone: truncated, or compacted.
             return self._search(source, request, now, m.token, number)
         offset = self._partition.opened.high_watermark if m.offset is None else m.offset
         self._host.reply(source, OffsetFound(request.id, offset, error), now)

@@ -1,28 +1,26 @@
-"""Which fetches of clients are read now, and which wait: by the bytes that are on their way.
+"""Limits on the bytes of fetch answers that a broker reads and holds.
 
-A fetch costs its sender 26 bytes and the broker whatever it asks for, until the sender has taken
-the answer. So nothing is read before there is room for it. Room is counted by node, by account (the
-principal, or the connection where nobody has proved who he is) and by connection:
+A fetch costs its sender 26 bytes, and the broker all that it asks for, until the sender has taken
+the answer. So the broker reads only what it has room for. Room is counted for the node, for each
+account (the principal, or the connection if it has not authenticated) and for each connection:
 
-- An answer is never larger than ``answer_bytes``, whatever was asked for, or than one batch (as
-  with fetch.max.bytes of Kafka).
-- What an account holds is never more than what it leaves free. So the first one that takes nothing
-  holds a half of the node's bytes, the next a quarter, and a newcomer finds room all the same
-  (dynamic thresholds: Choudhury and Hahne, 1998). So it is with the connections of an account, in
-  that half.
-- In a millisecond no more than ``turn_bytes`` are read: others wait for that time, too. Half of it
-  is for fetches that wait already.
-- Each read brings a whole batch, so one that asks for less is counted as :data:`BATCH_BYTES` until
-  the outbox knows what it has brought.
+- An answer has at most ``answer_bytes``, or one batch if that is larger (as with Kafka's
+  ``fetch.max.bytes``).
+- An account holds at most as much as it leaves free. The first client that stops reading holds half
+  of the node's bytes, the next one a quarter, and a newcomer still finds room (dynamic thresholds:
+  Choudhury and Hahne, 1998). The same rule holds for the connections of an account.
+- At most ``turn_bytes`` are read in a millisecond, since other requests wait meanwhile. Half of
+  them is for fetches that wait already.
+- A read returns whole batches. A smaller request counts as :data:`BATCH_BYTES` until the outbox
+  knows how much was read.
 
-What does not fit waits, and is served when it does: accounts take turns, in an account its
-connections, and of a connection the oldest fetch is first. One that cannot be served yet lets the
-next one pass, and a turn looks at :data:`LOOKS` such connections at most, however many wait.
-Nothing is given back by hand: how much is on its way is asked of the :class:`FetchOutbox` each
-time, so no bookkeeping of ours can leak.
+Fetches without room wait. Accounts take turns, in an account its connections, and the oldest fetch
+of a connection is first. A connection that cannot be served yet is skipped; a turn skips at most
+:data:`LOOKS` of them. The :class:`FetchOutbox` is asked each time how much is on its way, so this
+module keeps no count that could leak.
 
-What waits takes memory, too: its number is bounded by connection, and by node with the same rule
-for accounts: one may have as many waiting as are left for others.
+Waiting fetches take memory, too. Their number is bounded for each connection and for the node, with
+the same rule for accounts.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
-LEAST_BYTES = 64 << 10  # a smaller part of what was asked for is not worth a read
-BATCH_BYTES = 1 << 20  # that a read is taken to bring at least: its first batch is never cut
-NODE_BYTES_MIN = 1 << 20  # less is room for a few connections only
-RETRY_MS = 5  # after which it is looked again whether there is room
-AGAIN_MS = 1_000  # after which who has too many fetches waiting may send more
-LOOKS = 32  # at connections that cannot be served yet, in one turn
-WAIT_MAX_MS = 30_000  # for room; then a fetch is answered with nothing, and its client asks again
+LEAST_BYTES = 64 << 10  # a smaller part of a request is not worth a read
+BATCH_BYTES = 1 << 20  # counted for each read at least: its first batch is never cut
+NODE_BYTES_MIN = 1 << 20  # less would be room for a few connections only
+RETRY_MS = 5  # after which waiting fetches are tried again
+AGAIN_MS = 1_000  # after which a client that was refused may send again
+LOOKS = 32  # connections without room that one turn skips
+WAIT_MAX_MS = 30_000  # for room; then the fetch is answered with nothing, and its client asks again
 
 
 @define
@@ -57,7 +55,7 @@ class FetchLimits:
 
     @classmethod
     def of(cls, answer_bytes: int | None, node_bytes: int | None) -> Self:
-        """The limits that somebody has chosen; None is the usual one.
+        """Make limits from an operator's options; None is the default.
 
         Raises:
             ConfigError: they are too small to serve anybody.
@@ -98,10 +96,10 @@ class Loads:
 
 @runtime_checkable
 class FetchOutbox(Protocol):
-    """What knows how much was sent to whom and has not left yet."""
+    """Knows how many bytes were sent to each client and have not left yet."""
 
     def loads(self) -> Loads:
-        """How much that is now; the caller may add to it."""
+        """Return the bytes on their way; the caller may add to the value."""
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -109,24 +107,24 @@ class FetchOutbox(Protocol):
         ...
 
     def is_there(self, connection: str) -> bool:
-        """Whether what is sent to a connection may arrive."""
+        """Whether a connection is still open."""
         ...
 
     def wait_ms(self, account: str) -> int:
-        """How long until the quota of *account* lets it be sent something; 0 when it does."""
+        """Return the milliseconds until *account*'s fetch quota lets it be served; 0 for now."""
         ...
 
     def write_wait_ms(self, account: str) -> int:
-        """How long until the quota of *account* lets more be written for it; 0 when it does."""
+        """Return the milliseconds until *account*'s produce quota lets it write; 0 for now."""
         ...
 
     def wrote(self, account: str, size: int) -> None:
-        """Count *size* bytes that were written for *account*, and that it has not sent."""
+        """Count *size* bytes that the broker wrote on behalf of *account*."""
         ...
 
 
 class Boundless:
-    """The outbox of a broker whose clients are in its own process: what they are sent is theirs."""
+    """The outbox of a broker whose clients are in its own process, without limits."""
 
     def loads(self) -> Loads:
         """Nothing is on its way."""
@@ -152,12 +150,12 @@ class Boundless:
         """There are no quotas."""
 
 
-Waiting = tuple[str, Fetch, int]  # (who has asked, what, since when)
+Waiting = tuple[str, Fetch, int]  # (client's machine, request, since when)
 Connections = OrderedDict[str, deque[Waiting]]
 
 
 class Fetches:
-    """The fetches of one broker's clients, as far as they are to be read."""
+    """Grants bytes to the fetches of one broker's clients, or lets them wait."""
 
     def __init__(self, limits: FetchLimits, outbox: FetchOutbox) -> None:
         self.limits = limits
@@ -176,14 +174,14 @@ class Fetches:
         self.deadline = NEVER  # when :meth:`next` may have one
 
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
-        """How many bytes may be read for *m*, which asks for at least one, now.
+        """Return how many bytes may be read for *m* now; *m* asks for at least one.
 
-        0 when it waits: it is handed out by :meth:`next`. None when too many of its connection, of
-        its account or of all wait already.
+        0: it waits, and :meth:`next` returns it later. None: too many fetches of its connection,
+        its account or all clients wait already.
         """
         account, connection = self._outbox.owner(source)
-        # An account's fetches are served in their order; those of others are not in its way. But
-        # readers that ask again as soon as they are answered come before the line is looked at.
+        # Fetches of one account are served in order. Those of others do not delay it. But
+        # readers that ask again at once come before the waiting ones of others.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved
@@ -201,7 +199,7 @@ class Fetches:
         return 0
 
     def _may_wait(self, account: str, connection: str) -> bool:
-        """Whether one more may wait."""
+        """Whether one more fetch may wait."""
         connections = self._line.get(account)
         line = connections.get(connection) if connections is not None else None
         if line is not None and len(line) >= self.limits.waiting:
@@ -209,12 +207,12 @@ class Fetches:
         return self._held.get(account, 0) < self.limits.waiting_all - self.waiting
 
     def _look(self, now: int) -> None:
-        """Each millisecond has room for as many reads."""
+        """Begin a new millisecond with its own allowance of reads."""
         if now > self._at:
             self._at, self._left = now, self.limits.turn_bytes
 
     def _grant(self, account: str, connection: str, m: Fetch, now: int) -> int:
-        """Take what may be read for *m* from the room there is; 0 if it has to wait."""
+        """Reserve room for *m*; returns the bytes to read, 0 if it has to wait."""
         limits = self.limits
         self._look(now)
         if self._left <= 0 or self._outbox.wait_ms(account):
@@ -235,9 +233,9 @@ class Fetches:
         return most
 
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
-        """The next one that waits and is to be served: who asked, what, and how many bytes of it.
+        """Return the next waiting fetch to serve: client, request and bytes to read.
 
-        No bytes: it has waited for too long, and is answered with nothing. None ends the turn.
+        0 bytes: it has timed out and is answered with nothing. None ends the turn.
         """
         self._look(now)
         while self._line and self._looks < LOOKS and self._passed < len(self._line):
@@ -254,7 +252,7 @@ class Fetches:
                 self._take(account, connection)
                 return source, m, most
             if self._left <= 0:
-                break  # Nothing is read in this millisecond, so nobody else is looked at.
+                break  # The allowance of this millisecond is used up.
             self._pass(account, connection)
         self.deadline = self._next_look(now)
         self._looks = 0
@@ -270,12 +268,12 @@ class Fetches:
 
     @property
     def _is_full(self) -> bool:
-        """Whether there is no room for anybody."""
+        """Whether no account has room."""
         loads = self._loads
         return loads is not None and (self.limits.node_bytes - loads.node) // 2 < LEAST_BYTES
 
     def _pass(self, account: str, connection: str) -> None:
-        """One cannot be served yet: the account's next connection is looked at, then the next."""
+        """Skip a connection that has no room: try the account's next one, then the next account."""
         self._looks += 1
         connections = self._line[account]
         connections.move_to_end(connection)
@@ -286,7 +284,7 @@ class Fetches:
             self._passed_of_first = 0
 
     def _take(self, account: str, connection: str) -> None:
-        """The oldest of a connection is served: others are first from here on."""
+        """Take out the oldest fetch of a connection; other connections are first from here on."""
         connections = self._line[account]
         line = connections[connection]
         line.popleft()
@@ -300,11 +298,11 @@ class Fetches:
         self._passed = self._passed_of_first = 0
 
     def _forget(self, account: str, connection: str) -> None:
-        """A connection is gone, and so is who would be answered."""
+        """Drop the fetches of a connection that was closed."""
         self._less(account, len(self._line[account].pop(connection)))
 
     def _less(self, account: str, count: int) -> None:
-        """So many of an account wait no more."""
+        """Count so many fetches of an account less."""
         self.waiting -= count
         self._held[account] -= count
         if not self._line[account]:
@@ -312,5 +310,5 @@ class Fetches:
             self._passed_of_first = 0
 
     def sent(self) -> None:
-        """All that was granted was read and sent: the outbox knows of it from now on."""
+        """Forget the reserved room: the outbox counts what was sent from now on."""
         self._loads = None

@@ -1,4 +1,4 @@
-"""The broker around a partition: what the parts need of it, and how the replicas see it."""
+"""The broker, as the parts of a partition and its replicators see it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymq.core.types import BlockId, Rng
 
 
 class Home(ReplicaHost, Protocol):
-    """What the parts of a partition need of the broker around it."""
+    """The broker, as far as the parts of a partition need it."""
 
     storage_id: str
     incarnation: int
@@ -45,9 +45,9 @@ class Home(ReplicaHost, Protocol):
 
 
 class PartitionHost:
-    """The broker, as the replicas of one partition see it.
+    """The broker, as the replicators of one partition see it.
 
-    It knows which of the other brokers cannot act on that partition, alive as they are.
+    It also knows which brokers are alive but cannot act on this partition.
     """
 
     __slots__ = ("_host", "open_block")
@@ -63,17 +63,17 @@ class PartitionHost:
 
     @property
     def rng(self) -> Rng:
-        """The broker's dice."""
+        """The broker's random generator."""
         return self._host.rng
 
     @property
     def incarnation(self) -> int:
-        """The number of the broker's life."""
+        """The broker's incarnation."""
         return self._host.incarnation
 
     @property
     def replication(self) -> ReplicationConfig:
-        """The broker's patience."""
+        """The replication timeouts and sizes."""
         return self._host.replication
 
     @property
@@ -83,12 +83,12 @@ class PartitionHost:
 
     @property
     def slots(self) -> RepairScheduler:
-        """Whose turn it is to ask others for sealed blocks, over all partitions."""
+        """The scheduler of repairs, over all partitions of the broker."""
         return self._host.slots
 
     @property
     def lending(self) -> RepairThrottle:
-        """What others have asked the broker for, of all partitions."""
+        """The throttle of sealed blocks sent to other brokers, over all partitions."""
         return self._host.lending
 
     def wall_ms(self, now: int) -> int:

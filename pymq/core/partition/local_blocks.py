@@ -1,8 +1,8 @@
-"""Which blocks of a partition one broker holds, and what is to be done for it to hold them.
+"""The blocks of a partition on one broker's disk: recovery, repair and removal.
 
-The open block is read by the store at the start, a sealed one that is not whole is completed by its
-repair, one that is not kept any more is removed. A block that the broker was given on another disk
-than the one it has now is not held, whatever its name says.
+At start the store recovers the open block. A repair completes each sealed block that is not whole.
+Blocks that the metadata no longer assigns to this broker are removed. A block that was assigned to
+an earlier disk of this broker does not count as held.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pymq.core.repair.partition_repairs import PartitionRepairs
 
 
 class LocalBlocks:
-    """The blocks of one partition that are, or are to be, on this broker's disk."""
+    """The blocks of one partition that this broker holds or has to complete."""
 
     __slots__ = ("_host", "_make_replicator", "_near", "repairs")
 
     def __init__(self, host: Home, make_replicator: ReplicatorFactory) -> None:
         self._host = host
-        self._near = PartitionHost(host)  # the same, as the replicas see it
+        self._near = PartitionHost(host)  # the same host, for the replicators
         self._make_replicator = make_replicator
         self.repairs = PartitionRepairs(self._near)  # of the sealed ones
 
     def holds(self, block: BlockNode) -> bool:
-        """Whether this broker is to hold a block, and still has the disk that it was given to."""
+        """Whether a block is assigned to this broker, and to the disk that it has now."""
         if self._host.me not in block.replicas:
             return False
         if not block.storages:
@@ -38,20 +38,21 @@ class LocalBlocks:
         return block.storages[block.replicas.index(self._host.me)] == self._host.storage_id
 
     def has(self, block: BlockNode) -> bool:
-        """Whether all of a sealed block is here."""
+        """Whether the copy of a sealed block here is complete."""
         return self._host.me in block.in_sync and block.number not in self.repairs
 
     def _knows(self, block: BlockNode) -> bool:
-        """Whether what is here of a sealed block tells all that its producers have written."""
-        is_only = block.replicas == (self._host.me,)  # Nothing else can be missing of it.
+        """Whether the copy here knows all that producers wrote up to the block's end."""
+        # Only the batches themselves could be missing.
+        is_only = block.replicas == (self._host.me,)
         return self.holds(block) and (is_only or self.has(block))
 
     def open(self, state: PartitionState, visible: int) -> OpenBlock:
-        """Make the open block; *visible* is how far the partition was read before."""
+        """Create the open block's replica; *visible* is the high watermark before it."""
         return OpenBlock(state, self._near, self._make_replicator, self._knows, visible)
 
     def begin(self, state: PartitionState, unsealed: frozenset[int]) -> None:
-        """Have the sealed blocks completed; those *unsealed* on the disk may say otherwise."""
+        """Start repairs of sealed blocks that are incomplete, or *unsealed* on the disk."""
         for block in state.blocks[:-1]:
             if block.number in unsealed and self._host.me in block.replicas:
                 self.repairs.start(state, block, None)
@@ -60,31 +61,32 @@ class LocalBlocks:
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
-        """Let go of the *last* block that was open, or bring it to the end that *state* gives it.
+        """Close the *last* open block: drop it if it was empty, else bring it to its end in
+        *state*.
 
-        *is_resting*: its *log* is to be read, and the store owes no answer about it. Returns what
-        it knew of producers, if that is all there is to know.
+        *is_resting*: its *log* is not recovered, and the store owes no answer about it. Returns its
+        producer table, if that is complete.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            # It was empty, and is no more; before it was read, it knew nothing.
+            # The block was empty and is gone. Unless it was recovered, it has no table.
             return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")
-            # Even a whole copy is to be made durable, with its index.
+            # Even a complete copy has to be synced, with its index.
             self.repairs.start(state, sealed, None if is_resting else log)
         return log.producers if is_whole else None
 
     def retire(self, before: PartitionState, after: PartitionState) -> None:
-        """Remove the blocks that are kept no more, or not here."""
+        """Remove the blocks that are retired, or assigned to other brokers only."""
         me = self._host.me
         kept = {block.number for block in after.blocks if me in block.replicas}
         for gone in before.blocks:
             if gone.number not in kept and me in gone.replicas:
                 mark("partition.block_removed")
-                self.repairs.drop(gone.number)  # Or it would go on with what is removed.
+                self.repairs.drop(gone.number)  # Else the repair would go on with a removed block.
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
 
     def remove(self, state: PartitionState) -> None:

@@ -1,4 +1,4 @@
-"""What a partition asks for by itself as it grows: the next block, less of the past, compaction."""
+"""Maintenance of a partition's blocks: roll by size or age, retention, compaction."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pymq.core.types import NEVER, BlockId, TopicPartition
 from pymq.errors import PymqError
 
 RETENTION_CHECK_MS = 5_000
-MIN_DIRTY = 0.5  # of the bytes of sealed blocks have come since the last compaction
-ASK_RETRY_MS = 1_000  # what the zkserver was told or asked is repeated
+# share of the bytes of sealed blocks that must be new before they are compacted again
+MIN_DIRTY = 0.5
+ASK_RETRY_MS = 1_000  # after which a request to the controller is sent again
 
 
 class MaintainedReplica(Protocol):
-    """What of a partition decides about its blocks."""
+    """The partition, as far as maintenance needs it."""
 
     name: TopicPartition
     state: PartitionState
@@ -42,7 +43,7 @@ class MaintainedReplica(Protocol):
 
 
 class MaintenanceHost(Protocol):
-    """What the upkeep of a partition needs of the broker."""
+    """The broker, as far as maintenance needs it."""
 
     @property
     def out(self) -> Ready:
@@ -59,7 +60,7 @@ class MaintenanceHost(Protocol):
 
 
 class Maintenance:
-    """The wishes of one partition; each is repeated until something comes of it."""
+    """Requests rolls and retention from the controller, each again until it takes effect."""
 
     __slots__ = (
         "_asked_at",
@@ -72,45 +73,46 @@ class Maintenance:
     )
 
     def __init__(self, partition: MaintainedReplica, host: MaintenanceHost, now: int) -> None:
-        self.opened_ms = 0  # when the open block was made; 0: not known
+        self.opened_ms = 0  # when the open block was created; 0: not known
         self._partition = partition
         self._host = host
         self._asked_at = -ASK_RETRY_MS
-        self.roll_at = NEVER  # these two are looked at after every write, so they are no property
+        # read after every write, so these two are attributes and no properties
+        self.roll_at = NEVER
         self.retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
 
     def open_next(self, opened_ms: int, now: int) -> None:
-        """Another block is open now."""
+        """Take in that another block is open now."""
         self.opened_ms = opened_ms
         self.roll_at = NEVER
         self._asked_at = -ASK_RETRY_MS
-        self.retention_at = now  # A newly sealed block may be one too many.
+        self.retention_at = now  # Retention may now retire a block.
 
     def reconsider(self, now: int) -> None:
-        """The topic's options have changed."""
+        """Take in new topic options."""
         self.retention_at, self.roll_at = now, NEVER
 
     def begin(self, now: int) -> None:
-        """The open block can be looked at."""
+        """Begin: the open block is recovered."""
         if self.roll_at == NEVER:
             self.want_roll(now)
 
     def lead(self, now: int) -> None:
-        """The replica here leads from now on; nobody has heard of what it wants."""
+        """Begin to lead: the controller has heard none of this replica's requests."""
         self._asked_at = -ASK_RETRY_MS
         self.want_roll(now)
 
     def asked(self, now: int) -> None:
-        """The zkserver was told that the block is sealed.
+        """Note that the controller was told of the seal.
 
-        Should nothing come of it, because the zkserver was replaced, the next one is to know.
+        If it is replaced before it commits the roll, the roll is requested again.
         """
         self._asked_at = now
         self.roll_at = now + ASK_RETRY_MS
 
     def stop(self) -> None:
-        """Nothing can be done about the partition any more."""
+        """Stop: the partition has failed or left this broker."""
         self.roll_at = self.retention_at = NEVER
 
     def tick(self, now: int) -> None:
@@ -121,7 +123,7 @@ class Maintenance:
             self._retain(now)
 
     def want_roll(self, now: int) -> None:
-        """Ask for the next block when this one is large or old enough; ask again if unheard."""
+        """Request a roll when the open block is large or old enough, and again until it happens."""
         partition = self._partition
         opened = partition.opened
         config, log = partition.state.config, opened.log
@@ -150,10 +152,10 @@ class Maintenance:
             self.roll_at = now + config.block_ms - age
 
     def _retain(self, now: int) -> None:
-        """Let go of sealed blocks beyond the retention, and compact those that are new."""
+        """Request that blocks beyond the retention are retired, and compact new ones."""
         partition, state = self._partition, self._partition.state
         config, blocks, log = state.config, state.blocks, partition.opened.log
-        self.retention_at = NEVER  # A partition of one block that never rolls costs nothing.
+        self.retention_at = NEVER  # A partition of a single block has nothing to retire or compact.
         if len(blocks) == 1 or partition.problem is not None or log is None:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
@@ -167,12 +169,12 @@ class Maintenance:
             self._compact(now)
 
     def _compact(self, now: int) -> None:
-        """Have what is here of the sealed blocks compacted, if enough of it is new."""
+        """Start compaction of the local sealed blocks, if enough of them is new."""
         partition, state = self._partition, self._partition.state
         sealed = state.blocks[:-1]
         here = tuple(state.block_id(block) for block in sealed if partition.has(block))
         if any(partition.me in block.replicas and not partition.has(block) for block in sealed):
-            # With replicas the block that was just sealed is under repair, be it for a moment.
+            # On a follower, the block that was just sealed may need a short repair first.
             mark("upkeep.compact_in_part")
             self.retention_at = now + RETENTION_CHECK_MS
         if not here or here == self._compacted:
@@ -180,11 +182,12 @@ class Maintenance:
         self._compacted = here
         before = self._host.wall_ms(now) - state.config.tombstone_ms
         if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
-            before = 0  # What a deletion deletes may be in a block that only others have.
+            # A tombstone must stay while blocks that are missing here may hold what it deletes.
+            before = 0
         self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))
 
     def compacted(self, m: Compacted) -> None:
-        """Compaction is over; a failed one is tried again after the next roll."""
+        """Take in that compaction has ended; a failed one is retried after the next roll."""
         if m.error is None and m.sizes and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
             topic_id = self._partition.state.topic_id

@@ -1,4 +1,4 @@
-"""Fetches that wait for something to read."""
+"""Fetches that wait at the end of a partition for new records."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from heapq import heapify, heappop, heappush
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 
-WAIT_MAX_MS = 60_000  # whatever is asked for: nobody says that a client has died
+WAIT_MAX_MS = 60_000  # the longest wait, whatever was asked for: a client may have died silently
 WAITS_MAX = 1_024  # of one connection; a reader has one fetch at a time in a partition
 WAITS_OF_BROKER = 65_536  # in all partitions, some 700 bytes each
 
-Key = tuple[str, int]  # who has asked, and the id of the fetch
+Key = tuple[str, int]  # the client's machine, and the id of its fetch
 
 
 class WaitingRoom:
-    """How many fetches wait at the ends of all partitions of a broker, and of which accounts.
+    """Counts the fetches that wait at the ends of a broker's partitions, by account.
 
-    An account may have as many as it leaves free, as with the fetches that wait for room
+    An account may have as many as it leaves free, as with fetches that wait for room
     (:mod:`pymq.core.partition.fetch_limits`).
     """
 
@@ -35,12 +35,12 @@ class WaitingRoom:
         return self._held.get(account, 0) < self.most - self.count
 
     def enter(self, account: str) -> None:
-        """One more waits."""
+        """Count one more."""
         self.count += 1
         self._held[account] = self._held.get(account, 0) + 1
 
     def leave(self, account: str) -> None:
-        """One waits no more."""
+        """Count one less."""
         self.count -= 1
         left = self._held[account] = self._held[account] - 1
         if not left:
@@ -57,13 +57,14 @@ class PendingFetches:
 
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
-        # Until when, of which account and connection, and what.
+        # deadline, account and connection, request
         self._waiting: dict[Key, tuple[int, str, str, Fetch]] = {}
         self._lines: dict[str, OrderedDict[Key, None]] = {}  # by connection, oldest first
-        self._due: list[tuple[int, Key]] = []  # a heap, with some that do not wait any more
-        # Bounds of the offsets that are waited for, perhaps too wide after some were answered.
+        # a heap of deadlines; it may hold some of fetches that were answered
+        self._due: list[tuple[int, Key]] = []
+        # Bounds of the awaited offsets; they may be too wide after some were answered.
         self.lowest, self.highest = NEVER, -1
-        self.is_any_plain = False  # whether one may be there that only the leader answers
+        self.is_any_plain = False  # whether a fetch may be among them that only the leader answers
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -73,7 +74,7 @@ class PendingFetches:
 
     @property
     def deadline(self) -> int:
-        """When the first has waited long enough."""
+        """When the first fetch times out."""
         while self._due:
             until, key = self._due[0]
             if (found := self._waiting.get(key)) is not None and found[0] == until:
@@ -84,10 +85,10 @@ class PendingFetches:
     def add(
         self, source: str, account: str, connection: str, m: Fetch, now: int
     ) -> tuple[str, Fetch] | None:
-        """Let a fetch wait; one that was sent again waits once.
+        """Add a fetch; a fetch that was sent again replaces itself.
 
         Returns:
-            The connection's oldest fetch, which waits no more, if the connection has too many.
+            The connection's oldest fetch, taken out because the connection has too many.
         """
         key = source, m.id
         self._remove(key)
@@ -107,7 +108,7 @@ class PendingFetches:
         return None if oldest is None or oldest[1] is None else (oldest[0], oldest[1])
 
     def serve(self, is_served: Callable[[str, Fetch], bool]) -> None:
-        """Let each be tried again; those that are not served go on waiting."""
+        """Try each fetch again; those that are not served go on waiting."""
         waiting, self._waiting, self._lines = self._waiting, {}, {}
         self.lowest, self.highest, self.is_any_plain = NEVER, -1, False
         for key, (until, account, connection, m) in waiting.items():
@@ -116,17 +117,17 @@ class PendingFetches:
                 self._put(key, until, account, connection, m)
 
     def over(self, now: int) -> list[tuple[str, Fetch]]:
-        """Take out those that have waited long enough."""
+        """Take out the fetches that have timed out."""
         over = []
         while self.deadline <= now:
             _, key = heappop(self._due)
             m = self._remove(key)
-            assert m is not None  # The deadline is that of one that waits.
+            assert m is not None  # Keep the deadline that of a fetch that still waits.
             over.append((key[0], m))
         return over
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Remove all fetches."""
         for key in list(self._waiting):
             self._remove(key)
 

@@ -1,4 +1,4 @@
-"""Producers that wait for their records to be safe."""
+"""Answers to produce requests that wait until their records are safe."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Waiting = tuple[int, str, Answer]  # (which end must be reached, whom, what)
 
 
 class PendingProduces:
-    """The answers of one partition that wait, in the order of the log."""
+    """The waiting answers of one partition, in the order of the log."""
 
     __slots__ = ("_committed", "_local")
 
     def __init__(self) -> None:
-        # Made when they are needed: an idle partition is to be small.
+        # Created when they are needed, to keep idle partitions small.
         self._committed: deque[Waiting] | None = None  # until it is committed
         self._local: deque[Waiting] | None = None  # until it is on the leader's own disk
 
     def add(self, end: int, source: str, answer: Answer, *, is_local: bool) -> None:
-        """Let an answer wait until everything before *end* is safe, here or by all rules."""
+        """Add an answer that waits until everything before *end* is durable here, or committed."""
         if is_local:
             if self._local is None:
                 self._local = deque()
@@ -34,13 +34,13 @@ class PendingProduces:
 
     @property
     def until_committed(self) -> bool:
-        """Whether anybody waits for more than the leader's own disk."""
+        """Whether an answer waits for a commit, and not for the leader's own disk only."""
         return bool(self._committed)
 
     def due(self, local: int, committed: int) -> Iterable[tuple[str, Answer]]:
-        """Take out those that have waited long enough."""
+        """Take out the answers that may leave now."""
         if not self._committed and not self._local:
-            return ()  # as in every follower, with every message
+            return ()  # the usual case: this runs with every message, also on followers
         return self._due(local, committed)
 
     def _due(self, local: int, committed: int) -> Iterator[tuple[str, Answer]]:

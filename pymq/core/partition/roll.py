@@ -1,8 +1,9 @@
-"""How one open block of a partition follows the other, on one broker: the seal, and the roll.
+"""One broker's part in a roll: seal the open block, open the next one.
 
-The zkserver asks for the seal; once everything in the block is durable it is told where the block
-ends, and commits that. The state that comes of it opens the next block. Between the two what
-producers send is parked, and driven again at the next epoch.
+1. The controller sends ``Seal``. From here on batches of producers are parked.
+2. When all of the block is durable, the replica answers ``Sealed`` with the block's end.
+3. The controller commits the roll and sends the new state.
+4. The replica opens the next block and handles the parked batches in the next epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pymq.errors import CorruptBlock, NotLeader, PymqError
 
 
 class RollingPartition(Protocol):
-    """What of a partition is rolled."""
+    """The partition, as far as a roll needs it."""
 
     name: TopicPartition
     state: PartitionState
@@ -31,16 +32,16 @@ class RollingPartition(Protocol):
     opened: OpenBlock
 
     def look(self, now: int) -> None:
-        """Act on what the replicator has come to."""
+        """Apply the replicator's new state."""
         ...
 
     def step_down(self, now: int) -> None:
-        """Lead no more."""
+        """Stop leading."""
         ...
 
 
 class RollHost(Protocol):
-    """What is needed of the broker."""
+    """The broker, as far as a roll needs it."""
 
     def tell_controller(self, message: Message) -> None:
         """Send something to the active zkserver."""
@@ -48,7 +49,7 @@ class RollHost(Protocol):
 
 
 class RollHandler:
-    """The seals and rolls of one partition."""
+    """Handles the seals and rolls of one partition."""
 
     __slots__ = ("_holdings", "_host", "_intake", "_partition", "_tidings", "_upkeep")
 
@@ -69,16 +70,17 @@ class RollHandler:
         self._host = host
 
     def seal(self, m: Seal, now: int) -> None:
-        """Let the open block end where it is; records that come now wait for the next one."""
+        """Seal the open block. Batches that arrive now are parked for the next one."""
         partition = self._partition
         opened = partition.opened
         if m.block != opened.node.number or m.epoch <= partition.state.epoch or opened.log is None:
-            return  # From a roll that is over, or from a controller that has been replaced.
-        is_asked_again = m.takeover and opened.is_unread  # A refusal would count for good.
+            return  # The request is of an earlier roll, or of a controller that was replaced.
+        # The controller would take a refusal as final.
+        is_asked_again = m.takeover and opened.is_unread
         if partition.problem is not None and not is_asked_again:
             self._tidings.refuse_seal(m, partition.problem)
         elif opened.replicator is None or opened.is_recovering:
-            mark("partition.seal_too_early")  # It is asked for again.
+            mark("partition.seal_too_early")  # The controller asks again.
         elif (error := opened.seal_error(m, partition.name)) is not None:
             self._tidings.refuse_seal(m, error)
         else:
@@ -87,25 +89,26 @@ class RollHandler:
                 partition.step_down(now)
             if opened.sealing.answer is not None:
                 mark("partition.seal_again")
-                # The first answer was lost, or another controller took over.
+                # The first answer was lost, or a new controller asks.
                 self.sealed(now)
             elif not m.takeover:
                 opened.close(now)
 
     def sealed(self, now: int) -> None:
-        """The open block is sealed: tell where it ends."""
+        """Report the sealed block's end to the controller."""
         answer = self._partition.opened.sealed(self._partition.name)
         if answer is not None:
             self._host.tell_controller(answer)
-            # Should nothing come of it, because the zkserver was replaced, the next one is to know.
+            # If this controller is replaced before it commits, the next one has to learn of the
+            # seal.
             self._upkeep.asked(now)
 
     def roll(self, last: BlockNode, now: int) -> None:
-        """The block before was sealed at its end, another one takes the next record."""
+        """Open the next block: the roll is committed."""
         partition, holdings = self._partition, self._holdings
         before = partition.opened
         state, log = partition.state, before.log
-        # What was visible ends where the next block begins, unless an election has lost some of it.
+        # Consumers saw no more than the sealed block's end, unless an election has lost records.
         opened = partition.opened = holdings.open(state, 0)
         self._tidings.stop()
         self._upkeep.open_next(opened.node.opened_ms, now)
@@ -114,7 +117,8 @@ class RollHandler:
         past = None
         is_copy = before.is_shared and isinstance(partition.problem, CorruptBlock)
         if before.is_unread or is_copy:
-            partition.problem = None  # It is the sealed block that cannot be read: see its repair.
+            # The problem is of the sealed block, and its repair takes care of it.
+            partition.problem = None
         if log is not None and partition.problem is None:
             past = holdings.close(state, last, log, is_resting=before.is_resting)
         partition.look(now)
@@ -124,14 +128,15 @@ class RollHandler:
                 past = ProducerTable.restore(opened.node.past)
             if past is None and log is not None:
                 mark("partition.past_unread")
-                opened.recover()  # The block before knows it, and the store has not said so yet.
+                # The block before has the producer table, and its recovery has not ended.
+                opened.recover()
             else:
                 opened.create(past or ProducerTable(), now)
                 self.begun(now)
         self._intake.drive_parked(now)
 
     def begun(self, now: int) -> None:
-        """The open block has its replicator."""
+        """Take in that the open block is recovered and has its replicator."""
         self._partition.look(now)
         if self._partition.opened.has_lost_lead:
             mark("partition.lost_lead")
