@@ -1,4 +1,4 @@
-"""The group coordinator: who consumes what, and what has been consumed.
+"""The group coordinator: assigns partitions, leases records and commits offsets.
 
 One coordinator serves the groups that hash to one partition of the internal topic
 ``__consumer_offsets`` and lives on the broker that leads that partition. What must outlive it, the
@@ -6,18 +6,19 @@ committed offsets, are records of that partition: they are replayed when it take
 newest of each key counts. Membership and leases are not kept: members join again, and what they had
 leased is delivered again.
 
-A member may hold any records of a partition at a time. It loses them by settling them, by silence
-(its session or the lease runs out), or when it leaves. When a partition goes over to another
-member, that one gets nothing of it before the leases of the former one are settled, so that records
-of one key are not worked on by two consumers at a time.
+A member may hold leases on any records of its partitions. It loses them when it settles them, when
+its session or the lease runs out, or when it leaves. When a partition is assigned to another
+member, that member gets none of its records before the former member's leases have ended. So two
+consumers never work on records of one key at the same time.
 
-A member belongs to the node that it has joined from: its connection has proved who that is, and
-what it says is a free choice. Nobody else may speak for the member. How many members, groups and
-offsets there are is bounded (:mod:`pymq.core.group.group_limits`), and so is the time that
-assignments take (:meth:`~pymq.core.group.membership.ConsumerGroup.pause_ms`).
+A member belongs to the node that it has joined from, which its connection has authenticated. Other
+nodes may not send requests for the member. The numbers of members, groups and offsets are bounded
+(:mod:`pymq.core.group.group_limits`), and so is the time that assignments take
+(:meth:`~pymq.core.group.membership.ConsumerGroup.pause_ms`).
 
-Sessions, leases and waits are as long as the coordinator has listened
-(:mod:`pymq.core.time.pausable_clock`): after a gap, what members have said meanwhile comes first.
+Sessions, leases and waits count only the time in which the coordinator ran
+(:mod:`pymq.core.time.pausable_clock`): after a pause it first handles the requests that arrived
+meanwhile.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ from pymq.errors import (
     UnknownGroup,
 )
 
-IDLE_TRIES = 64  # members without work that one request finds some for
-LOOK_MS = 250  # how often one looks who is silent, and what has run out
+IDLE_TRIES = 64  # idle members for which one request looks for records
+LOOK_MS = 250  # between two looks at sessions and leases
 
 
 class GroupCoordinator:
@@ -88,27 +89,26 @@ class GroupCoordinator:
         self._host = host
         self._assignors = assignors
         self._parked: list[tuple[str, GroupRequest]] = []  # until the offsets are loaded
-        self._deleted: list[tuple[str, str]] = []  # topics that were deleted before that
+        # topics that were deleted before the offsets were loaded
+        self._deleted: list[tuple[str, str]] = []
         self._exiles = FencedMembers()
-        self._attention = PausableClock(
-            LOOK_MS
-        )  # its time is that of groups, members and leases ...
-        self._due: TimerHeap[str] = TimerHeap()  # ... of which, by group, something is due then
+        self._attention = PausableClock(LOOK_MS)  # the clock of groups, members and leases ...
+        self._due: TimerHeap[str] = TimerHeap()  # ... and when something is due on it, by group
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it knows all its groups."""
+        """Whether the offsets of all its groups are loaded."""
         return self._offsets.is_loaded
 
     @property
     def last_request(self) -> int:
-        """The highest id that it has used in what it has asked the offsets partition."""
+        """The highest request id that it has used towards the offsets partition."""
         return self._offsets.last_request
 
     # --- loading (immigration) ------------------------------------------------------------------
 
     def begin(self, now: int) -> None:
-        """Read what the partition holds; requests wait until that is done."""
+        """Begin to load the offsets; requests wait until they are loaded."""
         self._offsets.begin(now)
 
     def _loading(self) -> PymqError:
@@ -126,7 +126,7 @@ class GroupCoordinator:
                 self.step(source, request, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Another broker takes over (emigration): whoever waits is told to ask there."""
+        """Answer all waiting requests with *error*: another broker takes over (emigration)."""
         for group in self.groups.values():
             for member in group.members.values():
                 if member.waiting is not None:
@@ -134,7 +134,7 @@ class GroupCoordinator:
                 if member.id in group.joining:
                     refused = Assigned(group.joining[member.id], error=error)
                     self._host.reply(member.source, refused, now)
-        # Whether what is being written holds, nobody knows; the new coordinator does.
+        # The outcome of the write under way is unknown; the new coordinator will know it.
         for source, answer in self._offsets.waiting():
             self._host.reply(source, Settled(answer.id, error=error), now)
         for source, request in self._parked:
@@ -146,7 +146,8 @@ class GroupCoordinator:
         """Take in a request of a client, or an answer of the offsets partition."""
         self._attention.look(now)
         if self.deadline <= now:
-            self.tick(now)  # What is due comes first: from here on it would be taken for the past.
+            # What is due comes first: the request must not find sessions that have run out.
+            self.tick(now)
         if isinstance(m, Fetched):
             self._loaded(m, now)
         elif isinstance(m, Produced):
@@ -191,7 +192,7 @@ class GroupCoordinator:
     def _member(
         self, source: str, m: Heartbeat | Acquire | Settle | Leave, now: int
     ) -> tuple[ConsumerGroup, Member] | None:
-        """Find a live member; one that was given up is told so."""
+        """Find a live member; raises why a former one was removed."""
         group = self.groups.get(m.group)
         member = group.members.get(m.member) if group else None
         if group is None or member is None:
@@ -202,10 +203,10 @@ class GroupCoordinator:
         return group, member
 
     def _check_owner(self, group: ConsumerGroup, member: Member, source: str) -> None:
-        """Whether *source* may speak for a member.
+        """Check that *source* may send requests for a member.
 
         Raises:
-            AuthorizationFailed: another node has joined it.
+            AuthorizationFailed: the member belongs to another node.
         """
         if node_of(member.source) != node_of(source):
             raise AuthorizationFailed(
@@ -232,7 +233,7 @@ class GroupCoordinator:
         self._rebalance(group, now)
 
     def _admit(self, source: str, m: Join) -> None:
-        """Whether there is room for a member, and it is who it was.
+        """Check that the group has room for a member, and that a known member belongs to *source*.
 
         Raises:
             GroupLimitReached, AuthorizationFailed: as they say.
@@ -247,12 +248,13 @@ class GroupCoordinator:
         self._limits.check_offsets(m.group, len(m.partitions))
 
     def _meet(self, m: Join, now: int) -> None:
-        """Somebody tells which topic it means: there may have been another one of that name.
+        """Take in the id of the topic that a member means: a topic of that name may have been
+        recreated.
 
-        A coordinator that was not there when that was deleted has not heard of it.
+        A coordinator that took over after the deletion has not heard of it.
 
         Raises:
-            StaleEpoch: there has been a later one since.
+            StaleEpoch: a later topic of that name exists.
         """
         group = self.groups.get(m.group)
         if group is None or not m.topic_id:
@@ -285,7 +287,7 @@ class GroupCoordinator:
         self._host.reply(source, Settled(m.id), now)
 
     def _unsubscribe(self, source: str, m: Unsubscribe, now: int) -> None:
-        """The group consumes a topic no more: its members there are given up, offsets stay."""
+        """End the group's consumption of a topic: remove its members there, keep its offsets."""
         group = self.groups.get(m.name)
         if group is not None:
             for member in [x for x in group.members.values() if x.topic == m.topic]:
@@ -294,7 +296,9 @@ class GroupCoordinator:
         self._host.reply(source, Answer(m.id), now)
 
     def _fence(self, group: ConsumerGroup, member: Member, now: int, *, is_deleted: bool) -> None:
-        """Give a live member up, which is told at once if it waits, and else when it asks."""
+        """Remove a live member. It gets the error at once if it waits, else with its next
+        request.
+        """
         self._exiles.add(member, is_deleted=is_deleted)
         error = self._exiles.reason(group.name, member.id)
         if member.waiting is not None:
@@ -313,12 +317,12 @@ class GroupCoordinator:
         self._forget_if_empty(group)
 
     def _forget_if_empty(self, group: ConsumerGroup) -> None:
-        """A group without members and without offsets is none."""
+        """Remove a group that has neither members nor offsets."""
         if group.is_empty:
             self.groups.pop(group.name, None)
 
     def _rebalance(self, group: ConsumerGroup, now: int) -> None:
-        """Compute who consumes what, now or with the changes of the next moments."""
+        """Rebalance now, or a little later together with further changes."""
         if self._attention.ms >= group.assign_from:
             self._assign(group, now)
         else:
@@ -326,7 +330,7 @@ class GroupCoordinator:
             self._due.sooner(group.name, group.assign_at)
 
     def _assign(self, group: ConsumerGroup, now: int) -> None:
-        """Compute who consumes what; members that wait learn of it at once."""
+        """Rebalance: compute the assignment and answer the members that wait for it."""
         group.assign(self._assignors)
         group.assign_at, group.assign_from = NEVER, self._attention.ms + group.pause_ms()
         joining, group.joining = group.joining, {}
@@ -363,15 +367,15 @@ class GroupCoordinator:
     def _serve_owners(
         self, group: ConsumerGroup, names: Iterable[tuple[str, str]], now: int
     ) -> None:
-        """There may be something of some partitions: whoever waits for them gets it."""
+        """Serve the members that wait for records of some partitions."""
         waiting = dict.fromkeys(id for name in names for id in group.owners(*name))
         for id in waiting:
-            member = group.members.get(id)  # It may have left since the last assignment.
+            member = group.members.get(id)  # The member may have left since the last assignment.
             if member is not None and member.waiting is not None:
                 self._serve(group, member, now)
 
     def _serve_idle(self, group: ConsumerGroup, topic: str, now: int) -> None:
-        """Members that wait, and have nothing of their own, get what any member may have."""
+        """Give members without records of their own partitions the unordered records of others."""
         consumed = group.topics.get(topic)
         if consumed is None or not consumed.open:
             return
@@ -387,7 +391,7 @@ class GroupCoordinator:
                 self._serve(group, member, now)
 
     def _serve(self, group: ConsumerGroup, member: Member, now: int) -> None:
-        """Give a waiting member what there is for it."""
+        """Answer a waiting member if there are records for it."""
         at = self._attention.ms
         if found := group.lease(member, at):
             self._due.sooner(group.name, at + member.ack_wait_ms)
@@ -396,7 +400,7 @@ class GroupCoordinator:
             group.topic(member.topic).idle[member.id] = None
 
     def _note_counts(self, group: ConsumerGroup, names: Iterable[tuple[str, str]]) -> None:
-        """Have counts of deliveries written that the next coordinator must know."""
+        """Mark delivery counts to be written, for a coordinator that takes over."""
         for name in names:
             leases = group.leases.get(name)
             if leases is not None and leases.has_counted:
@@ -419,7 +423,7 @@ class GroupCoordinator:
             return
         group, member = found
         at = self._attention.ms
-        # First what is given back: an acknowledgement of all around it does not mean it.
+        # Returned records first: an acknowledged range around them does not include them.
         self._due.sooner(group.name, group.put_off(member, m, at))
         group.give_back(member, m.unread, at)
         refused, lapsed, changed = group.acknowledge(member, m.acks)
@@ -456,7 +460,8 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         error: PymqError | None = None
         if group is None:
-            # Told when all is written: it may be our own deletion, whose write has failed.
+            # The answer waits until all is written: the deletion may be ours, and its write may
+            # fail.
             error = UnknownGroup(f"there is no group {m.group!r}")
         elif group.members:
             raise InvalidRequest(
@@ -464,7 +469,8 @@ class GroupCoordinator:
             )
         else:
             for name in group.leases:
-                self._offsets.changed(m.group, *name)  # Without a group, each is a tombstone.
+                # As the group is gone, each becomes a tombstone.
+                self._offsets.changed(m.group, *name)
             del self.groups[m.group]
         self._offsets.answer(source, Settled(m.id, error=error), durable=True)
 
@@ -480,14 +486,14 @@ class GroupCoordinator:
         self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int, topic_id: str = "") -> None:
-        """The topic was deleted: its offsets mean nothing any more, nor does what its members say.
+        """Take in that a topic was deleted: drop its offsets and remove its members.
 
-        Should it be made again, what they know and have is of the one before, so they have to come
-        again, as other members: their late words would be taken for words about the new one. It may
-        have been by now: nothing is forgotten of a topic whose id is greater than *topic_id*.
+        Members have to join again, as other members: late requests of the old ones must not be
+        taken for requests about a topic that is created again under the name. If that has happened
+        already, its offsets and members stay: its id is greater than *topic_id*.
         """
         if not self.is_loaded:
-            # Nobody says it again, and they may not be read yet.
+            # The notice comes once, and the offsets may not be loaded yet.
             self._deleted.append((topic, topic_id))
             return
         for group in list(self.groups.values()):
@@ -548,10 +554,10 @@ class GroupCoordinator:
                 self._answer_acquire(group, member, (), now)
 
     def _look_at(self, name: str) -> None:
-        """Find out when something of a group is due next.
+        """Compute when something of a group is due next.
 
-        That is a look at all of its members and partitions, so it is done when something seems due
-        and not with each request: those only say when something is due at the latest.
+        This goes through all of its members and partitions, so it runs when something seems due.
+        Requests only lower the deadline.
         """
         group = self.groups.get(name)
         due = group.next_due(self._attention.ms) if group is not None else NEVER

@@ -1,30 +1,31 @@
-"""Who was given up for good, so that it is told why whatever it asks."""
+"""Members that were removed for good, and the error that each of their requests gets."""
 
 from __future__ import annotations
 
 from pymq.core.group.membership import Member
 from pymq.errors import FencedMember, NotSubscribed, PymqError
 
-EXILES_MAX = 10_000  # former members that are still told why they are none
+EXILES_MAX = 10_000  # former members that are remembered
 
 
 class FencedMembers:
-    """Members that were given up because their topic was deleted, or their group unsubscribed.
+    """Members that were removed because their topic was deleted or their group unsubscribed.
 
-    As many as there is room for; who was given up first is forgotten first.
+    The oldest is forgotten first when there are too many.
     """
 
     def __init__(self) -> None:
-        self._topics: dict[str, tuple[str, bool]] = {}  # and whether it was deleted; by member
+        # topic, and whether it was deleted; by member
+        self._topics: dict[str, tuple[str, bool]] = {}
 
     def add(self, member: Member, *, is_deleted: bool) -> None:
-        """It is given up: its topic was deleted, or its group is not subscribed to it any more."""
+        """Add a member whose topic was deleted, or whose group is no longer subscribed to it."""
         self._topics[member.id] = member.topic, is_deleted
         if len(self._topics) > EXILES_MAX:
             del self._topics[next(iter(self._topics))]
 
     def reason(self, group: str, member: str) -> PymqError:
-        """What somebody is told who is no member of *group*."""
+        """Return the error for a request of a member that *group* does not have."""
         why = f"{member} is no member of group {group!r} any more"
         if member not in self._topics:
             return FencedMember(why)
@@ -35,7 +36,7 @@ class FencedMembers:
 
 
 def not_subscribed(group: str, topic: str) -> NotSubscribed:
-    """The error of a group that consumes a topic without a subscription."""
+    """Return the error for a group without a subscription to the topic."""
     return NotSubscribed(
         f"group {group!r} is not subscribed to topic {topic!r} any more; "
         "a consumer that is opened anew subscribes it again"

@@ -1,8 +1,8 @@
-"""How much a coordinator of groups keeps: whoever may use a group chooses how many members it has.
+"""Limits on the members, groups and offsets of a group coordinator.
 
-A member costs a broker some KB, and every assignment of its group a look at it; an offset is a
-record for good. What is there already is never refused, nor is what a log holds that was written
-under other bounds.
+Clients choose the names of members and groups, so their numbers need a bound. A member costs some
+KB and makes each assignment of its group longer; an offset is a record for good. Existing members,
+groups and offsets are never refused, nor are those that a log holds from other limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pymq.errors import GroupLimitReached
 
 @value
 class GroupLimits:
-    """The bounds of each coordinator; there is one for every partition of the offsets topic."""
+    """The limits of each coordinator. Each partition of the offsets topic has one."""
 
     members: int = 1_000  # of a group, as Kafka's group.max.size
     groups: int = 10_000  # of a coordinator
@@ -24,15 +24,15 @@ class GroupLimits:
 
     @classmethod
     def of(cls, members: int | None) -> Self:
-        """The limits that somebody has chosen; None is the usual one.
+        """Make limits from an operator's option; None is the default.
 
         Raises:
-            ConfigError: nobody could join.
+            ConfigError: no member could join.
         """
         return cls() if members is None else cls(at_least("group_max_members", members, 1))
 
     def check_members(self, group: str, count: int) -> None:
-        """Whether a group of *count* members may have one more.
+        """Check that a group of *count* members may have one more.
 
         Raises:
             GroupLimitReached: it may not.
@@ -45,7 +45,7 @@ class GroupLimits:
             )
 
     def check_groups(self, count: int) -> None:
-        """Whether a coordinator of *count* groups may have one more.
+        """Check that a coordinator of *count* groups may have one more.
 
         Raises:
             GroupLimitReached: it may not.
@@ -57,7 +57,7 @@ class GroupLimits:
             )
 
     def check_offsets(self, group: str, count: int) -> None:
-        """Whether a group may come to have *count* offsets.
+        """Check that a group may have *count* offsets.
 
         Raises:
             GroupLimitReached: it may not.

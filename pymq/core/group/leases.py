@@ -1,13 +1,13 @@
-"""Which records of one partition a group has done, is doing and has yet to do.
+"""The records of one partition that a group has acknowledged, has leased and has yet to lease.
 
 Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
-acknowledged, to ``next``, the first that was never handed out. So the cost is by span, not by
-record, and records that are acknowledged in order leave one span or none. What is acknowledged
-above ``committed`` is kept too: nothing is delivered again because something before it is slow.
+acknowledged, to ``next``, the first that was never leased. So the cost is by span, not by record,
+and records that are acknowledged in order leave one span or none. Acknowledged ranges above
+``committed`` are kept, too: a slow record does not make later ones be delivered again.
 
 The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it, a lease that runs out is available again, each delivery is counted, and nothing new is handed
-out while too much is open (there, group.share.partition.max.record.locks).
+it; records whose lease runs out are available again; deliveries are counted; and nothing new is
+leased while too much is open (there, ``group.share.partition.max.record.locks``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from pymq.core.values import define
 AVAILABLE = 0  # to be delivered again, from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
-SPANS_OPEN = 4_096  # with so many nothing new is handed out, until the lowest offsets are done
-UNKEYED_MAX = 256  # ranges of records without a key that are known; of others it is forgotten
-LEASED_MAX = 1 << 16  # records that are leased at most, since each may become a span of its own
-STATES = ("available", "leased", "acked")  # as they are told to people
+# from so many on nothing new is leased until the lowest offsets are acknowledged
+SPANS_OPEN = 4_096
+UNKEYED_MAX = 256  # ranges of records without a key that are remembered
+LEASED_MAX = 1 << 16  # leased records at most, since each may become a span of its own
+STATES = ("available", "leased", "acked")  # names of the states, for people
 
 
 Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
@@ -35,7 +36,7 @@ Counted = tuple[int, int, int]  # a range of offsets, and how often it was deliv
 
 @define
 class Span:
-    """Offsets with the same fate."""
+    """Offsets with the same state."""
 
     start: int
     end: int
@@ -43,7 +44,7 @@ class Span:
     owner: str | None = None
     count: int = 0  # deliveries so far
     due: int = NEVER
-    dead: bool = False  # leased to be buried, which is no delivery
+    dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
 
 
 class Leases:
@@ -54,7 +55,7 @@ class Leases:
     def __init__(
         self, committed: int, done: Iterable[Range] = (), counts: Iterable[Counted] = ()
     ) -> None:
-        """Begin with what the coordinator before has written.
+        """Begin with what the former coordinator has written.
 
         Args:
             committed: the lowest offset that is not acknowledged.
@@ -85,26 +86,26 @@ class Leases:
 
     @property
     def in_flight(self) -> int:
-        """Records that are leased."""
+        """How many records are leased."""
         return sum(span.end - span.start for span in self._spans if span.state == LEASED)
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Who holds them."""
+        """The members that hold leases."""
         return tuple(dict.fromkeys(s.owner for s in self._spans if s.owner is not None))
 
     @property
     def waiting(self) -> int:
-        """Records that are to be delivered again."""
+        """How many records wait for redelivery."""
         return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is open that nothing new is handed out."""
+        """Whether so much is open that nothing new is leased."""
         return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
 
     def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
-        """Whether anybody but *members* holds a lease of records that are not *loose*."""
+        """Whether a member other than *members* holds a lease on records that are not *loose*."""
         allowed = set(members)
         return any(
             s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
@@ -112,14 +113,14 @@ class Leases:
         )
 
     def done_ranges(self) -> tuple[Range, ...]:
-        """What is acknowledged above ``committed``."""
+        """The ranges acknowledged above ``committed``."""
         return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
 
     def counts(self) -> tuple[Counted, ...]:
-        """How often was delivered what is not acknowledged, as far as the next coordinator goes.
+        """The delivery counts of unacknowledged ranges, for a coordinator that takes over.
 
-        A delivery counts once it has ended. One that is under way when the coordinator changes was
-        perhaps never seen by the application, and must not bring a record nearer to its end.
+        A delivery counts once it has ended. The application may never have seen one that is under
+        way when the coordinator changes, and it must not count towards ``max_deliver``.
         """
         found = (
             (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
@@ -129,7 +130,7 @@ class Leases:
         return tuple(each for each in found if each[2] > 0)
 
     def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
-        """What has become of the records from *offset* on, in at most *limit* spans."""
+        """Describe the records from *offset* on, in at most *limit* spans."""
         index = max(0, bisect_right(self._spans, offset, key=_start) - 1)
         found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
         return tuple(_described(span, now) for span in found[:limit])
@@ -152,14 +153,16 @@ class Leases:
         )
 
     def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
-        """How many records before *end* nobody has or has done, *among* these offsets."""
+        """How many records before *end*, *among* these offsets, are neither leased nor
+        acknowledged.
+        """
         spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
     # --- changes --------------------------------------------------------------------------------
 
     def begin_at(self, log_start: int) -> bool:
-        """Skip what retention has removed, acknowledged or not; whether there was any of it."""
+        """Skip what retention has removed, acknowledged or not; returns whether there was any."""
         if log_start <= self.committed:
             return False
         mark("leases.overtaken")  # by retention
@@ -181,10 +184,10 @@ class Leases:
         max_deliver: int,
         among: Ranges = EVERYTHING,
     ) -> list[Lease]:
-        """Lease up to *limit* records before *end*: first those that wait again, then new ones.
+        """Lease up to *limit* records before *end*: first those to be redelivered, then new ones.
 
-        Only those *among* some offsets; what is passed over waits for a member that may have it.
-        What was delivered *max_deliver* times already (0: no limit) is leased as dead.
+        Only those *among* some offsets; skipped ones wait for a member that may have them. Records
+        that were delivered *max_deliver* times already (0: no limit) are leased as dead.
         """
         leases: list[Lease] = []
         for span in list(self._spans):
@@ -218,7 +221,7 @@ class Leases:
         return leases
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
-        """The records are done; return how many were not leased to *member* and are refused."""
+        """Acknowledge records; returns how many were not leased to *member* and are refused."""
         refused = 0
         for start, end in ranges:
             held = 0
@@ -230,7 +233,7 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """How many records of some ranges are not done, and are delivered again."""
+        """How many records of some ranges are not acknowledged, and will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)
@@ -243,34 +246,34 @@ class Leases:
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:
-        """The records are to be delivered again, from *due* on."""
+        """Return records to be delivered again, from *due* on."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, due
                 self.has_counted = True
 
     def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
-        """The member is still at it."""
+        """Renew the leases of a member that still works on its records."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """The application never saw the records: their delivery does not count, if it was one."""
+        """Return records that the application never saw: the delivery does not count."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
-        """The member is gone: whatever it held is available."""
+        """Make all records available that a departed member held."""
         for span in self._spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 self.has_counted = True
 
     def expire(self, now: int) -> int:
-        """Take back the leases that have run out; return how many records that are."""
+        """End the leases that have run out; returns how many records they covered."""
         records = 0
         for span in self._spans:
             if span.state == LEASED and span.due <= now:
@@ -283,7 +286,7 @@ class Leases:
     # --- spans ----------------------------------------------------------------------------------
 
     def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
-        """Cut out what *member* has leased of a range; of an empty one, nothing."""
+        """Cut the spans of a range that *member* has leased out of their neighbours."""
         if start >= end:
             return
         index = max(0, bisect_right(self._spans, start, key=_start) - 1)
@@ -309,7 +312,7 @@ class Leases:
         return span
 
     def _advance(self) -> None:
-        """Join what is done, and move ``committed`` over it."""
+        """Join acknowledged spans, and advance ``committed`` over them."""
         joined: list[Span] = []
         for span in self._spans:
             last = joined[-1] if joined else None

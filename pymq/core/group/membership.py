@@ -1,4 +1,4 @@
-"""A consumer group and its members: who there is, what each is to consume, how far each got."""
+"""A consumer group: its members, their assignment, and the state of each topic."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
-SPANS_MAX = 1_000  # that one answer tells
-PER_MS = 20  # so many members and partitions let the next assignment wait for a millisecond ...
-PAUSE_MAX_MS = 500  # ... and no number of them for longer
+SPANS_MAX = 1_000  # in one answer
+PER_MS = 20  # so many members and partitions delay the next assignment by a millisecond ...
+PAUSE_MAX_MS = 500  # ... up to so much
 
 TopicIndex = tuple[str, int]
 Assign = Callable[
@@ -49,14 +49,14 @@ class Member:
     reset: int
     gone_at: int
     partitions: tuple[str, ...]  # assigned
-    told: int = 0  # the last generation that it was told of
+    told: int = 0  # the generation of the last assignment it was sent
     waiting: Acquire | None = None
     waits_until: int = NEVER
     ordered: bool | None = None
-    topic_id: str = ""  # those of later topics are greater; "": not told
+    topic_id: str = ""  # a later topic of the name has a greater id; "": the member named none
 
     def describe(self, now: int) -> GroupMember:
-        """All about it, for people."""
+        """Describe the member, for people."""
         waiting = self.waiting
         return GroupMember(
             self.id,
@@ -80,15 +80,16 @@ class ConsumerGroup:
     members: dict[str, Member] = Factory(dict)
     leases: dict[tuple[str, str], Leases] = Factory(dict)  # by topic and partition
     topics: dict[str, TopicState] = Factory(dict)
-    _owners: dict[tuple[str, str], tuple[str, ...]] = Factory(dict)  # as of the last assignment
-    turn: int = 0  # so that no partition is always asked first
+    # members by partition, as of the last assignment
+    _owners: dict[tuple[str, str], tuple[str, ...]] = Factory(dict)
+    turn: int = 0  # the next partition to begin with, so that none is always first
     joining: dict[str, int] = Factory(dict)  # requests of members that have no assignment yet
-    assign_from: int = 0  # not again before then ...
-    assign_at: int = NEVER  # ... and then, for there are changes since the last time
+    assign_from: int = 0  # no assignment before then ...
+    assign_at: int = NEVER  # ... and one then, since there are changes
 
     @property
     def is_empty(self) -> bool:
-        """A group without members and without offsets is none."""
+        """Whether the group has neither members nor offsets."""
         return not self.members and not self.leases
 
     def owners(self, topic: str, partition: str) -> tuple[str, ...]:
@@ -96,14 +97,14 @@ class ConsumerGroup:
         return self._owners.get((topic, partition), ())
 
     def topic(self, name: str) -> TopicState:
-        """What is known of a topic that a member consumes, or that there is an offset in."""
+        """The state of a topic that a member consumes, or in which the group has an offset."""
         found = self.topics.get(name)
         if found is None:
             found = self.topics[name] = TopicState(name)
         return found
 
     def end(self, topic: str, partition: str) -> int | None:
-        """How far a partition reaches, as members have told."""
+        """The end of a partition, as members have reported it."""
         found = self.topics.get(topic)
         reach = found.reach.get(partition) if found is not None else None
         return reach[1] if reach is not None else None
@@ -111,7 +112,7 @@ class ConsumerGroup:
     # --- members --------------------------------------------------------------------------------
 
     def join(self, m: Join, source: str, now: int) -> Member:
-        """There is another member, or one that there is begins anew."""
+        """Add a member, or let a known one begin anew."""
         self.grow(m.topic, m.partitions)
         if m.topic_id:
             self.topic(m.topic).adopt(
@@ -138,17 +139,17 @@ class ConsumerGroup:
         return member
 
     def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
-        """Learn of partitions that a member has seen; those who know less say nothing new."""
+        """Take in the partitions that a member knows; a member that knows fewer changes nothing."""
         return self.topic(topic).grow(partitions, has_members=bool(self.members))
 
     def release(self, member: Member, now: int) -> None:
-        """What *member* held is for others."""
+        """Make the records available that *member* held."""
         for name, leases in self.leases.items():
             leases.release(member.id, now)
             self.open(*name)
 
     def assign(self, assignors: Assignors) -> None:
-        """Compute who consumes what: a new generation."""
+        """Compute the assignment: a new generation."""
         self.generation += 1
         by_topic: dict[str, list[Member]] = {}
         for member in self.members.values():
@@ -172,11 +173,11 @@ class ConsumerGroup:
         self._owners = {name: tuple(ids) for name, ids in owners.items()}
 
     def pause_ms(self) -> int:
-        """How long the next assignment is to wait for more changes: in proportion to its cost.
+        """How long the next assignment waits for further changes: in proportion to its cost.
 
-        Nothing in a small group. Those that join a large one together share one assignment (as
-        with Kafka's ``group.initial.rebalance.delay.ms``), so that it takes a bounded part of the
-        coordinator's time whatever they do.
+        A small group does not wait. Members that join a large one together share one assignment
+        (as with Kafka's ``group.initial.rebalance.delay.ms``), so assignments take a bounded share
+        of the coordinator's time.
         """
         topics = {member.topic for member in self.members.values()}
         size = len(self.members) + sum(len(self.topic(name).partitions) for name in topics)
@@ -185,18 +186,20 @@ class ConsumerGroup:
     # --- offsets --------------------------------------------------------------------------------
 
     def set_offset(self, topic: str, partition: str, leases: Leases, topic_id: str = "") -> None:
-        """A partition's offset is another one, about the topic with that id, if that is known."""
+        """Set a partition's offset; *topic_id* is the topic that it belongs to, if known."""
         self.leases[topic, partition] = leases
         self.topic(topic).begin_anew(partition, topic_id)
 
     def drop_offset(self, topic: str, partition: str) -> None:
-        """A partition has no offset any more."""
+        """Remove a partition's offset."""
         if self.leases.pop((topic, partition), None) is not None:
             self.topic(topic).begin_anew(partition, "")
             self._drop_if_blank(topic)
 
     def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """The topics of that name with such ids were deleted; returns partitions with offsets."""
+        """Drop the state of deleted topics of that name; returns the partitions that had
+        offsets.
+        """
         consumed = self.topic(topic)
         names = [name for name in self.leases if name[0] == topic]
         forgotten = [name for name in names if is_gone(consumed.id_of(name[1]))]
@@ -213,13 +216,13 @@ class ConsumerGroup:
     # --- records without an order ---------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
-        """There may be something in a partition for members that it is not assigned to."""
+        """Note that a partition may have records for members that it is not assigned to."""
         consumed = self.topics.get(topic)
         if consumed is not None and consumed.ordered is not True:
             consumed.open[partition] = None
 
     def _loose(self, topic: str, leases: Leases) -> Ranges:
-        """The records of a partition that any member may have, whatever others do there."""
+        """The unordered records of a partition, which any member may lease at any time."""
         ordered = self.topic(topic).ordered
         return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
 
@@ -228,15 +231,15 @@ class ConsumerGroup:
     def learn(
         self, member: Member, m: Acquire
     ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """Learn from *member* how far partitions reach, and begin those that have no offset.
+        """Take in *member*'s ends of partitions, and begin those that have no offset.
 
-        Returns the partitions that this is news of, and those whose offsets are to be written.
+        Returns the partitions whose ends have changed, and those whose offsets must be written.
         """
         news, changed = list[tuple[str, str]](), list[tuple[str, str]]()
         consumed = self.topic(member.topic)
         names = set(consumed.partitions)
         for partition, start, end in m.known:
-            # Others are of a topic that was deleted since, or of none.
+            # Other partitions belong to a topic that was deleted, or to none.
             if partition in names and consumed.learn(partition, start, end):
                 name = member.topic, partition
                 news.append(name)
@@ -254,24 +257,26 @@ class ConsumerGroup:
         return news, changed
 
     def _begin(self, name: tuple[str, str], member: Member, consumed: TopicState) -> bool:
-        """Have an offset in a partition; whether it is to be written."""
+        """Give a partition an offset if it has none; returns whether it must be written."""
         partition = name[1]
         start, end = consumed.reach[partition]
         leases = self.leases.get(name)
         if leases is not None:
-            # Ranges that had no room in the last record may have some by now.
+            # Ranges that did not fit into the last record may fit now.
             is_news = leases.begin_at(start)
         else:
             is_news = not consumed.is_from_start(partition, member.reset)
-            self.leases[name] = Leases(end if is_news else start)  # "The end" is this one for ever.
+            # From now on END means this offset.
+            self.leases[name] = Leases(end if is_news else start)
         consumed.begin(partition, member.topic_id)
         return is_news
 
     def lease(self, member: Member, now: int) -> tuple[Lease, ...]:
-        """Give a waiting member what there is for it."""
+        """Lease records to a waiting member; returns the leases."""
         assert member.waiting is not None
         limit, found = member.waiting.max_records, list[Lease]()
-        wanted = {partition for partition, _, _ in member.waiting.known}  # not those it has paused
+        # without the partitions that it has paused
+        wanted = {partition for partition, _, _ in member.waiting.known}
         count, reach = len(member.partitions), self.topic(member.topic).reach
         self.turn += 1
         for step in range(count):
@@ -285,10 +290,10 @@ class ConsumerGroup:
             if leases is None or known is None or not leases.has_available(known[1], now):
                 continue
             loose, among = self._loose(member.topic, leases), EVERYTHING
-            # Several have a partition where there are more members than partitions.
+            # With more members than partitions, several members share one.
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
             if leases.held_by_others(allowed, loose):
-                among = loose  # Another member is still at work on what has an order.
+                among = loose  # Another member still works on ordered records of the partition.
             share = self._share(member, leases, known[1], limit, loose)
             leased = self._acquire(member, partition, leases, known[1], share, now, among)
             limit -= sum(lease.end - lease.start for lease in leased)
@@ -312,12 +317,12 @@ class ConsumerGroup:
         return [Lease(partition, x.start, x.end, x.delivery_count, x.dead) for x in found]
 
     def _lease_elsewhere(self, member: Member, limit: int, now: int) -> list[Lease]:
-        """Give a member that has nothing to do records of one partition that is not its own."""
+        """Lease unordered records of another member's partition to an idle member."""
         consumed = self.topic(member.topic)
         for partition in list(consumed.open):
             name = member.topic, partition
             if member.id in self.owners(*name):
-                continue  # It was asked already.
+                continue  # This partition was tried already.
             leases, known = self.leases.get(name), consumed.reach.get(partition)
             del consumed.open[partition]
             if leases is None or known is None:
@@ -325,33 +330,33 @@ class ConsumerGroup:
             loose = self._loose(member.topic, leases)
             if leases.has_available(known[1], now, loose):
                 mark("group.lent")
-                consumed.open[partition] = None  # The last one now: the others have their turn.
+                consumed.open[partition] = None  # It goes to the end of the line.
                 share = self._share(member, leases, known[1], limit, loose)
                 return self._acquire(member, partition, leases, known[1], share, now, loose)
         return []
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
-        """How many records of a partition one member gets while others have nothing to do.
+        """How many records of a partition one member gets while others are idle.
 
-        Those that any member may have are divided among them; it gets all that are its own.
+        Unordered records are divided among the idle members; ordered ones are all its own.
         """
         idle = self.topic(member.topic).idle
         others = len(idle) - (member.id in idle)
         if not others or limit <= 1:
-            return limit  # as nearly always: where there is much, nobody is idle
+            return limit  # the usual case: with many records no member is idle
         theirs = leases.open_before(end, loose) * others // (1 + others)
         return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
 
     def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
-        """The application of *member* has not seen these records."""
+        """Return records that the application of *member* has not seen."""
         for partition, ranges in _by_partition(unread).items():
             if (leases := self.leases.get((member.topic, partition))) is not None:
                 leases.give_back(member.id, ranges, now)
 
     def put_off(self, member: Member, m: Settle, now: int) -> int:
-        """Records are to come again, or are still worked on; returns when the first are due."""
+        """Return records to be delivered again, or renew them; returns when the first are due."""
         due = NEVER
-        before: dict[str, int] = {}  # it says no more of what lies before this
+        before: dict[str, int] = {}  # the member names nothing before this offset any more
         for partition, (first, end), delay in sorted(m.nacks):
             start = max(first, before.get(partition, 0))
             leases = self.leases.get((member.topic, partition))
@@ -368,10 +373,10 @@ class ConsumerGroup:
     def acknowledge(
         self, member: Member, acks: Iterable[tuple[str, Range]]
     ) -> tuple[int, int, list[tuple[str, str]]]:
-        """Records are done.
+        """Acknowledge records.
 
-        Returns how many were not leased to *member*, how many of those are delivered again, and
-        partitions whose offsets have changed.
+        Returns how many were not leased to *member*, how many of those will be delivered again,
+        and the partitions whose offsets have changed.
         """
         refused = lapsed = 0
         changed = list[tuple[str, str]]()
@@ -390,7 +395,7 @@ class ConsumerGroup:
         return refused, lapsed, changed
 
     def next_due(self, now: int) -> int:
-        """When the next session, wait, delay or lease of a member is over."""
+        """When the next session, wait, delay or lease ends."""
         due = self.assign_at
         if self.members:
             for member in self.members.values():
@@ -402,7 +407,7 @@ class ConsumerGroup:
     # --- for people -----------------------------------------------------------------------------
 
     def describe(self, request: int, now: int) -> GroupState:
-        """All about it, as the answer to a request."""
+        """Describe the group, as the answer to a request."""
         members = tuple(member.describe(now) for member in self.members.values())
         offsets = tuple(
             GroupOffset(
@@ -420,7 +425,7 @@ class ConsumerGroup:
         return GroupState(request, self.name, self.generation, members, offsets)
 
     def describe_leases(self, m: GetLeases, now: int) -> GroupLeases:
-        """What has become of the records of a partition, as the answer to a request."""
+        """Describe the records of a partition, as the answer to a request."""
         leases = self.leases.get((m.topic, m.partition))
         end = self.end(m.topic, m.partition) or 0
         if leases is None:
@@ -430,7 +435,7 @@ class ConsumerGroup:
 
 
 def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
-    """Ranges by partition, joined: what a member names many times is looked at once."""
+    """Join ranges by partition, so that each record is handled once however often it is named."""
     found: dict[str, list[Range]] = {}
     for partition, span in spans:
         found.setdefault(partition, []).append(span)
@@ -438,6 +443,6 @@ def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:
-    """What holds where members of a group do not agree on what is ordered."""
+    """Return the strictest order that any member asks for."""
     found = set(said)
     return True if True in found else None if None in found or not found else False

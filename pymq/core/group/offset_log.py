@@ -1,11 +1,11 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
-They are read once, when a coordinator takes over, from the brokers that hold them: its own may have
-got the partition by a roll, which moves no data. From then on they are written: each turn one batch
-of all that has changed. Of a key the newest record counts, so that compaction keeps the rest short.
+A coordinator that takes over loads them once, from the brokers that hold them: a roll moves no
+data, so older blocks may be with other brokers. From then on it writes one batch a turn, with all
+that has changed. The newest record of a key counts, so compaction keeps the log short.
 
-What had to be read elsewhere is written once more, and what lies before that may go: the groups
-must not depend for ever on a broker that has nothing to do with them any more.
+Offsets that had to be loaded from another broker are written again, and the blocks before that are
+retired: groups must not depend on a broker that no longer hosts the partition.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 OFFSET_KEY = 1  # kind and version of a record's key
-TOMBSTONE = ("pymq.tombstone", b"")  # what compaction takes for a deletion
-DELIVERIES = "pymq.deliveries"  # a header: how often was delivered what is not acknowledged
+TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
+DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
-LOAD_BYTES = (
-    64 << 10
-)  # that are read at a time: some 350 batches of commits, which take 10 to 20 ms
+LOAD_BYTES = 64 << 10  # loaded at a time: some 350 batches of commits, which take 10 to 20 ms
 RETRY_MS = 200
-ASK_MS = 1_000  # how long another broker has to answer
-PATIENCE_MS = 1_000  # requests wait so long for the offsets to be read, then they are refused
+ASK_MS = 1_000  # another broker has so long to answer
+PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded, then they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
 
 
 class GroupHost(Protocol):
-    """What a coordinator needs of the broker around it."""
+    """The broker, as far as a group coordinator needs it."""
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer."""
@@ -53,9 +51,9 @@ class GroupHost(Protocol):
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
     ) -> None:
-        """Hand a request to partition *index* of the offsets topic; answers come to ``step``.
+        """Send a request to partition *index* of the offsets topic; answers come to ``step``.
 
-        It is that of this broker, or of another one that holds what is missing here.
+        It goes to this broker's own replica, or to a *holder* of what is missing here.
         """
         ...
 
@@ -64,54 +62,55 @@ class GroupHost(Protocol):
         ...
 
     def offsets_since(self, index: int, offset: int) -> None:
-        """All that counts of the partition is at *offset* and behind it."""
+        """Allow the partition to retire all blocks before *offset*."""
         ...
 
 
 class OffsetLog:
-    """What is committed of *groups*, and who waits until it is."""
+    """Loads and writes the committed offsets of *groups*, and answers when they are written."""
 
     def __init__(
         self, index: int, host: GroupHost, groups: dict[str, ConsumerGroup], first_request: int
     ) -> None:
         self.is_loaded = False
         self.retry_at = NEVER
-        self.patience_until = NEVER  # who waits for the offsets then is to try again later
+        self.patience_until = NEVER  # then requests that wait for the offsets are refused
         self._index = index
         self._host = host
         self._groups = groups
-        self._changed: dict[Name, None] = {}  # to be written; keeps its order
+        self._changed: dict[Name, None] = {}  # to be written, in order
         self._unanswered: list[tuple[str, Settled]] = []
         self._writing: list[tuple[str, Settled]] | None = None
         self._written: dict[Name, None] = {}
-        self._must_sync = False  # somebody waits until what was acknowledged is durable
+        self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
-        self._loose: Name | None = None  # what was written last, without a sync or by others
-        self._requests = first_request  # ids that no coordinator before has used
-        self._asked = 0  # the id of what was asked last while loading ...
-        self._at = BEGIN  # ... from which offset on ...
-        self._holder: str | None = None  # ... and of whom: None is this broker
+        # the last offset written without a sync, or by another coordinator
+        self._loose: Name | None = None
+        self._requests = first_request  # request ids, above those of former coordinators
+        self._asked = 0  # while loading: the id of the last fetch ...
+        self._at = BEGIN  # ... its offset ...
+        self._holder: str | None = None  # ... and the broker asked; None is this one
         self._tries = 0
-        self._target = 0  # reading ends there
-        self._is_borrowed = False  # something that counts is with other brokers only
+        self._target = 0  # loading ends there
+        self._is_borrowed = False  # some offsets are with other brokers only
 
     # --- reading --------------------------------------------------------------------------------
 
     def begin(self, now: int) -> None:
-        """Read what the partition holds.
+        """Begin to load the partition, up to the end of its log.
 
-        All of it: what a leader before has committed counts, also while this one, new as it is,
-        does not know yet that it is committed (Raft, section 8).
+        A former leader may have committed all of it, which a new leader does not know yet (Raft,
+        section 8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS
         self.load(BEGIN, now)
 
     def load(self, offset: int, now: int, holder: str | None = None) -> None:
-        """Read on from *offset*, here or from another broker that holds what is missing here."""
+        """Fetch the next part from *offset* on, here or from a *holder* of what is missing here."""
         self._requests += 1
         self._asked, self._at, self._holder = self._requests, offset, holder
-        # For the high watermark; where the log is empty, all of it has been read.
+        # Wait for the high watermark, unless the log is empty.
         wait = RETRY_MS if holder is None and self._target else 0
         fetch = Fetch(self._requests, OFFSETS_TOPIC, str(self._index), offset, LOAD_BYTES, wait)
         if holder is not None:
@@ -119,12 +118,12 @@ class OffsetLog:
         self._host.offsets_step(self._index, fetch, now, holder)
 
     def loaded(self, m: Fetched, now: int) -> bool:
-        """Take in a part of what the partition holds; whether that was the last one."""
+        """Take in a part; returns whether it was the last one."""
         if self.is_loaded or m.id != self._asked:
             return False
         holder, self.retry_at = self._holder, NEVER
         if holder is None and isinstance(m.error, ReplicaNotAvailable):
-            # A roll moves no data: the older blocks are with those that led before.
+            # A roll moves no data: older blocks are with former replicas.
             holders = m.error.details.get("brokers")
             if isinstance(holders, (list, tuple)) and holders:
                 mark("group.load_elsewhere")
@@ -133,7 +132,7 @@ class OffsetLog:
                 return False
         if m.error is not None or (holder is not None and not m.data):
             if isinstance(m.error, OffsetOutOfRange):
-                self._at = BEGIN  # What was read is gone, and what took it back may be, too.
+                self._at = BEGIN  # Records were retired while loading, so begin again.
                 self._groups.clear()
             self.retry_at = now + RETRY_MS
             return False
@@ -143,10 +142,10 @@ class OffsetLog:
                 self._replay(batch.verify())
                 offset = batch.end_offset
         except CorruptBatch:
-            mark("group.load_corrupt")  # Another holder may have it sound.
+            mark("group.load_corrupt")  # Another holder may have a sound copy.
             self._at, self.retry_at = offset, now + RETRY_MS
             return False
-        # Where the end is, only this broker's own replica is asked.
+        # Only this broker's own replica knows the end.
         if holder is not None or offset < max(m.high_watermark, self._target):
             self._is_borrowed = self._is_borrowed or holder is not None
             self.load(offset, now)
@@ -169,14 +168,14 @@ class OffsetLog:
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
-            self._loose = name, topic, partition  # The leader before has synced it, if anybody.
+            self._loose = name, topic, partition  # Only the former leader may have synced it.
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:
                 group.drop_offset(topic, partition)
                 if group.is_empty:
                     del self._groups[name]
             else:
-                # The third, the topic's id, is not in what was written before it was known.
+                # Records of older versions lack the third item, the topic's id.
                 committed, done, *topic_id = cbor.loads(item)
                 counts = next((item for found, item in headers if found == DELIVERIES), None)
                 counted = cbor.loads(counts) if counts is not None else ()
@@ -188,21 +187,21 @@ class OffsetLog:
     # --- writing --------------------------------------------------------------------------------
 
     def changed(self, group: str, topic: str, partition: str) -> None:
-        """An offset is to be written."""
+        """Mark an offset to be written."""
         self._changed[group, topic, partition] = None
 
     def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
-        """Answer once what has changed until now is written."""
+        """Queue an answer until all changes so far are written."""
         self._unanswered.append((source, answer))
         self._must_sync = self._must_sync or durable
 
     def waiting(self) -> list[tuple[str, Settled]]:
-        """Who waits for what is not known to be written."""
+        """The answers that wait for a write."""
         return [*(self._writing or ()), *self._unanswered]
 
     @property
     def last_request(self) -> int:
-        """The highest id that it has used."""
+        """The highest request id used."""
         return self._requests
 
     @property
@@ -213,13 +212,13 @@ class OffsetLog:
         return bool(self._changed or self._unanswered)
 
     def flush(self, now: int) -> None:
-        """Write every offset that changed since the last time, in one batch.
+        """Write all offsets that have changed since the last time, in one batch.
 
-        It is synced if somebody waits for that; else that is up to the topic's ``fsync``.
+        It is synced if a member waits for that; else the topic's ``fsync`` decides.
         """
         self._is_syncing, self._must_sync = self._must_sync or self._is_borrowed, False
         if self._is_syncing and self._loose is not None:
-            self._changed[self._loose] = None  # Syncing this syncs all that was written before.
+            self._changed[self._loose] = None  # A sync of this batch covers all earlier ones.
         if not self._changed:
             for source, answer in self._unanswered:
                 self._host.reply(source, answer, now)
@@ -232,7 +231,7 @@ class OffsetLog:
             self._requests,
             OFFSETS_TOPIC,
             str(self._index),
-            AckMode.RAFT,  # by all in sync: an offset must not go with the leader
+            AckMode.RAFT,  # to all in-sync replicas: an offset must not be lost with the leader
             self._encode(now),
             self._is_syncing,
         )
@@ -254,7 +253,7 @@ class OffsetLog:
             if leases is None:
                 headers.append((TOMBSTONE,))
             elif counts := leases.counts()[:RANGES_MAX]:
-                # A header, so that a pymq that counts anew with each coordinator can read the rest.
+                # In a header, so that older versions can read the record.
                 headers.append(((DELIVERIES, cbor.dumps([list(each) for each in counts])),))
             else:
                 headers.append(())
@@ -263,9 +262,9 @@ class OffsetLog:
         )
 
     def stored(self, m: Produced, now: int) -> None:
-        """The offsets partition has answered the write under way."""
+        """Take in the answer to the write under way."""
         if self._writing is None or m.id != self._requests:
-            return  # It was written by the coordinator before this one.
+            return  # The answer is to a write of the former coordinator.
         answers, self._writing = self._writing, None
         error: PymqError | None = m.error
         for source, answer in answers:
@@ -273,7 +272,7 @@ class OffsetLog:
             self._host.reply(source, settled, now)
         if error is not None:
             mark("group.not_stored")
-            # They are tried again after a while; until then a crash would deliver again.
+            # They are written again after a pause; a crash before that delivers records again.
             self._changed = {**self._written, **self._changed}
             self.retry_at = now + RETRY_MS
         else:
@@ -285,7 +284,7 @@ class OffsetLog:
         self._written = {}
 
     def tick(self, now: int) -> None:
-        """Try again what has failed."""
+        """Retry a write that has failed."""
         if now < self.retry_at:
             return
         self.retry_at = NEVER

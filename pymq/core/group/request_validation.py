@@ -1,6 +1,6 @@
-"""Whether what a coordinator is asked makes sense: whoever asks chooses every number and name.
+"""Validation of requests to a group coordinator, and the refusals of each kind of request.
 
-And the answers that say why it is not done.
+Clients choose every number and name in a request, so each is checked before it is used.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pymq.core.types import check_name
 from pymq.errors import InvalidRequest, PymqError
 
 SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
-TIME_MAX = 1 << 52  # milliseconds: no sum of some of them is more than 64 bits
+TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
-RECORDS_MAX = 1 << 31  # that may be asked for at a time
+RECORDS_MAX = 1 << 31  # in one request
 ID_MAX = 32  # hex digits of a topic's id
 HEX = frozenset("0123456789abcdef")
 
@@ -59,7 +59,7 @@ R = TypeVar("R", bound=GroupRequest)
 
 
 def check(m: R) -> R:
-    """Return the request.
+    """Check a request; returns it.
 
     Raises:
         InvalidRequest: a number is out of its range, or a range ends before it begins.
@@ -99,15 +99,15 @@ def check(m: R) -> R:
             _number("the offset", m.offset, 0, OFFSET_MAX)
         case Unsubscribe():
             if m.group != m.name:
-                # Who may speak for a group, the door knows by the one that is named as such.
+                # The guard has checked the right to the group that the request names.
                 raise InvalidRequest(f"{m.name!r} is no group's subscription")
         case _:
-            pass  # What is asked has no number, and a name that is only looked up.
+            pass  # These have no numbers, and a name that is only looked up.
     return m
 
 
 def refusal(m: GroupRequest, error: PymqError) -> Message:
-    """The answer to *m* that says why not."""
+    """Return the refusal of *m* with *error*."""
     match m:
         case Acquire():
             return Acquired(m.id, error=error)
