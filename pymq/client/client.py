@@ -66,29 +66,30 @@ class Client(Admin):
         questions.identities = ProducerIdentities(questions.ask, random_bytes, has_keys=has_keys)
         super().__init__(questions, router, wall_ms)
         self._producers: dict[Producer, None] = {}
-        # A consumer that nobody holds any more is given up, so it must not be held here.
+        # A weak reference: a consumer that the application drops is closed.
         self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
         self._intakes: dict[str, ConsumerMachine] = {}
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
-        self.sources: list[Callable[[], Metrics]] = []  # of metrics, of nodes in this process
+        # sources of metrics: the nodes in this process
+        self.sources: list[Callable[[], Metrics]] = []
         with driver as loop:
             loop.add(name, self._router)
 
     def _lost(self, node: str, is_lost: bool) -> None:
-        """A transport has lost the connection to *node*, or has it again; the driver is held."""
+        """Take in that the connection to *node* was lost or is back; the driver's lock is held."""
         self._router.lost(node, is_lost, self.driver.loop.clock())
         self.driver.loop.touch(self.name)
 
     # --- metrics --------------------------------------------------------------------------------
 
     def metrics(self) -> Metrics:
-        """What there is to measure: of this client, and of the broker if that is in this process.
+        """The metrics of this client, and of the nodes in this process.
 
-        ``metrics["pymq_messages_in_total"]`` is a figure, ``metrics.value(name, topic="orders")`` a
-        part of it, ``str(metrics)`` the text that Prometheus reads. docs/monitoring.md has the
-        names. Brokers of a cluster tell of themselves, at their own endpoints.
+        ``metrics["pymq_messages_in_total"]`` is a total, ``metrics.value(name, topic="orders")``
+        the value with a label, ``str(metrics)`` the text that Prometheus reads. docs/monitoring.md
+        has the names. Brokers of a cluster serve their own metrics at their own endpoints.
         """
         out = Metrics()
         with self.driver:
@@ -119,17 +120,17 @@ class Client(Admin):
         """Make a producer.
 
         Args:
-            acks: wait for something else than the partition's mode has it; None is that mode. With
-                ``"raft"`` on a partition of mode ``leader`` a record is answered when all in sync
-                have it, and refused while they are fewer than ``min_in_sync``.
+            acks: what an answer waits for; None is the partition's mode. With ``"raft"`` on a
+                partition of mode ``leader`` a record is answered when all in-sync replicas have it,
+                and refused while they are fewer than ``min_in_sync``.
             linger_ms: how long a record may wait for others to share its batch.
             batch_bytes: how large a batch grows before it is sent.
-            buffer_bytes: how much may be unanswered before ``send`` waits.
+            buffer_bytes: how many bytes may be unanswered before ``send`` waits.
             compression: None, ``"lz4"`` or ``"zstd"``.
             idempotent: a batch that is sent twice is written once.
             producer_id: a name under which sequences go on after a restart of the producer.
-            delivery_timeout_s: when a record that nobody answers for has failed.
-            max_in_flight: batches a partition that may be unanswered.
+            delivery_timeout_s: after which an unanswered record fails.
+            max_in_flight: unanswered batches of a partition.
 
         Raises:
             ConfigError: an option is unknown or out of its range.
@@ -192,32 +193,32 @@ class Client(Admin):
         acknowledged; then it goes to the topic ``dead_letter``, by default the topic's name with
         ``.dlq``. A group that is new begins at ``auto_offset_reset``.
 
-        A consumer of a group that has asked for nothing for ``max_poll_interval_s`` is taken to
-        hang: it leaves the group, and joins again when it asks. What it had got and had not
-        acknowledged is delivered again, to others perhaps. One whose process is silent for
-        ``session_timeout_s`` is out at once.
+        A consumer of a group that does not poll for ``max_poll_interval_s`` leaves the group, and
+        joins again when it polls. Its unacknowledged records are delivered again, to any consumer
+        of the group. The group removes a consumer whose process is silent for
+        ``session_timeout_s``.
 
-        Records without a key have no order to keep: whichever consumer of the group is free gets
-        them, from any partition. Records with a key keep the order of their key: one consumer at a
-        time works on those of a partition. With ``ordered=True`` that holds for all records, with
-        ``ordered=False`` for none; where consumers of a group differ, the strictest counts.
+        Records without a key have no order to keep: any idle consumer of the group gets them, from
+        any partition. Records with a key keep the order of their key: one consumer at a time works
+        on those of a partition. ``ordered=True`` extends that to all records, ``ordered=False`` to
+        none. If consumers of a group differ, the strictest setting holds.
 
-        A consumer leases as many records at a time as its application does in about 20 ms, going by
-        how long those before took, or ``prefetch`` of them.
+        A consumer leases as many records at a time as its application handles in about 20 ms, or
+        ``prefetch`` of them.
 
         In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on,
         an integer, ``"begin"`` (the default) or ``"end"``.
 
-        ``rack`` is where the consumer runs, as brokers are told theirs: a replica there is read
-        from rather than a leader elsewhere. What is far behind the end is read from any replica.
+        ``rack`` names where the consumer runs, as for brokers: the consumer prefers a replica there
+        to a leader elsewhere (KIP-392). It reads old records from any replica.
 
         With ``delivery="push"`` a thread calls ``on_record`` with each record, ``credit`` of them
         at a time; else the application polls or iterates.
 
         Raises:
-            UnknownTopic, UnknownPartition, InvalidName, ConfigError: as they say.
+            UnknownTopic, UnknownPartition, InvalidName, ConfigError: as their names say.
         """
-        # Only now: many only produce, and what is behind a consumer takes 10 ms to load.
+        # Imported here: many clients only produce, and a consumer's modules take 10 ms to load.
         from pymq.client.consumer.consumer import Consumer
         from pymq.client.consumer.dead_letters import DeadLetters
         from pymq.client.consumer.options import (
@@ -335,7 +336,7 @@ class Client(Admin):
             self._consumers[machine.name], self._intakes[machine.name] = handle, machine
 
     def _unsubscribe(self, topic: str, name: str) -> None:
-        """Forget a subscription; nobody waits for it, and it may be gone already."""
+        """Remove a subscription without waiting; it may be gone already."""
         try:
             with self.driver as loop:
                 self._router.call(
@@ -343,10 +344,10 @@ class Client(Admin):
                 )
                 loop.touch(self.name)
         except PymqError:
-            pass  # The client is closed, and with it its subscriptions mean nothing.
+            pass  # The client is closed, and its subscriptions end with it.
 
     def forget(self, handle: Producer | Consumer) -> None:
-        """The handle was closed."""
+        """Note that a producer or consumer was closed."""
         if isinstance(handle, Producer):
             self._producers.pop(handle, None)
         else:
@@ -356,7 +357,7 @@ class Client(Admin):
     # --- leaving --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all producers and consumers, flush, and let go; closing twice is allowed."""
+        """Close all producers and consumers, flush, and disconnect; closing twice is allowed."""
         if self._is_closed:
             return
         first: BaseException | None = None
@@ -364,7 +365,7 @@ class Client(Admin):
         for handle in handles:
             try:
                 handle.close()
-            except Exception as error:  # the others are to be closed all the same
+            except Exception as error:  # close the others all the same
                 first = first or error
         self._is_closed = True
         self.questions.close()
@@ -374,7 +375,7 @@ class Client(Admin):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the client was closed."""
         return self._is_closed
 
     def _forgo(self) -> None:

@@ -1,6 +1,6 @@
-"""What a client asks of a cluster as a whole: to make, change and describe what there is.
+"""Administration: create, change and describe topics, groups and brokers.
 
-Nothing here holds records; whoever may reach a zkserver can ask for it.
+The requests go to the zkserver that is the controller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OFFSET_MAX = (1 << 62) - 1
 
 
 class Admin(Handle):
-    """Topics, groups and brokers, as a client sees and steers them."""
+    """The administrative methods of a client."""
 
     def __init__(self, questions: Requests, router: Router, wall_ms: Callable[[], int]) -> None:
         self.questions = questions
@@ -51,18 +51,18 @@ class Admin(Handle):
         exist_ok: bool = False,
         **config: Any,
     ) -> None:
-        """Make a topic.
+        """Create a topic.
 
         Args:
             name: 1 to 249 of ``[A-Za-z0-9._-]``.
             partitions: how many, named ``"0"`` and so on, or their names.
             replicas: on how many brokers each partition is kept.
             acks: the partitions' ack mode: ``"leader"``, ``"raft"``, ``"none"`` or ``"unset"``.
-            exist_ok: do nothing when there is a topic of this name.
+            exist_ok: do nothing if a topic of this name exists.
             config: options of :class:`pymq.TopicConfig`, as ``retention_bytes=...``.
 
         Raises:
-            InvalidName, TopicExists, ConfigError, NotEnoughBrokers: as they say.
+            InvalidName, TopicExists, ConfigError, NotEnoughBrokers: as their names say.
         """
         check_name(name, "topic name")
         if name.startswith(INTERNAL_PREFIX):
@@ -81,7 +81,7 @@ class Admin(Handle):
         made = self.questions.call(
             lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok)
         )
-        # It may be ours: the first try was carried out, and its answer was lost.
+        # The topic may be ours: the first try succeeded, and its answer was lost.
         is_ours = made.is_repeated and isinstance(made.error, TopicExists)
         if not is_ours or not self._is_made(name, names, replicas, mode, config):
             raise_it(made.error)
@@ -94,7 +94,7 @@ class Admin(Handle):
         acks: AckMode,
         config: dict[str, Any],
     ) -> bool:
-        """Whether there is a topic of exactly this definition."""
+        """Whether a topic of exactly this definition exists."""
         try:
             found = self.describe_topic(name)
         except UnknownTopic:
@@ -107,11 +107,12 @@ class Admin(Handle):
         )
 
     def create_partition(self, topic: str, partition: str) -> None:
-        """Add a partition to a topic. Keys are hashed over one more from then on."""
+        """Add a partition to a topic. From then on keys are hashed over one partition more."""
         check_topic(topic)
         check_name(partition, "partition name")
         self.questions.ask(lambda r: msg.CreatePartition(r, topic, partition), done=PartitionExists)
-        self.questions.topic_metadata(topic)  # Those who use the topic here hear of it at once.
+        # Producers and consumers of this client learn of it at once.
+        self.questions.topic_metadata(topic)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its records.
@@ -127,7 +128,7 @@ class Admin(Handle):
         """Change options of a topic.
 
         Raises:
-            UnknownTopic, ConfigError: as they say.
+            UnknownTopic, ConfigError: as their names say.
         """
         check_topic(topic)
         if not config:
@@ -142,11 +143,11 @@ class Admin(Handle):
         acks: AckMode | int | str,
         replicas: int | None = None,
     ) -> bool:
-        """Change how a partition is replicated, while it is used; returns whether it changed.
+        """Change a partition's ack mode while it is in use; returns whether it changed.
 
         Raises:
-            UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as they say, and then
-                nothing is changed.
+            UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as their names say;
+                nothing is changed then.
         """
         mode = AckMode.of(acks)
         if replicas is not None:
@@ -159,11 +160,11 @@ class Admin(Handle):
         return bool(changed)
 
     def topics(self) -> list[str]:
-        """The names of all topics but pymq's own."""
+        """The names of all topics, without pymq's internal ones."""
         return list(self.questions.ask(msg.ListTopics))
 
     def describe_topic(self, topic: str) -> TopicDescription:
-        """All about a topic: its options, partitions and blocks.
+        """Describe a topic: its options, partitions and blocks.
 
         Raises:
             UnknownTopic: there is none of that name.
@@ -180,7 +181,7 @@ class Admin(Handle):
         return groups.names(self.questions)
 
     def describe_group(self, group: str) -> GroupDescription:
-        """A group's members, assignment, offsets and lag.
+        """Describe a group: its members, assignment, offsets and lag.
 
         Raises:
             UnknownGroup: there is none of that name.
@@ -194,13 +195,12 @@ class Admin(Handle):
     def describe_leases(
         self, group: str, topic: str, partition: str | int, offset: int = 0, limit: int = 100
     ) -> LeasesDescription:
-        """What a group does with the records of a partition, from *offset* on.
+        """Describe what a group has done with the records of a partition, from *offset* on.
 
-        At most *limit* runs of records that have the same fate; there are up to 1,000 in one
-        answer.
+        Returns at most *limit* runs of records in the same state; one answer has up to 1,000.
 
         Raises:
-            UnknownGroup, UnknownTopic, UnknownPartition: as they say.
+            UnknownGroup, UnknownTopic, UnknownPartition: as their names say.
         """
         check_range("offset", offset, 0, OFFSET_MAX)
         check_range("limit", limit, 1, 1_000)
@@ -211,7 +211,7 @@ class Admin(Handle):
         return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
 
     def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
-        """Of each partition the first offset whose record is not older than a time, or its end."""
+        """For each partition, the offset of the first record not older than a time, or the end."""
         check_range("timestamp_ms", timestamp_ms, 0, OFFSET_MAX)
         partitions = [p.partition for p in self.questions.topic_metadata(topic).partitions]
         found = self.questions.ask_leaders(
@@ -229,10 +229,10 @@ class Admin(Handle):
     def reset_group(
         self, group: str, topic: str, offset: int | str | Mapping[str, int | str] = "begin"
     ) -> None:
-        """Let a group without members begin anew at an offset of each partition of a topic.
+        """Set the offsets of a group without members in the partitions of a topic.
 
-        *offset* is one for all, ``"begin"``, ``"end"``, or a dictionary with those of some
-        partitions. What lies outside of a partition becomes its begin or its end.
+        *offset* is one for all partitions, ``"begin"``, ``"end"``, or a dictionary with offsets of
+        some partitions. An offset outside of a partition becomes its begin or end.
 
         Raises:
             InvalidRequest: the group has members; close them first.
@@ -242,9 +242,10 @@ class Admin(Handle):
         groups.reset(self.questions, check_name(group, "group name"), topic, offset)
 
     def delete_group(self, group: str) -> None:
-        """Forget a group without members, with its offsets; returns when that is on disk.
+        """Delete a group without members and its offsets; returns when that is durable.
 
-        A consumer of that name makes a new group, which begins as its ``auto_offset_reset`` says.
+        A later consumer of that name creates a new group, which begins at its
+        ``auto_offset_reset``.
 
         Raises:
             UnknownGroup: there is none of that name.
@@ -257,21 +258,21 @@ class Admin(Handle):
     def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
         """End a group's consumption of some topics, or of all that it consumes.
 
-        Its consumers of them get nothing more: ``poll``, ``commit`` and iterating raise
-        ``NotSubscribed``. The next consumer gets what they had not acknowledged. Offsets
-        stay: a consumer that is opened later subscribes the group again and goes on from there.
-        :meth:`delete_group` forgets them.
+        Its consumers of these topics get no more records: ``poll``, ``commit`` and iterating raise
+        ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes the group again
+        and continues from there, with the records that were not acknowledged.
+        :meth:`delete_group` removes the offsets.
 
         Args:
             group: its name.
             topics: a topic, or several; None: all that the group has members or offsets in.
 
         Returns:
-            The topics that the group was subscribed to, and is no more.
+            The topics that the group was unsubscribed from.
 
         Raises:
             UnknownGroup: there is none of that name (``topics=None``).
-            UnknownTopic, InvalidName: as they say; nothing is changed.
+            UnknownTopic, InvalidName: as their names say; nothing is changed.
             NotSubscribed: the group is subscribed to none of the topics that are named.
         """
         from pymq.client.admin import groups  # only now: a module for those who ask
@@ -288,11 +289,11 @@ class Admin(Handle):
         *,
         move_sealed: bool = False,
     ) -> bool:
-        """Put a partition's next records onto other brokers; no data moves.
+        """Place a partition's next block on other brokers; no data moves.
 
-        With *move_sealed* the sealed blocks are copied there, too, afterwards and a few at a time:
-        each copy that is not on one of these brokers moves to one of them that has none. The
-        number of copies of a block stays what it is. ``cluster().moving_blocks`` shows progress.
+        With *move_sealed* the sealed blocks follow afterwards, a few at a time: each copy that is
+        on none of these brokers moves to one of them that has none. The number of copies stays the
+        same. ``cluster().moving_blocks`` shows the progress.
 
         Returns whether anything changed, once the new block is open.
         """
@@ -316,21 +317,21 @@ class Admin(Handle):
         timeout: float | None = None,
         on_progress: Callable[[BrokerDescription], object] | None = None,
     ) -> int:
-        """Let a broker lead and take nothing more, and have what it holds copied to others.
+        """Move all leadership, new blocks and sealed blocks away from a broker.
 
         Args:
             broker: its name.
-            wait: return when nothing is left on it, and it may be stopped for good.
+            wait: return when nothing is left on it; then it may be stopped for good.
             timeout: how long to wait, in seconds; None: as long as it takes.
-            on_progress: called with the broker's description while waiting; its ``blocks`` are
-                what is left, and ``kept_by`` says what keeps them.
+            on_progress: called with the broker's description while waiting: ``blocks`` is how
+                many are left, and ``kept_by`` says why.
 
         Returns:
             How many partitions have their open block on it.
 
         Raises:
-            NotEnoughBrokers: the others are too few; nothing is changed.
-            RequestTimeout: it is not empty in time; it goes on all the same.
+            NotEnoughBrokers: too few other brokers; nothing is changed.
+            RequestTimeout: the broker is not empty in time; the decommission goes on.
         """
         check_name(broker, "broker name")
         check_timeout(timeout)
@@ -343,29 +344,29 @@ class Admin(Handle):
         return count
 
     def balance(self) -> int:
-        """Let brokers lead as many partitions as each other, now; it happens by itself, too.
+        """Balance leaders over the brokers now; the controller also does it periodically.
 
-        One partition after the other gets another leader, among its replicas that are in sync.
-        Returns how many are to; ``cluster()`` shows how many each broker leads.
+        One partition after the other gets a new leader among its in-sync replicas. Returns how many
+        will; ``cluster()`` shows how many partitions each broker leads.
         """
         return int(self.questions.ask(msg.BalanceLeaders))
 
     def recommission(self, broker: str) -> bool:
-        """Take a decommission back: new blocks may go to the broker again; whether that is new."""
+        """Cancel a decommission: the broker gets new blocks again. Returns whether that is new."""
         check_name(broker, "broker name")
         return bool(self.questions.ask(lambda r: msg.Recommission(r, broker)))
 
     def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
-        """Let a partition that nobody can lead go on with what is left of it.
+        """Let a partition without a possible leader go on with the records that are left.
 
-        ``describe_topic`` tells why nobody leads it, and whom to wait for instead. What is missing
-        of its open block may have been acknowledged, and is lost; the answer says from which offset
-        on, and so does ``describe_topic`` from then on. New records get those offsets again. None
-        if nothing is lost, because somebody leads it or soon will.
+        ``describe_topic`` says why it has no leader, and for which brokers one could wait instead.
+        Missing records of its open block may have been acknowledged, and are lost: the result says
+        from which offset on, as does ``describe_topic`` later. New records get these offsets.
+        Returns None if nothing is lost, because the partition has a leader or soon will.
         """
         name = self.questions.partition_name(topic, partition)
         return cast(Loss | None, self.questions.ask(lambda r: msg.RecoverPartition(r, topic, name)))
 
     def cluster(self) -> ClusterDescription:
-        """The controller and the brokers."""
+        """Describe the controller and the brokers."""
         return cast(ClusterDescription, self.questions.ask(msg.DescribeCluster))

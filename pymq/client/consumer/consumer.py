@@ -1,4 +1,4 @@
-"""The consumer that users hold."""
+"""The public consumer: poll, iterate, acknowledge, seek."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from pymq.errors import Closed, ConfigError, InvalidRequest, PymqError
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
-CHUNK = 500  # records that an iteration takes at a time
-STUCK_S = 1.0  # so long what cannot be read lets others go first, before it is raised again
+CHUNK = 500  # records that an iteration polls at a time
+# before the error of an unreadable record is raised again; other partitions go on meanwhile
+STUCK_S = 1.0
 
 
 class Consumer(Handle):
@@ -60,32 +61,32 @@ class Consumer(Handle):
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._unread = IterationBuffer(intake)
-        self._last: list[Record | RecordBatch] = []  # handed out by the last poll, for auto_ack
-        self._given = 0  # records, by the last poll, that the application is at work on ...
-        self._given_at = 0  # ... since then
-        self._record_bytes = 1024  # about what a record takes, as last seen
-        self._previous: Record | None = None  # of an iteration, for auto_ack
+        self._last: list[Record | RecordBatch] = []  # returned by the last poll, for auto_ack
+        self._given = 0  # how many records the application got with the last poll ...
+        self._given_at = 0  # ... and when
+        self._record_bytes = 1024  # bytes a record, about, as last seen
+        self._previous: Record | None = None  # the last record of an iteration, for auto_ack
         self._undertaker = undertaker
         self._is_closed = False
         self._pump: PushDelivery | None = None
         if self._worker is not None:
             self._worker.unread = weakly(weakref.WeakMethod(self._unread.spans))
-        # A consumer that is dropped without being closed must not keep its partitions for ever.
+        # A consumer that is garbage-collected without close() must not keep its partitions.
         self._finalizer = weakref.finalize(self, intake.abandon)
         self._finalizer.atexit = False
 
     # --- getting records ------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
-        """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
+        """Return up to *max_records* records as soon as there is one; none after *timeout* seconds.
 
         Raises:
             OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
                 again since; seek to a valid offset.
-            CorruptBlock, CorruptBatch: the next record of a partition is damaged, or cannot be
-                decoded; ``details`` hold ``topic``, ``partition`` and its ``offset``. What came
-                before it was returned. It is raised again, after records of other partitions, until
-                the application goes past it (:meth:`skip`, :meth:`seek`).
+            CorruptBlock, CorruptBatch: the next record of a partition is damaged or cannot be
+                decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All records
+                before it were returned. The error is raised again, after records of other
+                partitions, until the application goes past it (:meth:`skip`, :meth:`seek`).
             UnknownTopic: the topic was deleted.
             ConfigError: *max_records* is less than 1, or *timeout* no number of seconds.
             Closed: the consumer was closed.
@@ -103,7 +104,7 @@ class Consumer(Handle):
         return records
 
     def _poll_unread(self, max_records: int) -> list[Record]:
-        """Show what an iteration has left."""
+        """Return records that an iteration has not shown."""
         self._check()
         self._ack_last()
         self._ack_previous()
@@ -116,7 +117,7 @@ class Consumer(Handle):
     def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[RecordBatch]:
-        """Return record batches with their columns; the way to read in bulk.
+        """Return record batches with their columns: the fast way to read in bulk.
 
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
@@ -127,7 +128,7 @@ class Consumer(Handle):
         return views
 
     def _records_in(self, size: int) -> int:
-        # A group leases records, of which nobody knows the size: go by those that came before.
+        # A group leases records by number, so estimate their size by those before.
         return 1 << 20 if self._worker is None else max(1, size // self._record_bytes)
 
     def _poll(
@@ -171,25 +172,26 @@ class Consumer(Handle):
         count = sum(map(len, views))
         if self._worker is not None:
             self._given, self._given_at = count, self._driver.loop.clock()
-        self._client.tally.consumed += count  # no call in between: other threads count here, too
+        # no call in between: other threads change this count, too
+        self._client.tally.consumed += count
         if self._auto_ack:
             self._last = list(views)
         return views
 
     def _raise_stuck(self, views: Iterable[RecordBatch]) -> None:
-        """Nothing else has come: say again what cannot be read."""
+        """Raise the error of an unreadable record again, if no records have come."""
         for view in views:
             if (fault := view.fault()) is not None:
                 raise fault
 
     def skip(self, error: PymqError) -> None:
-        """Go past what a poll could not read; *error* is what it has raised.
+        """Skip records that a poll could not read; *error* is the error that it raised.
 
-        A reader goes on at ``error.details["end"]``. In a group these records are acknowledged, and
-        a consumer with a dead-letter topic first writes there, in their place, which they were.
+        A reader continues at ``error.details["end"]``. In a group these records are acknowledged. A
+        consumer with a dead-letter topic first writes a record there that names their offsets.
 
         Raises:
-            InvalidRequest: *error* does not say where what cannot be read ends.
+            InvalidRequest: *error* does not say where the unreadable records end.
         """
         self._check()
         if not isinstance(error, PymqError):
@@ -207,14 +209,14 @@ class Consumer(Handle):
             self.ack(view)
 
     def _measure(self) -> None:
-        """The application asks for more: note how long what it was given has taken it."""
+        """Measure how long the application took for the records of the last poll."""
         given, self._given = self._given, 0
         if not given or self._worker is None:
             return
         settler = self._worker.settler
         until = self._driver.loop.clock()
         if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
-            until = settler.armed_at  # It was done by then, and has waited since.
+            until = settler.armed_at  # The application had finished by then, and waited since.
         self._worker.pace.took(given, until - self._given_at)
 
     def _until(self, timeout: float | None) -> float | None:
@@ -227,10 +229,10 @@ class Consumer(Handle):
         return until is not None and self._driver.monotonic() >= until
 
     def _is_ours(self, timeout: float | None) -> bool:
-        """Whether what is at hand may be handed out; asks the group if that is not certain.
+        """Whether fetched records may be returned; asks the group if that is not certain.
 
-        It may not if others may have got it, which is then forgotten; nor, for now, if the group
-        does not answer within *timeout* seconds.
+        They are dropped if their leases may have run out, since other members may have them. They
+        are not returned now if the group does not answer within *timeout* seconds.
         """
         hold = self._hold
         if hold is None:
@@ -242,7 +244,7 @@ class Consumer(Handle):
         return not self._has_dropped() and lasts
 
     def _check(self) -> None:
-        self._driver.check_process()  # What a child has of records is its parent's to hand out.
+        self._driver.check_process()  # After a fork, the records belong to the parent process.
         if self._is_closed:
             raise Closed("the consumer was closed")
 
@@ -276,8 +278,8 @@ class Consumer(Handle):
             yield record
 
     def _has_dropped(self) -> bool:
-        """Whether others may have got what is at hand here: nobody has asked for it for long, or
-        the group does not know us any more.
+        """Whether other members may have got the fetched records: the application has not polled
+        for long, or the group has removed this member.
         """
         if self._hold is None or not self._hold.has_lapsed():
             return False
@@ -285,18 +287,18 @@ class Consumer(Handle):
         return True
 
     def _fill(self, max_records: int, timeout: float | None) -> None:
-        """Get records to be handed out and acknowledged one by one."""
+        """Poll records that an iteration shows and acknowledges one by one."""
         self._unread.take(self._poll(max_records, timeout))
         self._last = []
 
     def until_end(self) -> Iterator[Record]:
-        """Iterate up to what is there now, then end; for tests and batch jobs.
+        """Iterate up to the current end of the topic; for tests and batch jobs.
 
-        In a group it ends when nothing more is to be had: what other consumers hold is theirs, and
-        what was given back with ``nack`` is waited for.
+        In a group the iteration ends when no records are left for this consumer. It waits for
+        records that it returned with ``nack``, and not for those leased to other consumers.
 
         Raises:
-            RequestTimeout: it cannot go on, and has not for half a minute; the message says why.
+            RequestTimeout: no progress for half a minute; the message says why.
         """
         ending = UntilEnd(self, self._last_offsets())
         try:
@@ -308,14 +310,14 @@ class Consumer(Handle):
             self._unread.bring_back()
 
     def _set_aside(self, record: Record) -> None:
-        """Keep what is not to be shown now for the next call."""
+        """Keep records that were not shown for the next call."""
         self._unread.set_aside(record)
-        self._previous = None  # Nobody has seen it.
+        self._previous = None  # The application has not seen it.
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
+        """Acknowledge records. This returns at once; :meth:`commit` waits until it is durable."""
         settler = self._settler()
         if type(records) is Record:
             queue = settler.acks.get(records.partition)
@@ -329,7 +331,7 @@ class Consumer(Handle):
             settler.arm(self._driver.loop.clock())
 
     def nack(self, records: Records, delay: float = 0.0) -> None:
-        """The records could not be done: deliver them again, after *delay* seconds."""
+        """Return records to the group, to be delivered again after *delay* seconds."""
         settler = self._settler()
         seconds: object = delay
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
@@ -341,30 +343,30 @@ class Consumer(Handle):
             partition == previous.partition and start <= previous.offset < end
             for partition, (start, end) in found
         ):
-            self._previous = None  # It is not to be acknowledged by going on.
+            self._previous = None  # The iteration must not acknowledge it with the next record.
         if not settler.is_armed:
             settler.arm(self._driver.loop.clock())
 
     def commit(self, timeout: float | None = REQUEST_S) -> None:
-        """Wait until everything acknowledged so far is on the disk: a power cut does not undo it.
+        """Wait until all acknowledgements so far are durable: a power cut does not undo them.
 
-        It costs a sync, which those who commit at the same time share. Without it acknowledgements
-        are sent after some milliseconds and synced within a second.
+        It costs a sync, which simultaneous commits share. Without it acknowledgements are sent
+        after some milliseconds and synced within a second.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
             CommitFailed: leases of acknowledged records had run out; they are delivered again.
-            FencedMember: the group had given this consumer up, or has another coordinator, which
-                knows nothing of what was leased: some records are delivered again, here or to
-                others. The consumer goes on.
-            StoreFull, StoreError: the offsets could not be written; they are tried again.
+            FencedMember: the group has removed this consumer, or its coordinator has changed and
+                does not know its leases: some records are delivered again, here or to other
+                consumers. The consumer goes on.
+            StoreFull, StoreError: the offsets could not be written; the coordinator retries.
             ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
         """
         check_timeout(timeout)
         self._held().settle(timeout, durable=True)
 
     def _settle_soon(self) -> None:
-        """Wait until what was acknowledged is written, if not synced."""
+        """Wait until all acknowledgements are written; they need not be synced."""
         self._held().settle(REQUEST_S, durable=False)
 
     def _held(self) -> LeaseGuard:
@@ -393,7 +395,7 @@ class Consumer(Handle):
             self.ack(previous)
 
     def _bury_dead(self) -> None:
-        """Move what was delivered too often to the dead-letter topic, then acknowledge it."""
+        """Move records with too many deliveries to the dead-letter topic and acknowledge them."""
         worker = self._worker
         while worker is not None and worker.dead:
             view = worker.dead.popleft()
@@ -403,12 +405,12 @@ class Consumer(Handle):
     # --- positions ------------------------------------------------------------------------------
 
     def seek(self, partition: str, offset: int | str) -> None:
-        """Go on at *offset*, an integer, ``"begin"`` or ``"end"`` (PSB)."""
+        """Continue at *offset*: an integer, ``"begin"`` or ``"end"`` (readers only)."""
         self._check()
         self._unread.drop({self._positions.seek(partition, offset)})
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
-        """Go on at the first record that is not older than a time (PSB)."""
+        """Continue at the first record that is not older than a time (readers only)."""
         self._check()
         self._unread.drop({self._positions.seek_to_time(partition, timestamp_ms)})
 
@@ -420,26 +422,28 @@ class Consumer(Handle):
         return self.committed().get(name, 0)
 
     def _read_so_far(self) -> dict[str, int]:
-        """The offset of the next record of each partition, as far as a reader has shown them."""
+        """The offset of the next record of each partition that a reader has read."""
         return self._positions.read(self._unread.partitions())
 
     def end_offsets(self) -> dict[str, int]:
-        """Where each partition of the topic ends now.
+        """The end of each partition of the topic now.
 
-        While it has no leader that is, after 5 s, what the best replica knows to be committed.
+        If a partition has no leader for 5 s, it is what the best replica knows to be committed.
         """
         return {p: end for p, (_, end) in self._positions.bounds(any_replica=True).items()}
 
     def _last_offsets(self) -> dict[str, int]:
-        """Where each partition ends now, by its leader: nothing that was confirmed lies behind."""
+        """The end of each partition by its leader: all acknowledged records lie before it."""
         return {p: end for p, (_, end) in self._positions.bounds().items()}
 
     def begin_offsets(self) -> dict[str, int]:
-        """Where each partition of the topic starts now."""
+        """The first offset of each partition of the topic now."""
         return {p: start for p, (start, _) in self._positions.bounds(any_replica=True).items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
-        """The first offset whose record is not older than a time; the end when all are."""
+        """The offset of the first record that is not older than a time; the end if all are
+        older.
+        """
         return self._positions.offset_at(partition, timestamp_ms)
 
     def assignment(self) -> tuple[str, ...]:
@@ -452,12 +456,16 @@ class Consumer(Handle):
         return self._worker.assigned if self._worker is not None else tuple(self._positions.names())
 
     def committed(self) -> dict[str, int]:
-        """The group's offset in each partition: everything before it is done."""
+        """The group's committed offset in each partition: all records before it are
+        acknowledged.
+        """
         self._member()
         return self._positions.committed()
 
     def lag(self) -> dict[str, int]:
-        """How many records of each partition are not done yet (PTP) or not read yet (PSB)."""
+        """How many records of each partition are not acknowledged (groups) or not read
+        (readers).
+        """
         bounds = self._positions.bounds(any_replica=True)
         done = self._read_so_far() if self._reader is not None else self.committed()
         spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
@@ -466,7 +474,7 @@ class Consumer(Handle):
     # --- steering -------------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
-        """Hand out nothing more from these partitions (all when none is named)."""
+        """Return no more records of these partitions (all if none is named)."""
         self._check()
         positions = self._positions
         names = [positions.name(partition) for partition in partitions or positions.names()]
@@ -484,16 +492,16 @@ class Consumer(Handle):
             loop.touch(self._intake.name)
 
     def status(self) -> ConsumerStatus:
-        """Where this consumer stands, and why it gets nothing if it does.
+        """Describe this consumer's position, and why it gets no records if so.
 
-        Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
+        It does not wait for brokers that do not answer, and shows their last known state.
         """
         return status_of(self)
 
     # --- pushing --------------------------------------------------------------------------------
 
     def _limit(self, credit: int) -> None:
-        """Fetch no more than about *credit* records ahead; of a group the leases bound that."""
+        """Fetch at most about *credit* records ahead; in a group the leases bound that."""
         if self._reader is not None:
             self._reader.limit(credit)
 
@@ -512,7 +520,7 @@ class Consumer(Handle):
     # --- leaving --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Settle what was acknowledged, give back what was not handed out, and leave."""
+        """Settle acknowledgements, return records that were not shown, and leave the group."""
         if self._is_closed:
             return
         self._ack_last()
@@ -525,9 +533,9 @@ class Consumer(Handle):
                 loop.touch(self._intake.name)
             with self._driver as loop:
                 loop.remove(self._intake.name)
-                self._intake.fail(Closed("the consumer was closed"))  # ends a poll that waits
+                self._intake.fail(Closed("the consumer was closed"))  # ends a waiting poll
         except Closed:
-            pass  # The client went first.
+            pass  # The client was closed first.
         if self._reader is not None:
             self._client._unsubscribe(self.topic, self._intake.name)
         self._unread.clear()
@@ -537,5 +545,5 @@ class Consumer(Handle):
             self._pump.join()
 
     def _forgo(self) -> None:
-        """What the application got last was not done: do not acknowledge it by itself."""
+        """Do not acknowledge the last records: the application has not finished them."""
         self._last, self._previous = [], None

@@ -1,4 +1,4 @@
-"""The producer that users hold."""
+"""The public producer: send, send_many, flush."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class ProducerTopic:
         self.by_name = {queue.partition: queue for queue in self.queues}
         self.limit = metadata.config.max_record_bytes
         self.turn = turn % len(self.queues)
-        self.is_bulk = False  # the last batch was full before its time
+        self.is_bulk = False  # the last batch was full before its linger ended
         self.choose()
 
     def choose(self) -> None:
-        """Let the partition whose turn it is take the records without a key."""
+        """Return the partition for records without a key."""
         self.sticky = self.queues[self.turn]  # for one batch
         if len(self.queues) > 1:
             for queue in self.queues:
@@ -68,14 +68,14 @@ class ProducerTopic:
                 queue.topic_queues = self
 
     def rotate(self) -> None:
-        """Let the next partition take the records without a key."""
+        """Move on to the next partition for records without a key."""
         self.turn = (self.turn + 1) % len(self.queues)
         self.sticky = self.queues[self.turn]
 
     def spread(self) -> None:
         """Begin a batch in another partition, unless several are begun.
 
-        So a burst that is less than a batch lies in several partitions. What comes without end
+        So a burst smaller than a batch is spread over several partitions, while a steady stream
         fills one batch after the other.
         """
         if self.is_bulk:
@@ -87,7 +87,7 @@ class ProducerTopic:
             self.turn, self.sticky = turn, self.queues[turn]
 
     def left(self, queue: PartitionQueue) -> None:
-        """A batch was sealed: the next one is another partition's (KIP-480); by the loop."""
+        """Move on to another partition after a batch was closed (KIP-480); called by the loop."""
         if queue is self.sticky:
             self.is_bulk = False
             self.rotate()
@@ -99,9 +99,9 @@ class Producer(Handle):
     A record with a key goes to the partition that the key hashes to. Records without a key fill
     one batch after the other, each for another partition, and a burst that is less than a batch
     begins batches in up to eight partitions. Within a partition records keep the order in which
-    one thread sent them. Partitions that are added to the topic are sent to as well, at once if
-    this client has added them and else within 30 s of sending. Keys are hashed over all of them
-    then, so of a key that moves, what comes next may be read before what came last.
+    one thread sent them. A producer uses partitions that are added to the topic, at once if this
+    client has added them and else within 30 s of sending. Keys are hashed over all of them then, so
+    if a key moves, its next records may be read before its last ones.
     """
 
     def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
@@ -133,21 +133,21 @@ class Producer(Handle):
         """Send one record and return its delivery, without waiting for it.
 
         Args:
-            topic: where to send it.
+            topic: the topic's name.
             value: the payload, any bytes-like object.
             key: chooses the partition; records of one key keep their order.
             headers: pairs of a name and a bytes value.
             partition: its name or its index, instead of leaving the choice to the key.
-            timestamp_ms: the record's own time; by default the time at which its batch is sealed.
+            timestamp_ms: the record's own time; by default the time at which its batch is closed.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
             InvalidRequest: *timestamp_ms* is negative or out of all bounds.
-            UnknownTopic, UnknownPartition, RecordTooLarge: as they say.
+            UnknownTopic, UnknownPartition, RecordTooLarge: as their names say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
 
-        Whatever it raises, the record was not sent and will not be.
+        If it raises, the record was not sent and will not be.
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")
@@ -218,17 +218,17 @@ class Producer(Handle):
         return (value, key, pairs, timestamp_ms), size
 
     def _arm(self, queue: PartitionQueue) -> None:
-        """The first record of a batch: from now on it lingers."""
+        """Start the linger of a batch with its first record."""
         now = self._clock()
         if queue.held_at == now:
-            return  # Its answers are waited for; whoever takes them in looks at it.
+            return  # The thread that takes in the next answers will look at this queue.
         queue.is_armed = True
         due = now + self._linger_ms
         self._backlog.armed.append((due, queue))
         self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
-        """The batch is full: send it. Or it has begun: then another may begin, too."""
+        """Send a full batch, or let another partition begin one, too."""
         if queue.bytes < self._batch_bytes:
             queue.limit = self._batch_bytes
             if queue is topic.sticky:
@@ -239,14 +239,14 @@ class Producer(Handle):
         if queue is topic.sticky:
             topic.is_bulk = True
             topic.rotate()
-        queue.bytes = 0  # Whoever seals it may be busy; the next to be told is a batch later.
+        queue.bytes = 0  # The loop may be busy closing it; it is notified again a batch later.
         self._backlog.full.append(queue)
         self._sender.push()
         if self._is_closed:
             raise Closed("the producer was closed")
 
     def _wait_for_space(self) -> None:
-        """Before a record is taken: what raises must not be sent all the same."""
+        """Check a record before it is taken: a record whose send raises must not be sent."""
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._backlog.wait_for_space(timeout):
             raise BufferFull(
@@ -274,10 +274,11 @@ class Producer(Handle):
         raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
 
     def _grow(self, name: str, fresh: TopicMetadata) -> ProducerTopic:
-        """Take in the partitions that a topic has now; queues of those that it had stay in use."""
-        with self._growing:  # Two threads must not make two queues for a new partition.
+        """Adopt a topic's partitions; queues of known partitions stay in use."""
+        with self._growing:  # Two threads must not create two queues for a new partition.
             topic = self._topics[name]
-            is_another = fresh.topic_id != topic.metadata.topic_id  # made again since
+            # the topic was created again since
+            is_another = fresh.topic_id != topic.metadata.topic_id
             has_more = len(fresh.partitions) > len(topic.queues)
             if (is_another or has_more) and not self._is_closed:
                 grown = ProducerTopic(fresh, self._sender, topic.turn)
@@ -288,10 +289,10 @@ class Producer(Handle):
         return topic
 
     def _look_at_topics(self, known: Mapping[str, TopicMetadata]) -> None:
-        """What is known of topics has changed, some may have other partitions; by the loop.
+        """Adopt changed metadata: topics may have more partitions; called by the loop.
 
-        One without an ack mode takes no records, and nobody has chosen it; so until all of them
-        have one, it is as if they were not there.
+        A partition without an ack mode takes no records. Until all new partitions of a topic have
+        one, the producer does not use them.
         """
         for name, topic in list(self._topics.items()):
             fresh = known.get(name)
@@ -317,7 +318,7 @@ class Producer(Handle):
                     f"partition {name}/{partition.partition} has no ack mode yet; call "
                     f"set_partition_state({name!r}, {partition.partition!r}, acks='leader') first"
                 )
-        # Two threads may be here at once: with a queue each they would number their records alike.
+        # Two threads may be here at once. Two queues would give their records the same sequences.
         return self._topics.setdefault(
             name, ProducerTopic(metadata, self._sender, len(self._topics))
         )
@@ -363,7 +364,7 @@ class Producer(Handle):
             if queue.bytes >= self._batch_bytes:
                 queue.bytes = 0
                 backlog.full.append(queue)
-            elif queue.held_at < 0:  # else it leaves with what waits for answers already
+            elif queue.held_at < 0:  # else it leaves when an answer arrives
                 queue.is_armed = True
                 backlog.armed.appendleft((self._clock(), queue))
         sender.push()
@@ -372,7 +373,7 @@ class Producer(Handle):
     def _by_key(
         self, topic: ProducerTopic, columns: ColumnBuffer
     ) -> list[tuple[PartitionQueue, DeliveryPart]]:
-        """Sort records into the partitions of their keys; those without one go together."""
+        """Sort records into the partitions of their keys; those without a key stay together."""
         keys, values = columns.keys or [], columns.values
         if len(topic.queues) == 1:
             return [(topic.queues[0], DeliveryPart(columns, None))]
@@ -390,11 +391,11 @@ class Producer(Handle):
     # --- waiting --------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered.
+        """Wait until all records sent so far are answered.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
-            DeliveryFailed: records failed, and nobody has looked at their deliveries.
+            DeliveryTimeout: *timeout* seconds are over; sending goes on.
+            DeliveryFailed: records failed whose deliveries the application has not checked.
             ConfigError: *timeout* is no number of seconds.
         """
         check_timeout(timeout)
@@ -415,14 +416,14 @@ class Producer(Handle):
             ) from error
 
     def next_sequence(self, topic: str, partition: str | int) -> int:
-        """How many records this producer, by its ``producer_id``, has written to a partition.
+        """How many records this ``producer_id`` has written to a partition.
 
-        It counts over restarts, so it says where to go on.
+        The count continues over restarts, so a restarted application knows where to resume.
         """
         found = self._topics.get(topic) or self._open_topic(topic)
         queue = self._chosen(found, partition)
         if not self._client.questions.has_seen(topic):
-            self._client.questions.topic_metadata(topic)  # It was deleted, and is there again.
+            self._client.questions.topic_metadata(topic)  # The topic was deleted and created again.
         self._sender.ask_sequence(queue)
         timeout = self._config.delivery_timeout_ms / 1000
         if queue.next_sequence < 0 and not self._driver.wait(queue.known, timeout):
@@ -432,7 +433,7 @@ class Producer(Handle):
     # --- leaving --------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then let go; closing twice is allowed. Errors are those of :meth:`flush`."""
+        """Flush and close; closing twice is allowed. Errors are those of :meth:`flush`."""
         check_timeout(timeout)
         if self._is_closed:
             return
@@ -445,13 +446,13 @@ class Producer(Handle):
         with self._growing:
             self._is_closed = True
             for topic in self._topics.values():
-                topic.limit = -1  # so that a later send is looked at, which finds it closed
+                topic.limit = -1  # so that a later send checks, and finds the producer closed
         try:
             with self._driver as loop:
                 self._sender.close(loop.clock())
                 loop.remove(self._sender.name)
         except (Closed, PymqError):
-            pass  # The client went first, and has flushed.
+            pass  # The client was closed first, and has flushed.
         self._client.forget(self)
 
 
@@ -489,7 +490,7 @@ def _headers(headers: HeaderPairs | None) -> Headers:
 
 
 def _columns(values: Iterable[bytes], keys: Iterable[bytes | None] | None) -> ColumnBuffer:
-    rows = list(values)  # A list of the caller's may be changed before it is sealed.
+    rows = list(values)  # The caller may change its list before the batch is closed.
     if not {bytes}.issuperset(map(type, rows)):
         rows = [row if type(row) is bytes else _bytes(row, "value") for row in rows]
     if keys is None:
