@@ -1,7 +1,7 @@
-"""The broker: hosts partitions and coordinates groups; a machine like the ones inside it.
+"""The broker's machine: hosts partitions and coordinates groups.
 
-It never looks at all of its partitions, only at those with something to do (:mod:`~.schedule`); all
-that have something to write share one write a turn.
+It handles only the partitions that have something to do (:mod:`~pymq.broker.hosting.schedule`). All
+partitions that write share one write a turn.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class BrokerMachine:
         self.outbox = outbox or Boundless()
         self.fetches = Fetches(config.fetches, self.outbox)
         self.waiting = WaitingRoom()
-        self._granted = 0  # bytes of the fetch that is being served because it is its turn
+        self._granted = 0  # bytes granted to the fetch that is being served
         self.deadline = NEVER
         self._peers = PeerLiveness(config.incarnation, config.replication, rng)
         self._sharing = SharedBlocks(self._peers)
@@ -160,17 +160,17 @@ class BrokerMachine:
 
     @property
     def partitions(self) -> Mapping[tuple[str, str], Partition]:
-        """What it hosts, by topic and partition."""
+        """The hosted partitions, by topic and partition."""
         return self._partitions
 
     @property
     def secret(self) -> bytes:
-        """What grants of producers' ids are checked with; empty until a zkserver has told it."""
+        """The secret of producer-id grants; empty until a zkserver has sent it."""
         return self._registration.secret
 
     @property
     def coordinators(self) -> GroupCoordinators:
-        """The groups that it coordinates."""
+        """The group coordinators of this broker."""
         return self._coordinators
 
     # --- host of partitions and coordinators ----------------------------------------------------
@@ -184,7 +184,7 @@ class BrokerMachine:
         self._wall_offset_ms = offset_ms
 
     def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer, to another machine, or to who asks within this broker."""
+        """Send an answer to another machine, or to a part of this broker."""
         if source == COPIES:
             self._copies.answered(message, now)
         elif source.startswith("#"):
@@ -193,11 +193,11 @@ class BrokerMachine:
             self.out.send.append((source, message))
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
-        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        """Return the bytes that may be read for a fetch now; 0 if it waits or was refused."""
         if self._granted:
             return self._granted
         if source == COPIES or source.startswith("#"):
-            return m.max_bytes  # They ask for the next part when they have had the one before.
+            return m.max_bytes  # Internal readers fetch the next part only after the one before.
         most = self.fetches.admit(source, m, now)
         if most is None:
             why = "too many fetches of this connection, its principal or all clients wait for room"
@@ -207,7 +207,9 @@ class BrokerMachine:
         return most
 
     def owner(self, source: str) -> tuple[str, str]:
-        """The account and the connection of the machine *source*; within this broker, itself."""
+        """The account and the connection of the machine *source*; a part of this broker is its
+        own.
+        """
         if source == COPIES or source.startswith("#"):
             return source, source
         return self.outbox.owner(source)
@@ -221,7 +223,7 @@ class BrokerMachine:
         self.out.send.append((peer, message))
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker has been heard of lately."""
+        """Whether another broker seems alive."""
         return self._peers.is_alive(peer)
 
     def has_failed(self, peer: str, block: BlockId) -> bool:
@@ -229,12 +231,12 @@ class BrokerMachine:
         return self._peers.has_failed(peer, block)
 
     def shares(self, partition: Partition, now: int) -> None:
-        """The open block of *partition* may be shared with other brokers than before."""
+        """Take in that the replicas of *partition*'s open block may have changed."""
         self._sharing.look(partition, now)
         self._troubles.note(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """The replica here has begun or ceased to lead: groups are taken over or handed over."""
+        """Take in that a replica has begun or ceased to lead: move group coordinators."""
         self._note_role(partition)
         self._sharing.note_unable(partition)
         self._troubles.note(partition, now)
@@ -242,7 +244,7 @@ class BrokerMachine:
             self._coordinators.leadership_changed(partition, now)
 
     def _note_role(self, partition: Partition) -> None:
-        """Let people know whether it is led here, and whether it can be."""
+        """Log whether this broker leads the partition, and whether its replica is offline."""
         name = partition.name
         if partition.leads != (name in self._led):
             if partition.leads:
@@ -257,7 +259,7 @@ class BrokerMachine:
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
     ) -> None:
-        """Hand a coordinator's request to its partition, or send it to another broker's."""
+        """Pass a group coordinator's request to its partition here, or to another broker's."""
         if holder is not None:
             self.send(holder, message)
             return
@@ -273,7 +275,7 @@ class BrokerMachine:
         return self._partitions[OFFSETS_TOPIC, str(index)].opened.end
 
     def offsets_since(self, index: int, offset: int) -> None:
-        """All that counts of a coordinator's partition is at *offset* and behind it."""
+        """Allow a group coordinator's partition to retire all blocks before *offset*."""
         state = self._partitions[OFFSETS_TOPIC, str(index)].state
         kept = max(block.number for block in state.blocks if block.start <= offset)
         if kept > state.blocks[0].number:
@@ -284,7 +286,7 @@ class BrokerMachine:
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in one message."""
-        match message:  # in the order of how many there are: each case is looked at in turn
+        match message:  # the most frequent messages first: cases are tried in order
             case Produce() | Fetch() | GetSequence() | FindOffset():
                 self.on_partition(source, message, now)
             case Ping():
@@ -315,7 +317,7 @@ class BrokerMachine:
                 self._coordinators.step(source, message, now)
             case Copy():
                 self._copies.begin(source, message, now)
-            case Fetched(topic=topic, partition=index):  # asked for here
+            case Fetched(topic=topic, partition=index):  # fetched by this broker itself
                 if topic != OFFSETS_TOPIC:
                     if source == self.me:
                         self._copies.answered(message, now)
@@ -342,7 +344,7 @@ class BrokerMachine:
                 reports = tuple(partition.report() for partition in found if partition)
                 self.reply(source, PartitionReports(message.id, reports), now)
             case Answer() if not self._registration.is_controller(source):
-                return  # Only zkservers are asked for what an Answer tells.
+                return  # This broker sends requests with such answers to zkservers only.
             case Answer(error=NotController() as error):
                 self._registration.other(source, error, self.out, now)
             case Answer(error=NotRegistered()):
@@ -354,11 +356,11 @@ class BrokerMachine:
             case Answer():
                 self._departure.answered(message)
             case _:
-                return  # Not a broker's to answer; a peer that sends it is of another version.
+                return  # Not a broker's message; the peer may run another version.
         self._rearm()
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in what the store has to say."""
+        """Take in an event of the store."""
         if isinstance(event, TimeFound):
             partition = self._searches.pop(event.token, None)
             if partition is not None and partition.found(event, now):
@@ -387,7 +389,7 @@ class BrokerMachine:
             partition.write_failed(event, now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Records of a block could not be read; returns what is answered instead of them."""
+        """Take in that records of a block could not be read; returns the error to answer."""
         partition = self._find(block)
         if partition is None:
             return error
@@ -453,7 +455,9 @@ class BrokerMachine:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """The Ready is done: what it wrote is durable, but for what has failed before."""
+        """Take in that the Ready was carried out: its writes are done, unless reported as
+        failed.
+        """
         self._is_busy = False
         self.fetches.sent()
         flushed, self._flushed = self._flushed, []
@@ -464,7 +468,7 @@ class BrokerMachine:
         self._rearm()
 
     def _rearm(self) -> None:
-        due = self._schedule.deadline  # compared by hand: this happens with every message
+        due = self._schedule.deadline  # written out: it runs with every message
         if self._registration.deadline < due:
             due = self._registration.deadline
         if self._peers.deadline < due:
@@ -495,13 +499,13 @@ class BrokerMachine:
     # --- clients --------------------------------------------------------------------------------
 
     def hosted(self, topic: str, partition: str) -> Partition | None:
-        """A partition that is hosted here."""
+        """Return a hosted partition."""
         return self._partitions.get((topic, partition))
 
     def on_partition(
         self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
     ) -> None:
-        """Have a partition asked; the answer goes to *source*."""
+        """Pass a client's request to a partition; the answer goes to *source*."""
         partition = self._partitions.get((m.topic, m.partition))
         if partition is None:
             error = NotLeader(f"{self.me} does not host {m.topic}/{m.partition}", leader=None)
@@ -535,7 +539,7 @@ class BrokerMachine:
         now: int,
     ) -> None:
         if isinstance(m, Produce):
-            # Also with acks NONE: nothing else tells the producer that others lead.
+            # Also with acks=0: only this tells the producer that the leader has moved.
             self.reply(source, Produced(m.id, error=not_written(error)), now)
         elif isinstance(m, Fetch):
             self._answer_fetch(source, m, now, error)
@@ -545,7 +549,7 @@ class BrokerMachine:
             self.reply(source, OffsetFound(m.id, error=error), now)
 
     def _holds(self, source: str, topic: str, partition: str) -> bool:
-        """Whether the broker *source* holds a block of a partition that is hosted here."""
+        """Whether the broker *source* is a replica of a partition that is hosted here."""
         found = self._partitions.get((topic, partition))
         return found is not None and any(source in b.replicas for b in found.state.blocks)
 
@@ -553,10 +557,10 @@ class BrokerMachine:
         self.reply(source, Fetched(m.id, m.topic, m.partition, m.offset, 0, 0, b"", error), now)
 
     def _serve_fetches(self, now: int) -> None:
-        """Serve those fetches that have waited for room, as far as there is some now."""
+        """Serve fetches that waited for room, as far as there is room now."""
         while (found := self.fetches.next(now)) is not None:
             source, m, self._granted = found
-            # What has become of the partition meanwhile is looked at anew.
+            # The partition may have changed meanwhile, so it checks the fetch again.
             self.on_partition(source, m if self._granted else attrs.evolve(m, max_bytes=0), now)
             self._granted = 0
 
@@ -571,7 +575,7 @@ class BrokerMachine:
             partition.replicate(source, m, now)
             self._schedule.touch(partition)
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
-            # Who waits for a part of a sealed block asks somebody else then.
+            # Repairs that wait for this broker ask another one then.
             error = ReplicaNotAvailable(f"{self.me} does not hold {m.block}")
             self.send(source, ReplicaFetched(m.id, m.block, m.offset, 0, 0, error=error))
 
@@ -594,14 +598,14 @@ class BrokerMachine:
     # --- leaving --------------------------------------------------------------------------------
 
     def leave(self, now: int, within_ms: int) -> None:
-        """Hand over what is led here, as far as that goes *within_ms*; see :attr:`has_left`."""
+        """Begin to hand over leadership, for at most *within_ms*; see :attr:`has_left`."""
         is_needed = any(partition.peers for partition in self._partitions.values())
         self._departure.begin(now, within_ms if is_needed else 0)
         self._rearm()
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing is left to be handed over, or there is no more time for it."""
+        """Whether all leadership is handed over, or the time for it has run out."""
         return self._departure.is_over
 
     def _hand_over(self, now: int) -> None:
@@ -612,6 +616,6 @@ class BrokerMachine:
                 self._schedule.touch(partition)
 
     def shut_down(self, now: int) -> None:
-        """Keep what spares the next start work; the last Ready holds it."""
+        """Write checkpoints that make the next start fast; the last Ready holds them."""
         for partition in self._partitions.values():
             partition.checkpoint()

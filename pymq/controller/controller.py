@@ -1,12 +1,12 @@
-"""The zkserver: owns topics, partitions and blocks; a machine like the broker.
+"""The zkserver's machine: owns the metadata of topics, partitions and blocks.
 
-Several may run; one is active (:mod:`~pymq.controller.election`). It knows the tree as an
-:class:`~pymq.controller.state.image.Image`, and changes it by one conditional commit at a time
-(:mod:`~pymq.controller.state.transactions`). Nothing that matters is kept outside the tree, so any
-zkserver can go on where another stopped: which brokers are alive
-(:mod:`~pymq.controller.state.broker_liveness`), what they must be told
+Several zkservers may run; one is active, the controller (:mod:`~pymq.controller.election`). It
+holds the metadata tree as an :class:`~pymq.controller.state.image.Image` and changes it by one
+conditional commit at a time (:mod:`~pymq.controller.state.transactions`). All that must survive is
+in the tree, so any zkserver can take over. It finds out anew which brokers are alive
+(:mod:`~pymq.controller.state.broker_liveness`), what it must send them
 (:mod:`~pymq.controller.operations.broker_updates`) and which rolls are under way
-(:mod:`~pymq.controller.operations.rolls`) is found out anew.
+(:mod:`~pymq.controller.operations.rolls`).
 """
 
 from __future__ import annotations
@@ -75,30 +75,32 @@ from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotController, PymqError
 
-PARKED_MAX = 10_000  # messages that wait for the election; what is beyond is refused
+PARKED_MAX = 10_000  # messages that wait for the election; further ones are refused
 
 
 @define
 class ControllerConfig:
-    """Who a zkserver is, and how it treats brokers."""
+    """A zkserver's name and its timeouts."""
 
     name: str
     endpoint: str = ""
     session_ms: int = 0  # a broker is dead when silent for longer; 0: it lives in this process
     replace_ms: int = 10_000  # a broker that is dead for so long is replaced, if there are others
-    takeover_ms: int = 1_000  # how long a take-over waits for all after the first has answered
-    check_ms: int = 30_000  # how often partitions are looked at that have too few replicas
-    standby_ms: int = 2_000  # how often a standby looks whether the active one is there
-    replica_lost_ms: int = 600_000  # a broker dead for so long is lost, and copied; 0: never
-    copies_at_once: int = 8  # sealed blocks that are being copied
-    leader_balance_ms: int = 300_000  # how often leaders are spread evenly again; 0: when asked
+    # how long a take-over waits for the other replicas after the first has answered
+    takeover_ms: int = 1_000
+    check_ms: int = 30_000  # between two checks of partitions with too few replicas
+    standby_ms: int = 2_000  # between two checks of a standby for the active zkserver
+    # after which a dead broker is lost, and its blocks are copied; 0: never
+    replica_lost_ms: int = 600_000
+    copies_at_once: int = 8  # sealed blocks that are copied at a time
+    leader_balance_ms: int = 300_000  # between two balances of leaders; 0: only on request
     offsets_partitions: int = 8
     offsets_replicas: int = 1
     wall_offset_ms: int = 0
 
 
 class ControllerOutbox:
-    """What the machine's parts want done, for the next Ready."""
+    """Collects what the machine's parts want done, for the next Ready."""
 
     def __init__(self) -> None:
         self.ready = Ready()
@@ -109,17 +111,17 @@ class ControllerOutbox:
         self.ready.send.append((peer, message))
 
     def next_tag(self) -> int:
-        """A tag for a request to the coordinator."""
+        """Return a tag for a request to the coordinator."""
         self._tags += 1
         return self._tags
 
     def ask(self, request: CoordRequest) -> None:
-        """Ask the coordinator."""
+        """Send a request to the coordinator."""
         self.ready.meta.append(request)
 
 
 class Controller:
-    """One zkserver, as a machine. *new_id* gives a fresh id of 32 hex digits at each call."""
+    """One zkserver, as a machine. *new_id* returns a new id of 32 hex digits."""
 
     def __init__(
         self,
@@ -211,34 +213,34 @@ class Controller:
             self._commits, self._members, self._notices, self._ends, self._out.send
         )
         self._refusals = node_refusals.Refusals(self.journal)
-        self._parked: list[tuple[str, Message]] = []  # until it is known who is active
+        self._parked: list[tuple[str, Message]] = []  # messages, until the active zkserver is known
         self._is_busy = False
 
     # --- what others look at --------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
-        """Whether this zkserver decides."""
+        """Whether this zkserver is the controller."""
         return self._election.is_active
 
     @property
     def secret(self) -> bytes:
-        """What grants of producers' ids are made with; empty while another zkserver decides."""
+        """The secret of producer-id grants; empty while another zkserver is active."""
         return self.image.secret if self.is_active else b""
 
     @property
     def image(self) -> Image:
-        """The tree, as the active zkserver knows it."""
+        """The metadata tree, as this zkserver knows it."""
         return self._commits.image
 
     @property
     def members(self) -> BrokerLiveness:
-        """The brokers that are alive, as far as it knows."""
+        """The brokers that this zkserver takes for alive."""
         return self._members
 
     @property
     def queue(self) -> int:
-        """How many changes of the tree wait, or are being made."""
+        """How many changes of the tree wait or are under way."""
         return len(self._commits)
 
     @property
@@ -248,7 +250,7 @@ class Controller:
 
     @property
     def unclean_elections(self) -> int:
-        """How many blocks were sealed without any replica that was known to hold all of them."""
+        """How many blocks were sealed without a replica that was known to be complete."""
         return self._rolls.unclean
 
     # --- the four verbs -------------------------------------------------------------------------
@@ -260,9 +262,9 @@ class Controller:
             self._pump(now)
             return
         elif isinstance(message, (LeaderAndIsrAnswer, PartitionReports, Stopped)):
-            return  # It answers somebody who is gone.
+            return  # The answer is to a request of an earlier process.
         elif isinstance(message, BrokerHeartbeat) and self._election.role is ControllerRole.ACTIVE:
-            # Cut off from the coordinator; that is no reason to take brokers for dead later.
+            # This zkserver is cut off from the coordinator. Count the broker as alive all the same.
             if message.name == source:
                 self._members.beat(message.name, message.incarnation, now)
         elif self._election.is_open and len(self._parked) < PARKED_MAX:
@@ -272,7 +274,7 @@ class Controller:
         self._rearm()
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in what the coordinator has to say."""
+        """Take in an event of the coordinator."""
         match event:
             case Suspended():
                 self._commits.pause()
@@ -289,7 +291,7 @@ class Controller:
         self._pump(now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """The backend could not carry a commit out, and nothing is changed."""
+        """Take in that the backend could not carry out a commit; nothing was changed."""
         self._election.claim_failed(tag, error, now)
         self._commits.commit_failed(tag, error, now)
         self._pump(now)
@@ -319,7 +321,7 @@ class Controller:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """The Ready is done."""
+        """Take in that the Ready was carried out."""
         self._is_busy = False
 
     def _pump(self, now: int) -> None:
@@ -357,7 +359,7 @@ class Controller:
     # --- being active or not --------------------------------------------------------------------
 
     def take_over(self, image: Image, now: int) -> None:
-        """This zkserver is the active one from now on; it knows of no live brokers yet."""
+        """Become active. No broker counts as alive until it is heard of."""
         self.journal.note("controller_active", epoch=image.controller_epoch)
         self._commits.begin(image)
         self._registry.begin(now)
@@ -371,11 +373,11 @@ class Controller:
             self._step(source, message, now)
 
     def reloaded(self, image: Image, now: int) -> None:
-        """The tree was not what it was taken to be."""
+        """Begin anew from the tree, which was not as expected."""
         self._commits.loaded(image, now)
 
     def resign(self) -> None:
-        """This zkserver has lost the right to decide anything, and forgets what it was doing."""
+        """Stop being active: drop all that was under way."""
         error = self._not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
@@ -400,7 +402,7 @@ class Controller:
             self._refuse(source, message)
 
     def _refuse(self, source: str, message: Message) -> None:
-        """Say who is active, if that is known; to brokers too, whose messages carry no id."""
+        """Answer with the active zkserver, if known; also to brokers, whose messages have no id."""
         error = self._election.problem or self._not_controller()
         self._out.send(source, Answer(getattr(message, "id", 0), error=error))
 
@@ -435,7 +437,7 @@ class Controller:
                 self._registry.offline(m, now)
             case LeaderAndIsrAnswer():
                 if m.error is not None:
-                    self._election.check()  # It may have heard of a later zkserver.
+                    self._election.check()  # The broker may have heard of a later controller.
                 self._notices.answered(m)
             case Stopped():
                 self._notices.stopped(m)
@@ -480,7 +482,7 @@ class Controller:
                 self._admin.step(source, m, now)
 
     def _read(self, source: str, request: int, look: Callable[[Image], Result | Later]) -> None:
-        """Answer from the tree, as it is after all that was asked for before."""
+        """Answer from the tree, in the state after all earlier requests."""
         self._commits.read(look, answer=(source, request))
 
     def _lookup(self, image: Image) -> Lookup:
@@ -488,9 +490,9 @@ class Controller:
 
     def _metadata(self, source: str, m: GetMetadata, now: int) -> None:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in self.image.topics:
-            # The internal topic is made when the first group needs it, as in Kafka.
+            # The internal topic is created when the first group needs it, as in Kafka.
             c, count = self._config, len(usable(self.image, self._members.live))
-            # Enough will do; for fewer, all are given the time to register first.
+            # Enough brokers are alive. With fewer, all get the time to register first.
             if count < (1 if self._members.is_settled else c.offsets_replicas):
                 wait = NoBrokers("the brokers that groups are kept on are not there yet")
                 self._out.send(source, Answer(m.id, error=wait))
@@ -500,7 +502,8 @@ class Controller:
         self._commits.read(
             metadata(self._lookup, m.topic),
             answer=(source, m.id),
-            # Who leads must be known for anything to go on; what is about to be made, not before.
+            # A client can go on only when leaders are known. Partitions that are being created do
+            # not count.
             is_urgent=m.topic in self.image.topics,
         )
 

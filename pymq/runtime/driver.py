@@ -1,10 +1,10 @@
-"""Who turns the loop: the thread that wants something, and a background thread for the rest.
+"""The driver: decides which thread turns the loop.
 
-A thread that waits for a record to be durable could hand the work to another thread and sleep. That
-costs two switches, some 40 us, on top of the disk's 150. So whoever waits turns the loop himself if
-nobody else does. While he is in the system call, others add their records; the next turn takes all
-of them in one write and one sync. The background thread does what nobody waits for: lingering
-batches, timers, long work.
+A thread that waits for a durable record could pass the work to another thread and sleep. That costs
+two thread switches, some 40 us on top of the disk's 150. So a waiting thread turns the loop itself
+unless another thread does. While it is in the system call, other threads add their records, and the
+next turn writes all of them with one write and one sync. A background thread does what no thread
+waits for: lingering batches, timers, long work.
 
 The lock is the right to turn the loop and to touch its machines; nothing else is locked.
 """
@@ -27,10 +27,10 @@ COOL_TURNS = 40  # ... and after how many idle rounds it sleeps until something 
 
 
 class Waitable(Protocol):
-    """Something that will be done."""
+    """Work that threads can wait for."""
 
     is_done: bool
-    waiters: list[threading.Lock] | None  # released once it is done
+    waiters: list[threading.Lock] | None  # locks of waiting threads, released when it is done
 
 
 class Wake(Protocol):
@@ -44,23 +44,24 @@ class Wake(Protocol):
 
 
 def _is_done(what: Waitable) -> bool:
-    # Another thread may finish it at any moment, which a type checker cannot know.
+    # Another thread may finish it at any time, which a type checker cannot know.
     return what.is_done
 
 
 class Driver:
-    """Turns a loop, for any number of threads."""
+    """Turns a loop on behalf of any number of threads."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.problem: BaseException | None = None  # why the loop stopped, if it did
         self._lock = threading.Lock()
         self._wake: Wake = threading.Event()
-        self._errands: deque[Callable[[Loop], None]] = deque()  # left by any thread
-        self._queueing: deque[None] = deque()  # one for each thread that waits for the lock
+        self._errands: deque[Callable[[Loop], None]] = deque()  # callbacks left by any thread
+        # one lock for each thread that waits for the driver's lock
+        self._queueing: deque[None] = deque()
         self._sleepers: dict[threading.Lock, None] = {}
         self._asleep_until = 0  # of the background thread, in the loop's milliseconds
-        self._is_hot = False  # it sleeps, but not for long: what is due can wait for it
+        self._is_hot = False  # it sleeps only briefly, so it need not be woken for what is due
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._pid = os.getpid()
@@ -73,7 +74,7 @@ class Driver:
         is_taken = False
         try:
             try:
-                # A lock is not fair: without this, a thread that turns again and again keeps it.
+                # Locks are not fair: without this, a thread that turns repeatedly would keep it.
                 self._queueing.append(None)
                 is_taken = self._take(blocking=True)
             finally:
@@ -94,11 +95,11 @@ class Driver:
             self._look_again()
 
     def _take(self, *, blocking: bool) -> bool:
-        """Take the lock; returns whether it has. Ctrl-C may come at any time and leaves it free.
+        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves it free.
 
-        Python raises it before a function of ours begins, in the middle of a C function that waits,
-        or right after one. So taking the lock and noting that it is taken is one C function here,
-        and whoever calls this begins his ``try`` before he calls anything else.
+        Python raises KeyboardInterrupt before one of our functions begins, within a C function that
+        waits, or right after one. So one C function takes the lock and notes it, and the caller
+        begins its ``try`` before it calls anything else.
         """
         taken: list[bool] = []
         try:
@@ -130,7 +131,7 @@ class Driver:
         if what.waiters is None:
             what.waiters = []
         what.waiters.append(waiter)
-        # Whoever finishes first marks it done, then releases the waiters: one of us sees the other.
+        # A finishing thread marks the work as done, then releases the waiters: no wake-up is lost.
         if _is_done(what):
             return True
         self._hurry()
@@ -140,13 +141,13 @@ class Driver:
         return _is_done(what)
 
     def _is_idle(self) -> bool:
-        """Whether turning the loop now would come to nothing, for certain."""
+        """Whether a turn of the loop now would certainly do nothing."""
         return False
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
-        """Sleep until *waiter*, which is taken, is released; returns whether it was in time.
+        """Sleep until *waiter*, a locked lock, is released; returns whether it was in time.
 
-        Whoever has something done elsewhere sleeps here, since a loop that breaks wakes him.
+        A thread that waits for another thread's work sleeps here: if the loop breaks, it is woken.
         """
         self._sleepers[waiter] = None
         in_time = False
@@ -164,13 +165,15 @@ class Driver:
         return time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass, before something is tried again."""
+        """Pause before a retry."""
         waiter = threading.Lock()
         waiter.acquire()
-        self.sleep(waiter, seconds)  # A loop that breaks meanwhile is not waited for.
+        self.sleep(waiter, seconds)  # The pause ends if the loop breaks.
 
     def turn(self, name: str) -> bool:
-        """Turn the loop for machine *name*, unless another thread turns it; returns whether."""
+        """Turn the loop for machine *name* unless another thread turns it; returns whether it
+        did.
+        """
         if self.problem is not None or self._pid != os.getpid():
             self._check()
         if self._queueing or not self._take(blocking=False):
@@ -186,32 +189,32 @@ class Driver:
         return True
 
     def poke(self, name: str) -> None:
-        """Let whoever turns the loop look at machine *name*, soon; does not wait."""
+        """Have the turning thread drive machine *name* soon; does not wait."""
         self.loop.poke(name)
-        # If somebody holds the lock, he looks for work once more after letting it go.
+        # A thread that holds the lock checks for work once more after it releases it.
         if not self._lock.locked():
             self._hurry()
 
     def push(self, name: str) -> None:
-        """Have machine *name* looked at: here and now if that is possible, else soon."""
+        """Drive machine *name*: in this thread if possible, else soon in another."""
         if not self.turn(name):
             self.poke(name)
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Something is due at *due*, of machine *name*: nobody must sleep longer."""
+        """Note that machine *name* is due at *due*: no thread may sleep longer."""
         if self._thread is None:
             self._start()
         if due < self._asleep_until:
             self._wake.set()
 
     def soon(self, errand: Callable[[Loop], None]) -> None:
-        """Have *errand* done by whoever next turns the loop, at the latest the background thread.
+        """Run *errand* in the next thread that turns the loop, at the latest the background thread.
 
-        This never waits, so that an event loop may call it; errands are done in their order.
+        This never waits, so an event loop may call it. Errands run in order.
         """
         self._check()
         self._errands.append(errand)
-        if self._is_closed and errand in self._errands:  # else close() has done it
+        if self._is_closed and errand in self._errands:  # else close() has run it
             self._errands.clear()
             raise Closed("the client was closed")
         if self._thread is None:
@@ -228,7 +231,7 @@ class Driver:
         """Refuse to work in a forked child.
 
         Raises:
-            ForkedError: this is one.
+            ForkedError: this process is one.
         """
         if self._pid != os.getpid():
             raise ForkedError("this client belongs to the parent process; open a new one here")
@@ -255,15 +258,16 @@ class Driver:
         try:
             self._turns(is_enough or self._has_queue)
         except BaseException as error:
-            # A machine broke one of its own rules, or was interrupted in the middle of a step:
-            # nothing that it says can be trusted any more.
+            # A machine broke one of its invariants, or was interrupted in the middle of a step:
+            # its state can no longer be trusted.
             self.problem = error
             self._wake_all()
             raise
 
     def _turns(self, is_enough: Callable[[], bool]) -> None:
         if self._errands:
-            for _ in range(len(self._errands)):  # What these leave comes after the turns below.
+            # Errands that these leave run after the turns below.
+            for _ in range(len(self._errands)):
                 self._errands.popleft()(self.loop)
         self.loop.run(is_enough)
 
@@ -276,7 +280,7 @@ class Driver:
                 waiter.release()
 
     def _look_again(self) -> None:
-        # What came in while we turned was left by somebody who relies on us to look once more.
+        # A thread that left work while we turned relies on this last check.
         loop = self.loop
         if (
             loop.has_work
@@ -302,10 +306,11 @@ class Driver:
         while not self._is_closed and self.problem is None:
             self._wake.clear()
             if self._queueing:
-                self._wake.wait(HOT_MS / 1000)  # They go first; their turns do this work too.
-            # Whoever turns the loop meanwhile does what is due, and looks again when he is done. To
-            # wait for the lock would take it from a thread that puts one record after the other,
-            # and make it wait for this one: two switches of threads.
+                # Waiting threads go first; their turns do this work, too.
+                self._wake.wait(HOT_MS / 1000)
+            # A thread that turns the loop meanwhile does what is due, and checks again afterwards.
+            # To wait for the lock would take it from a thread that sends one record after the
+            # other, and cost it two thread switches.
             had_work = is_taken = not self._lock.acquire(blocking=False)
             if not is_taken:
                 try:
@@ -313,7 +318,7 @@ class Driver:
                         return
                     had_work = self._has_work()
                     self._run(None)
-                except BaseException:  # kept in ``problem``, raised to the next caller
+                except BaseException:  # kept in ``problem`` and raised to the next caller
                     return
                 finally:
                     self._lock.release()
@@ -328,7 +333,7 @@ class Driver:
                 until = min(until, now + HOT_MS)
             self._is_hot = is_hot
             self._asleep_until = until
-            # What was armed before that line has not waked us: look once more.
+            # A deadline that was armed before this line did not wake us: check once more.
             if is_taken or (not loop.has_work and loop.deadline >= until):
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
@@ -342,17 +347,18 @@ class Driver:
         return self._is_closed
 
     def close(self, last: Callable[[Loop], None]) -> None:
-        """Do *last* and turn the loop once more; from then on nothing turns it."""
-        self.check_process()  # In a child the lock may be held by a thread that is not there.
+        """Run *last* and turn the loop once more; from then on no thread turns it."""
+        # In a forked child the lock may be held by a thread that does not exist.
+        self.check_process()
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             if self.problem is None:
-                self._run(None)  # Errands come first: somebody waits for what they began.
+                self._run(None)  # Errands first: threads wait for what they begin.
                 last(self.loop)
                 self._run(None)
-            self._wake_all()  # What they wait for will not be done any more.
+            self._wake_all()  # Wake the waiting threads: their work will not be done any more.
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

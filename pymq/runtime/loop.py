@@ -1,8 +1,12 @@
-"""The one place where things happen: take in what came, let machines decide, act, say so.
+"""The loop: the only place that acts on stores, coordinators and transports.
 
-All machines of a process share one loop: broker, zkserver, producers, consumers. A turn merges what
-they want, so that all producers of a turn share one write and one sync. Nothing in here decides
-anything, and nothing outside of here touches store, coordinator or transport.
+All machines of a process share one loop: broker, zkserver, producers, consumers. A turn
+
+1. takes in the messages that have come,
+2. lets the machines decide,
+3. merges what they want (:class:`~pymq.core.ready.Ready`) and carries it out, so that all producers
+   of a turn share one write and one sync,
+4. tells the machines that it is done.
 """
 
 from __future__ import annotations
@@ -34,15 +38,15 @@ from pymq.runtime.timers import Timers
 from pymq.store.base import BlockStore
 
 READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
-# Of a turn, after which no more blocks are recovered in it. A broker that starts again has all its
-# open blocks read through; between two of them it takes in messages and sends its pings.
+# Of a turn, after which it recovers no further block. A broker that starts has to recover all of
+# its open blocks; between two of them it takes in messages and sends pings.
 RECOVER_MS = 10
-TURNS_MAX = 200  # that one call of ``run`` makes; a request takes about three
-HELD_MAX = 4  # turns that a write waits for those of other brokers, as long as there are messages
+TURNS_MAX = 200  # in one call of ``run``; a request takes about three
+HELD_MAX = 4  # turns that a write waits for those of other brokers while messages come in
 
 
 class Machine(Protocol):
-    """What the loop drives."""
+    """A machine that the loop drives."""
 
     @property
     def deadline(self) -> int:
@@ -62,7 +66,7 @@ class Machine(Protocol):
         ...
 
     def advance(self, ready: Ready, now: int) -> None:
-        """The work is done."""
+        """Take in that the work was carried out."""
         ...
 
 
@@ -70,28 +74,28 @@ class StoreUser(Machine, Protocol):
     """A machine that keeps blocks."""
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in what the store has to say."""
+        """Take in an event of the store."""
         ...
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Records of a block could not be read; returns what is answered instead of them."""
+        """Take in that records of a block could not be read; returns the error to answer."""
         ...
 
 
 class CoordinatorUser(Machine, Protocol):
-    """A machine that keeps metadata."""
+    """A machine that keeps metadata in a coordinator."""
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in what the coordinator has to say."""
+        """Take in an event of the coordinator."""
         ...
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """A commit could not be carried out, and nothing is changed."""
+        """Take in that a commit could not be carried out; nothing was changed."""
         ...
 
 
 class WallClockUser(Protocol):
-    """A machine that knows the time of day."""
+    """A machine that needs the wall clock."""
 
     def set_wall_offset(self, offset_ms: int) -> None:
         """Take in what the wall clock is ahead of the loop's clock now."""
@@ -105,14 +109,13 @@ Work = tuple[str, Machine, Ready]  # (whose, of what, which)
 class Loop:
     """Drives the machines of one process; one thread at a time may call it.
 
-    Messages for machines that are not here go to *far*; without one they are dropped. *flush* is
-    called when what went there is to leave: before the disk makes us wait, once it has what others
-    wait for, and after each turn.
+    Messages for machines of other processes go to *far*; without it they are dropped. *flush* is
+    called when these messages have to leave: before a write, after a write that others wait for,
+    and after each turn.
 
-    There may be several brokers, each with a store of its own. Then what they write waits until
-    nobody has anything else to do, and all disks work at once: a leader's while its followers' do.
-    A broker that waits is given nothing before its write is done, as if it were in the middle of
-    it: to a machine a write takes no time.
+    There may be several brokers, each with its own store. Then their writes wait until no machine
+    has other work, and all disks write at once: a leader's while its followers' do. A broker whose
+    write waits gets no messages until it is done, because to a machine a write takes no time.
     """
 
     def __init__(
@@ -125,16 +128,17 @@ class Loop:
         self._far = far
         self._flush = flush
         self.machines: dict[str, Machine] = {}
-        self.jobs: deque[tuple[str, Compact]] = deque()  # long work, for whoever has the time
+        self.jobs: deque[tuple[str, Compact]] = deque()  # long work, for another thread
         self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
         self._events: deque[tuple[str, StoreEvent]] = deque()  # of jobs, from any thread
-        self._asks: deque[tuple[str, Recover]] = deque()  # of stores, for the next turn
+        # recoveries that are left for the next turn
+        self._asks: deque[tuple[str, Recover]] = deque()
         self._dirty: dict[str, None] = {}
-        self._pokes: deque[str] = deque()  # machines to be looked at, from any thread
-        self._ticked = -1  # when deadlines were looked at last
+        self._pokes: deque[str] = deque()  # machines to drive, named by any thread
+        self._ticked = -1  # when deadlines were checked last
         self._timers = Timers()
         self._users: dict[str, StoreUser] = {}  # machines that have a store
-        self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one of them
+        self._only: tuple[StoreUser, BlockStore] | None = None  # the only one, if there is just one
         self._disks = LoopDisks()
         self._held: dict[str, Work] = {}  # whose writes wait for those of other brokers ...
         self._held_for = 0  # ... for so many turns ...
@@ -390,8 +394,8 @@ class Loop:
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             if not (read.verify and "found_crc" in error.details):
-                # Of a body that is not sound only its reader is told: it may have come so, and then
-                # it is so on all replicas.
+                # Only the reader gets the error of a damaged body: the producer may have sent it
+                # like this, and then it is the same on all replicas.
                 error = self._users[name].read_failed(read.block, error, now)
                 self._dirty[name] = None
             answer = attrs.evolve(read.answer, error=error)
@@ -413,7 +417,7 @@ class Loop:
         self._dirty[name] = None
 
     def _recover_on(self, now: int) -> None:
-        """Recover blocks that the turns before had no time for: at least one a turn."""
+        """Recover blocks that were left by earlier turns: at least one."""
         for _ in range(len(self._asks)):
             name, ask = self._asks.popleft()
             if name in self._held:
@@ -424,13 +428,13 @@ class Loop:
                     return
 
     def do_job(self) -> None:
-        """Do one piece of long work; the only method that any thread may call beside the rest."""
+        """Do one piece of long work. Any thread may call this at any time, unlike the rest."""
         name, job = self.jobs.popleft()
         try:
             event = self._disks.store(name).compact(job)
         except PymqError as error:
             event = Compacted(job.topic, job.partition, (), error)
-        except Exception as error:  # whatever it is, the partition is to hear of it
+        except Exception as error:  # whatever it is, the partition gets it
             event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
         self._events.append((name, event))
 

@@ -1,17 +1,18 @@
 """Rolls: seal the open block, commit its end together with the next block, tell the brokers.
 
-It is the one way in which anything about a partition changes. A *planned* roll asks the leader,
-which answers once all that it has taken in is committed; of a Raft block every live replica is
-asked, and whoever leads answers. In a *take-over* there is no leader and will be none: every live
-replica stops to act and says where its copy ends. The best copy is the end, once those that have
-answered are known to hold all that was committed between them
-(:mod:`~pymq.controller.transitions.takeover`).
+A roll is the only way to change a partition.
 
-Nothing of a roll is kept but what is committed. Every step can be repeated by another zkserver:
-sealing twice does nothing, and the commit holds once. Whoever finds his block sealed and not rolled
-asks for a roll again. What an administrator wants is noted in the partition's node before anything
-is done about it, and the commit of the roll does it and takes the note out; so a zkserver that
-takes over finishes what was begun, once.
+* A *planned* roll asks the leader to seal, which answers when all its records are committed. For a
+  Raft block all live replicas are asked, and the one that leads answers.
+* In a *take-over* no replica leads or can be elected. Every live replica stops and reports where
+  its copy ends. The best copy's end becomes the block's end, once the replicas that have answered
+  are known to hold all committed records between them
+  (:mod:`~pymq.controller.transitions.takeover`).
+
+Only the commit of a roll is kept, and another zkserver can repeat every step: sealing twice has no
+effect, and the commit succeeds once. A leader whose block is sealed and not rolled requests a roll
+again. An administrator's request is noted in the partition's node first. The commit of the roll
+carries it out and removes the note, so a zkserver that takes over completes it, once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from pymq.errors import (
 
 
 class Rolls:
-    """All rolls that the active zkserver has under way."""
+    """The rolls that the controller has under way."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Rolls:
         takeover_ms: int,
         wall_ms: Callable[[int], int],
     ) -> None:
-        self.unclean = 0  # how many blocks were sealed so, for the metrics
+        self.unclean = 0  # for the metrics: blocks sealed without a complete replica
         self._commits = commits
         self._members = members
         self._notices = notices
@@ -68,7 +69,7 @@ class Rolls:
         self._candidates = Candidates(self._look)
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """How many rolls are under way."""
         return len(self._rolls)
 
     @property
@@ -77,11 +78,11 @@ class Rolls:
         return bool(self._rolls)
 
     def get(self, name: TopicPartition) -> Roll | None:
-        """The roll of a partition that is under way."""
+        """Return the roll of a partition that is under way."""
         return self._rolls.get(name)
 
     def end_all(self, error: NotController) -> None:
-        """This zkserver rolls nothing any more."""
+        """End all rolls: this zkserver is no longer active."""
         rolls = list(self._rolls.values())
         self._rolls.clear()
         self._candidates.clear()
@@ -104,7 +105,7 @@ class Rolls:
         is_forced: bool = False,
         leader: str | None = None,
     ) -> None:
-        """Roll a partition; *caller* is answered once it is done.
+        """Begin to roll a partition; *caller* is answered once the roll is committed.
 
         *leader* is to lead the next block, if it has all of the one before.
         """
@@ -121,28 +122,30 @@ class Rolls:
             self._join(roll, caller, now, is_forced=is_forced)
 
     def _join(self, roll: Roll, caller: Caller, now: int, *, is_forced: bool) -> None:
-        """Somebody wants a roll that is under way."""
+        """Add a caller to a roll that is under way."""
         if roll.is_withdrawing or (roll.callers and (roll.is_committing or not is_forced)):
             self.wait(roll.name, caller)
             return
         if not roll.callers:
-            # What an administrator wants goes with a roll that is under way for its own sake.
+            # An automatic roll that is under way carries out the administrator's request, too.
             mark("rolls.caller_goes_first")
             roll.is_withdrawn = False
         roll.callers.append(caller)
         if is_forced and not roll.is_committing:
-            # Without this word, those who wait for the roll might wait for ever.
+            # Else the callers of the earlier roll might wait for ever.
             mark("rolls.forced")
             roll.is_forced = True
             self._ask(roll, now)
 
     def resume(self, now: int) -> None:
-        """Go on with what administrators were promised, by this zkserver or one before it."""
+        """Resume the administrators' requests that are noted in the tree."""
         wanted = self._commits.image.wanted
         self.consider_many([name for name in wanted if name not in self._rolls], now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
-        """Have *caller* begin anew after a roll that is not to be changed any more, if one is."""
+        """Let *caller* begin again after a roll that cannot be changed any more, if there is
+        one.
+        """
         roll = self._rolls.get(name)
         if roll is None or not (roll.callers or roll.is_committing):
             return False
@@ -152,13 +155,13 @@ class Rolls:
         return True
 
     def gone(self, name: TopicPartition, now: int) -> None:
-        """The partition was deleted."""
+        """Take in that the partition was deleted."""
         roll = self._rolls.get(name)
         if roll is not None:
             self._end(roll, UnknownTopic(f"topic {name.topic!r} was deleted"), now)
 
     def consider(self, name: TopicPartition, now: int) -> None:
-        """Roll a partition if something about its replicas should be otherwise, and can be."""
+        """Roll a partition if its replicas should change, and can."""
         image = self._commits.image.find(name)
         roll = self._rolls.get(name)
         if image is None or image.node.acks is AckMode.UNSET:
@@ -179,11 +182,11 @@ class Rolls:
         self.consider_many(self._commits.image.hosting.opened(broker), now)
 
     def consider_short(self, now: int) -> None:
-        """Consider all partitions that have fewer replicas than they should."""
+        """Consider all under-replicated partitions."""
         self.consider_many(self._commits.image.short, now)
 
     def consider_many(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Consider partitions, some in this turn and the others in the next ones."""
+        """Consider partitions: some in this turn, the others in the next ones."""
         self._candidates.add(names, now)
 
     def _look(self, name: TopicPartition, now: int) -> None:
@@ -197,12 +200,12 @@ class Rolls:
     def _is_leaderless(
         self, name: TopicPartition, block: BlockNode, *, is_forced: bool = False
     ) -> bool:
-        """Whether nobody leads a block, or will."""
+        """Whether a block has no leader and cannot elect one."""
         image = self._commits.image
         return takeover.is_needed(image, self._members, name, block, is_forced=is_forced)
 
     def _can_seal(self, name: TopicPartition, block: BlockNode) -> bool:
-        """Whether those that are alive can seal a block that has a leader, or can elect one."""
+        """Whether the live replicas have or can elect a leader that can seal the block."""
         if block.acks is not AckMode.RAFT:
             return block.leader is not None and self._members.can_act(block.leader, name)
         able = takeover.able(self._commits.image, self._members, name, block)
@@ -211,7 +214,7 @@ class Rolls:
     # --- asking ---------------------------------------------------------------------------------
 
     def _ask(self, roll: Roll, now: int) -> None:
-        """Have the block sealed, by whoever can; again, if he has not answered."""
+        """Send the seal request, or send it again to replicas that have not answered."""
         image = self._commits.image.find(roll.name)
         if image is None or image.open_block.number != roll.block:
             gone = StaleEpoch if image is not None else UnknownTopic
@@ -226,7 +229,7 @@ class Rolls:
             mark("rolls.renumbered")
             roll.renumber(image.node.epoch + 1)
         targets = self._targets(roll, block)
-        self._notices.flush(now)  # Whoever is asked must know what the block is.
+        self._notices.flush(now)  # A replica must know the block before it can seal it.
         epoch = self._commits.image.controller_epoch
         seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover, roll.topic_id)
         for broker in targets:
@@ -237,7 +240,7 @@ class Rolls:
         self._decide(roll, now)
 
     def _targets(self, roll: Roll, block: BlockNode) -> tuple[str, ...]:
-        """Who is to seal the block."""
+        """Return the replicas to ask for the seal."""
         if roll.is_takeover:
             return self._last_hopes(roll) or ()
         if block.acks is AckMode.RAFT:
@@ -254,15 +257,16 @@ class Rolls:
     # --- being answered -------------------------------------------------------------------------
 
     def sealed(self, m: Sealed, now: int) -> None:
-        """A broker says where its block ends, or why it cannot be sealed."""
+        """Take in where a replica's block ends, or why the replica cannot seal it."""
         name = TopicPartition(m.topic, m.partition)
         roll, image = self._rolls.get(name), self._commits.image.find(name)
         if not self._members.is_of(m.broker, m.incarnation):
             mark("rolls.other_incarnation")
-            return  # What it had may be gone; it was asked again when it registered.
+            # The answer is of an earlier life of the broker; it was asked again when it registered.
+            return
         if image is None or image.open_block.number != m.block:
             mark("rolls.rolled_since")
-            return  # It has been rolled since.
+            return  # The block has been rolled since.
         if report_transitions.is_of_another(self._commits.image, m.topic, m.topic_id):
             mark("rolls.made_anew")
             return
@@ -272,14 +276,14 @@ class Rolls:
         if roll is None:
             if m.error is None:
                 mark("rolls.orphaned_seal")
-                # Sealed for a zkserver that is gone: nothing can be appended until it is rolled.
+                # It was sealed for an earlier controller: nothing can be appended until the roll.
                 self.start(name, now)
             return
         if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.is_committing:
             return
         if m.controller_epoch not in (0, self._commits.image.controller_epoch):
             mark("rolls.told_another")
-            return  # Since it was asked by another zkserver, the block may have gone on.
+            return  # The answer is to an earlier controller; the block may have grown since.
         if roll.is_takeover:
             roll.answers[m.broker] = m
             self._decide(roll, now)
@@ -291,16 +295,16 @@ class Rolls:
     def _refused(
         self, roll: Roll, block: BlockNode, broker: str, error: PymqError, now: int
     ) -> None:
-        """The block cannot be sealed by *broker*."""
+        """Take in that *broker* cannot seal the block."""
         if block.acks is AckMode.RAFT:
             is_leader = broker == block.leader and not self._can_seal(roll.name, block)
             if len(block.replicas) > 1 and not is_leader:
                 mark("rolls.follower_in_trouble")
-                return  # The others elect a leader, who is asked then.
+                return  # The other replicas elect a leader, which is asked then.
         else:
             others = [b for b in block.in_sync if b != broker and b in self._members]
             is_lost = isinstance(error, StoreError) and not isinstance(error, StoreFull)
-            # The leader's copy is lost, or it leads no more; and nobody else will ever say so.
+            # The leader's copy is lost, or it no longer leads. No other broker would report that.
             if (is_lost and others) or isinstance(error, ReplicaNotAvailable):
                 mark("rolls.leader_in_trouble")
                 roll.is_takeover = True
@@ -310,7 +314,7 @@ class Rolls:
         self._end(roll, error, now)
 
     def _decide(self, roll: Roll, now: int) -> None:
-        """End a take-over if enough is known."""
+        """Decide a take-over if enough replicas have answered."""
         image = self._commits.image.find(roll.name)
         if not roll.is_takeover or roll.is_committing or image is None:
             return
@@ -321,7 +325,7 @@ class Rolls:
             hopes = self._last_hopes(roll)
             if hopes is None or takeover.is_enough(block, hopes) or (hopes and not answers):
                 mark("rolls.must_wait")
-                return  # Somebody who must have all may yet answer.
+                return  # A replica that must have all records may still answer.
         if not roll.is_late and any(
             b not in roll.answers
             and self._members.may_live(b)
@@ -353,7 +357,7 @@ class Rolls:
 
         def plan(draft: Draft) -> None:
             if report_transitions.is_of_another(draft.image, roll.name.topic, roll.topic_id):
-                raise StaleEpoch(f"{roll.name} was made anew")  # while this waited
+                raise StaleEpoch(f"{roll.name} was made anew")  # while the commit waited
             wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
             roll.loss = blocks.roll(
                 draft,
@@ -374,11 +378,11 @@ class Rolls:
         def failed(error: PymqError, now: int) -> None:
             self._failed(roll, error, now)
 
-        # The members that it looks at are no part of the tree, but then they are but hints.
+        # Live brokers are not part of the tree, but here they are only hints.
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
-        """The commit was not done: try again for the block's sake, but let nobody wait for it."""
+        """Take in that the commit failed: retry the roll, and answer its callers with the error."""
         if isinstance(error, (StaleEpoch, LookupError)):
             self._end(roll, error, now)
             return
@@ -414,9 +418,10 @@ class Rolls:
             self._withdraw(roll, over, now)
 
     def _withdraw(self, roll: Roll, then: Callable[[int], None], now: int) -> None:
-        """Nobody is told that what he wants has failed before no zkserver will do it any more.
+        """Remove a failed request from the tree before its callers are answered.
 
-        Who wants something else meanwhile waits, or that would be taken out with it.
+        Else another zkserver could still carry it out. Other requests for the partition wait
+        meanwhile, so that they are not removed with it.
         """
         if roll.is_withdrawing:
             return
@@ -435,14 +440,14 @@ class Rolls:
             then(now)
 
         def failed(error: PymqError, now: int) -> None:
-            done(now)  # It may be done yet, but there is nobody to ask.
+            done(now)  # A replica may come back and answer, but none is alive to be asked.
 
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     # --- what happens to brokers and blocks -----------------------------------------------------
 
     def registered(self, broker: str, now: int) -> None:
-        """A broker is alive, perhaps after a restart: what it had answered is void."""
+        """Take in that a broker has registered: its earlier answers are void."""
         for name in self._commits.image.hosting.opened(broker):
             roll = self._rolls.get(name)
             if roll is not None:
@@ -453,11 +458,11 @@ class Rolls:
         self.resume(now)
 
     def died(self, broker: str, now: int) -> None:
-        """A broker is dead: its fetch blocks need another leader."""
+        """Take in that a broker is dead: blocks it leads without Raft need another leader."""
         self.consider_all(broker, now)
 
     def led(self, name: TopicPartition, now: int) -> None:
-        """A Raft block has another leader, who is to be asked now."""
+        """Take in that a Raft block has a new leader: ask it for the seal."""
         roll = self._rolls.get(name)
         if roll is not None and not roll.is_committing:
             self._ask(roll, now)

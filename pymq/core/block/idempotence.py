@@ -1,20 +1,20 @@
-"""Idempotence: what a partition remembers of its producers, so that a repeat is written once.
+"""Idempotence: the producer table of a partition, by which a duplicate batch is written once.
 
 A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
-last one ended; one that begins earlier is a repeat and is answered with the offset it already has;
-one that begins later means that a batch was lost on the way. A higher producer epoch fences the
-lower one and goes on counting where it stopped (Kafka begins again at 0; here the count is also how
-a restarted producer learns how far it got).
+last one ended. A batch that begins earlier is a duplicate and is answered with the offset it has
+already. A batch that begins later shows that one was lost on the way. A higher producer epoch
+fences lower ones and continues their numbers (in Kafka it begins at 0; here the number also tells a
+restarted producer how far it got).
 
-The table is part of the log's state: it can be rebuilt by replaying headers, and a snapshot of it
-travels with checkpoints.
+The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
+snapshot.
 
-It ends with a block, and the next one begins with what is handed on: producers that were silent for
-too long are left out, unless they have a name (Kafka's ``producer.id.expiration.ms``), and so are
-those that were silent longest, of what would be too large to go with a roll. Whoever seals the
-block decides that, by its own clock, and all replicas of the next one begin with the same table.
-A wall clock may be set, and brokers' clocks differ. So silence is what passes between looks at the
-clock, no step of which counts for more than a minute.
+A roll hands the table on to the next block. It leaves out producers that were silent for too long
+(Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent longest
+if the table is too large for a roll. The replica that seals the block decides that by its own
+clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
+those of brokers differ. So silence is summed up between two readings of the clock, and each step
+counts for a minute at most.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from pymq.errors import (
     PymqError,
 )
 
-NAMED = 1 << 62  # this bit of an id says that it belongs to a name, and not to one producer
+NAMED = 1 << 62  # this bit marks the id of a named producer
 REMEMBERED = 5  # batches a producer, as many as it may have in flight
 UNKNOWN_TIME = -1
-STEP_MS = 60 * 1000  # of silence at most, between two looks at a clock that may have been set
-UNDER_WAY_MS = 10 * 60 * 1000  # silence after which a producer waits for no answer any more
-PAST_BYTES = 512 << 10  # of a table, in a node of the tree: a commit of ZooKeeper may have 1 MiB
+STEP_MS = 60 * 1000  # of silence at most, between two readings of a clock that may have been set
+UNDER_WAY_MS = 10 * 60 * 1000  # of silence, after which a producer has no request under way
+PAST_BYTES = 512 << 10  # of a table in a metadata node: a commit in ZooKeeper has at most 1 MiB
 PLAIN_BYTES = 4 << 10  # a smaller table is not compressed
 UNPACKED_BYTES = 16 << 20
 ZLIB_LEVEL = 1
 ZLIB_MAGIC = b"\x78"  # no array begins with it in CBOR
-UNKNOWN_CRC = -1  # of a batch that a snapshot of before tells of
-PRODUCERS_MAX = 10_000  # a partition; beyond it the one that was silent longest is forgotten
+UNKNOWN_CRC = -1  # of a batch in a snapshot of an older version
+PRODUCERS_MAX = 10_000  # of a partition; beyond it the longest silent one is dropped
 
 
 class ProducerState(NamedTuple):
@@ -52,13 +52,13 @@ class ProducerState(NamedTuple):
 
     epoch: int
     next_sequence: int
-    # The last ones: (epoch, sequence, count, offset, CRC); -1 for a CRC that was not kept.
+    # the last batches: (epoch, sequence, count, offset, CRC); CRC -1: not kept
     batches: tuple[tuple[int, int, int, int, int], ...]
 
 
 def hashed_id(name: str) -> int:
-    """The id of a name that was opened before ids were given out."""
-    from hashlib import blake2b  # only now: OpenSSL comes with it, and few producers have names
+    """Return the id of a name from before the cluster gave out ids."""
+    from hashlib import blake2b  # imported here: it loads OpenSSL, and few producers have names
 
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -70,12 +70,12 @@ def _batch(
 
 
 def _is_named(producer_id: int, producer: ProducerState) -> bool:
-    """Whether a producer has a name; of one whose id is a hash of it only a later epoch tells."""
+    """Whether a producer has a name. A hashed id shows it only by a later epoch."""
     return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
 
 
 def _plainly(snapshot: bytes) -> bytes:
-    """A snapshot as it was before it was compressed.
+    """Uncompress a snapshot.
 
     Raises:
         ValueError: it is too large, or damaged.
@@ -93,23 +93,24 @@ def _plainly(snapshot: bytes) -> bytes:
 
 
 class ProducerTable:
-    """All producers of a partition, by id, the one that wrote last at the end."""
+    """The producers of a partition, by id, in the order of their last writes."""
 
     __slots__ = ("_producers", "_proposed", "_seen", "_time", "_told", "_writing")
 
     def __init__(self) -> None:
-        self._producers: dict[int, ProducerState] = {}  # as the log has it, durably
-        self._seen: dict[int, int] = {}  # wall clock, when each wrote last, as far as is known here
+        self._producers: dict[int, ProducerState] = {}  # as in the durable log
+        # the wall clock of each producer's last write, as far as known
+        self._seen: dict[int, int] = {}
         self._time = UNKNOWN_TIME  # of the write under way
-        self._told = UNKNOWN_TIME  # what the wall clock said last
-        self._writing: dict[int, ProducerState] = {}  # as it will be after the write under way ...
-        self._proposed: dict[int, ProducerState] = {}  # ... and after the one that follows it
+        self._told = UNKNOWN_TIME  # the last reading of the wall clock
+        self._writing: dict[int, ProducerState] = {}  # as after the write under way ...
+        self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def check(self, header: Header) -> int | PymqError | None:
-        """Judge a batch: None to write it, the offset of a repeat, or the error to answer."""
+        """Check a batch: None to append it, the offset of a duplicate, or the error to answer."""
         if header.producer_id == NO_PRODUCER:
             return None
         known = self._latest(header.producer_id)
@@ -125,7 +126,7 @@ class ProducerTable:
         producer_epoch = header.producer_epoch
         if header.base_sequence == known.next_sequence and producer_epoch >= known.epoch:
             return None
-        # Under another epoch the same number is another batch: the producer gave up the first.
+        # The same sequence under another epoch is another batch: the producer gave up the first.
         wanted = (producer_epoch, header.base_sequence, header.count)
         for epoch, sequence, count, offset, crc in known.batches:
             if (epoch, sequence, count) == wanted:
@@ -166,7 +167,7 @@ class ProducerTable:
         )
 
     def propose(self, header: Header) -> None:
-        """Count a batch that is to be written."""
+        """Count a batch that will be written."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             return
@@ -177,14 +178,14 @@ class ProducerTable:
         self._proposed[producer_id] = ProducerState(epoch, sequence + count, batches)
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
-        """What was proposed is being written; *now_ms* is the wall clock."""
+        """Take in that the proposed batches are being written; *now_ms* is the wall clock."""
         if now_ms != UNKNOWN_TIME:
             self.tell(now_ms)
         self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
 
     def settle(self) -> None:
-        """What was being written is durable."""
+        """Take in that the write is done."""
         producers, seen, time = self._producers, self._seen, self._time
         for producer_id, producer in self._writing.items():
             seen[producer_id] = time
@@ -196,12 +197,12 @@ class ProducerTable:
             del producers[first], seen[first]
 
     def discard(self) -> None:
-        """Nothing of what was proposed or being written is in the log."""
+        """Take in that the write has failed: drop what was proposed or being written."""
         self._writing.clear()
         self._proposed.clear()
 
     def replay(self, header: Header) -> None:
-        """Count a batch that is in the log, at recovery."""
+        """Count a batch that recovery has found in the log."""
         if header.producer_id == NO_PRODUCER or header.is_control:
             return
         self.propose(header)
@@ -209,12 +210,12 @@ class ProducerTable:
         self.settle()
 
     def next_sequence(self, producer_id: int) -> int:
-        """The sequence that the producer's next record must have."""
+        """Return the sequence that the producer's next record must have."""
         producer = self._latest(producer_id)
         return producer.next_sequence if producer else 0
 
     def end(self, producer_id: int) -> int:
-        """The offset after what the producer wrote last; -1 when nothing is known of it."""
+        """Return the offset after the producer's last record; -1 if the producer is unknown."""
         producer = self._latest(producer_id)
         if producer is None or not producer.batches:
             return -1
@@ -222,10 +223,10 @@ class ProducerTable:
         return offset + count
 
     def tell(self, now_ms: int) -> None:
-        """The wall clock says *now_ms*.
+        """Set the wall clock to *now_ms*.
 
-        If it was set, or is that of another broker, all times move with it: nobody was silent for
-        as long as the clock has jumped. A pause without a look at it counts as a minute.
+        If the clock jumped, or another broker's clock is used, all times move with it: a jump is
+        no silence. A pause between two readings counts as a minute at most.
         """
         before, self._told = self._told, now_ms
         step = now_ms - before
@@ -238,9 +239,9 @@ class ProducerTable:
                 self._seen[producer_id] = max(seen_ms + shift, 0)
 
     def expire(self, now_ms: int, silent_ms: int) -> None:
-        """Forget those without a name that have written nothing for longer than *silent_ms*.
+        """Drop unnamed producers that were silent for longer than *silent_ms*.
 
-        Of one that was seen at an unknown time, or at a later one, the time begins now.
+        If a producer's last write has an unknown or later time, its silence begins now.
         """
         self.tell(now_ms)
         producers, seen = self._producers, self._seen
@@ -254,7 +255,7 @@ class ProducerTable:
                 del producers[producer_id], seen[producer_id]
 
     def snapshot(self) -> bytes:
-        """Pack what is durable."""
+        """Pack the durable table."""
         return cbor.dumps(self._plain(self._producers))
 
     def _plain(self, producers: dict[int, ProducerState]) -> list[list[object]]:
@@ -265,10 +266,10 @@ class ProducerTable:
         ]
 
     def hand_on(self, now_ms: int, bytes_max: int = PAST_BYTES) -> bytes:
-        """Pack what is durable for the next block, in no more than *bytes_max*.
+        """Pack the durable table for the next block, in at most *bytes_max*.
 
-        What does not fit is left out: of those that have nothing under way any more, all batches
-        but the last; then those that were silent longest, the ones without a name before others.
+        If it is too large, producers with no request under way keep only their last batch; then
+        those that were silent longest are left out, unnamed ones first.
         """
         snapshot = self.snapshot()
         if len(snapshot) <= min(PLAIN_BYTES, bytes_max):
@@ -277,7 +278,7 @@ class ProducerTable:
         if len(packed) <= bytes_max:
             return packed
         mark("producers.shortened")
-        # The sort is stable, and the table's order is that of who wrote last.
+        # The sort is stable, and the table is in the order of the last writes.
         ordered = dict(sorted(self._producers.items(), key=lambda each: _is_named(*each)))
         for producer_id, p in ordered.items():
             if now_ms - self._seen[producer_id] > UNDER_WAY_MS:
@@ -301,7 +302,7 @@ class ProducerTable:
         table = cls()
         try:
             for producer_id, epoch, next_sequence, batches, *seen in cbor.loads(_plainly(snapshot)):
-                (seen_ms,) = seen or (UNKNOWN_TIME,)  # A table of before tells none.
+                (seen_ms,) = seen or (UNKNOWN_TIME,)  # A table of an older version has none.
                 last = tuple(_batch(*batch) for batch in batches)
                 table._producers[int(producer_id)] = ProducerState(
                     int(epoch), int(next_sequence), last[-REMEMBERED:]

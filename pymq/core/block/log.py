@@ -1,8 +1,8 @@
-"""The log of one block on this broker: what is appended, what is written, what is durable.
+"""The log of one block on this broker: appended, written and durable batches.
 
-Leader and follower use the same log. The leader's batches come from producers and are stamped here;
-a follower's come stamped by the leader and keep offset and epoch. Only :meth:`BlockLog.advance`
-makes anything stable: until the store has said so, nothing that was appended counts.
+Leaders and followers use the same log. A leader stamps the batches of producers with offset and
+epoch; a follower's batches come stamped. Batches count only when :meth:`BlockLog.advance` says that
+the store has written them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pymq.core.ready import (
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest
 
-# A crash costs reading no more than this much of a block again: so many bytes, and so many batches,
-# for it is the batches that cost time: 25 us each, 0.4 s for these.
+# A checkpoint follows so many bytes or batches, which bounds what a recovery reads. Batches cost
+# the time: 25 us each, 0.4 s for these.
 CHECKPOINT_BYTES = 32 << 20
 CHECKPOINT_BATCHES = 16_384
-RECENT_BYTES = 4 << 20  # kept in memory for followers that are nearly up to date
+RECENT_BYTES = 4 << 20  # cached for followers that are nearly up to date
 
 Epochs = tuple[tuple[int, int], ...]  # (epoch, where it begins), in order
 
 
 class LogHost(Protocol):
-    """What a log needs of the broker around it."""
+    """The broker, as far as a log needs it."""
 
     @property
     def out(self) -> Ready:
@@ -58,7 +58,7 @@ class LogHost(Protocol):
 
 
 class BlockLog:
-    """The batches of one block, from its start to its end, with what they mean for producers."""
+    """The batches of one block, with its producer table and epochs."""
 
     __slots__ = (
         "_batches",
@@ -97,65 +97,65 @@ class BlockLog:
         self.start = self.end = self.stable_end = start
         self.committed = start  # how far it is known to be committed: outlives a restart
         self.size = self.stable_size = 0  # bytes
-        self.max_timestamp = -1  # of its records; of those that were cut off, too
+        self.max_timestamp = -1  # of its records, truncated ones included
         self.epochs: list[tuple[int, int]] = []  # (epoch, where it begins)
-        self.seal_end: int | None = None  # the offset after a seal batch: records end before it
+        self.seal_end: int | None = None  # the offset after the seal batch, if there is one
         self.producers = ProducerTable()
-        self.is_recovering = False  # the store is to say where the block ends
+        self.is_recovering = False  # the store is finding out where the block ends
         self.unkeyed = Ranges(RUNS_MAX)  # records without a key, as far as that is known
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
         self._unwritten: list[EncodedBatch] = []  # stamped, for the next write
         self._in_flight: int | None = None  # the end that the write under way will reach
-        self._durable_end = start  # all before it is on the disk, even after a power cut ...
-        self._durable_then = start  # ... which it will be before this once the write is done,
-        self._durable_soon = start  # ... and this once the syncs that were asked for are done
-        self._create: CreateBlock | None = None  # how it was begun here, if it was ...
-        self._beginning: list[Write] = []  # ... and what of that has to be written again
-        self._batches = 0  # that were written since the last checkpoint
-        self._checkpointed = 0  # how large the block was then
-        self._checkpointed_committed = start  # and how far it was known to be committed
+        self._durable_end = start  # all before it is on the disk and synced ...
+        self._durable_then = start  # ... before this, once the write under way is done,
+        self._durable_soon = start  # ... and before this, once the requested syncs are done
+        self._create: CreateBlock | None = None  # how the block was created here, if it was ...
+        self._beginning: list[Write] = []  # ... and which writes of that must be repeated
+        self._batches = 0  # written since the last checkpoint
+        self._checkpointed = 0  # the block's size then
+        self._checkpointed_committed = start  # ... and its high watermark
         self._recent: deque[EncodedBatch] | None = deque() if is_shared else None
         self._recent_bytes = 0
-        # What a follower was sent last, by (offset, most bytes): the others need the same.
+        # The last answer to a follower, by (offset, most bytes): the others need the same.
         self._joined: tuple[tuple[int, int], bytes] | None = None
-        self._time = 0  # wall clock, as it was told last
+        self._time = 0  # the wall clock, as last set
 
     # --- beginning ------------------------------------------------------------------------------
 
     def create(self, topic: str, partition: str, producers: ProducerTable) -> None:
-        """Begin an empty block, which goes on from what the block before knew of producers."""
+        """Create an empty block with the producer table of the block before."""
         self.producers = producers
         out = self._host.out
         self._create = CreateBlock(self.name, self.start, topic, partition)
         out.write.append(self._create)
         if self.name.number > 0:
-            # Without it, recovery reads the blocks before it. The first block has none before, and
-            # a new partition no file: thousands of them are begun without a wait for the disk.
+            # Without a checkpoint, recovery reads the blocks before. The first block has none, so
+            # thousands of new partitions are created without a wait for the disk.
             out.write.append(Checkpoint(self.name, self._snapshot()))
 
     def write_first(self, create: CreateBlock) -> None:
-        """Begin a copy of a block that was made elsewhere."""
+        """Create a copy of a block of another broker."""
         self._host.out.write.append(create)
 
     def recover(self, *, is_open: bool = True) -> None:
-        """Ask the store where the block ends; :meth:`restore` follows."""
+        """Ask the store to recover the block; :meth:`restore` follows."""
         self.is_recovering = True
         self._host.out.ask.append(Recover(self.name, self.start, is_open))
 
     def restore(self, found: Recovered, before: ProducerTable | None) -> bool:
-        """Take in what the store has found; *before* is the block before's, if it is known.
+        """Take in what the store has found; *before* is the table of the block before, if known.
 
-        Returns False when there is no snapshot and *before* is None: then only the block before
-        knows the producers, and this is to be called again with it.
+        Returns False if there is no snapshot and *before* is None: then only the block before has
+        the producer table, and the caller tries again with it.
 
         Raises:
-            CorruptBlock: what was on the disk already, since this process began, is not any more.
+            CorruptBlock: records that were durable in this process are missing.
             CorruptMetadata: the snapshot cannot be understood.
         """
         if found.end < self._durable_end:
             mark("log.durable_is_gone")
-            # It looks like a torn tail, but others were told that it is here.
+            # This looks like a torn tail, but the records were acknowledged.
             raise CorruptBlock(
                 f"{self.name} ends at {found.end} on the disk, and was durable up to "
                 f"{self._durable_end}",
@@ -185,7 +185,8 @@ class BlockLog:
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
         self._batches = len(found.headers)
         self._unwritten, self._in_flight = [], None
-        self._beginning = []  # The store has told what there is, and the snapshot there is older.
+        # The recovered state replaces the snapshot that the create would write.
+        self._beginning = []
         self._recent = deque() if self._is_shared else None
         self._recent_bytes, self._joined = 0, None
         self.is_recovering = False
@@ -222,7 +223,7 @@ class BlockLog:
         return stamped
 
     def control(self, kind: ControlKind, payload: bytes, epoch: int) -> None:
-        """Append a batch that consumers never see, as leader of *epoch*."""
+        """Append a control batch, which consumers never see, as leader of *epoch*."""
         self.append(EncodedBatch.control(payload, timestamp_ms=self._time, kind=kind), epoch)
 
     def begin(self, epoch: int) -> None:
@@ -230,14 +231,14 @@ class BlockLog:
         self.control(ControlKind.BEGIN, b"", epoch)
 
     def seal(self, epoch: int) -> None:
-        """Append the batch after which no leader of this block takes in another record."""
+        """Append the seal batch: no leader of this block appends a record after it."""
         self.control(ControlKind.SEAL, b"", epoch)
 
     def extend(self, data: bytes) -> None:
-        """Append batches that the leader has stamped, as its follower.
+        """Append batches of the leader, as its follower.
 
         Raises:
-            CorruptBatch: they are damaged, or do not follow on; then nothing is appended.
+            CorruptBatch: they are damaged or not contiguous; nothing is appended then.
         """
         batches = restamp(data, self._durable_end)
         if not batches:
@@ -294,9 +295,9 @@ class BlockLog:
         return self.epochs[index - 1][0], end
 
     def agreed(self, epochs: Epochs, end: int) -> int:
-        """Up to where this log is that of a block with *epochs* and *end*, given the same epochs.
+        """Return up to where this log equals one with *epochs* and *end*.
 
-        Two logs that hold the same (offset, epoch) hold the same batches up to there (Raft, log
+        Two logs with the same (offset, epoch) hold the same batches up to there (Raft, log
         matching).
         """
         for index, (epoch, start) in enumerate(epochs):
@@ -315,7 +316,7 @@ class BlockLog:
     # --- sending to others ----------------------------------------------------------------------
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
-        """Whole batches from *offset* on if they are still in memory, at least one; else None."""
+        """Return whole batches from *offset* on if they are cached, at least one; else None."""
         if offset == self.end:
             return b""
         wanted = offset, max_bytes
@@ -324,7 +325,7 @@ class BlockLog:
         recent = self._recent
         if not recent or offset < recent[0].header.base_offset:
             return None
-        index = len(recent) - 1  # Most followers want the last few.
+        index = len(recent) - 1  # Most followers need only the last few.
         while index and recent[index].header.base_offset > offset:
             index -= 1
         if recent[index].header.base_offset != offset:
@@ -341,7 +342,7 @@ class BlockLog:
         return self._joined[1]
 
     def release(self) -> None:
-        """Keep in memory nothing of what is on the disk: nobody seems to need it any more."""
+        """Drop the cached batches that are on the disk."""
         if self._recent and not self._unwritten and self._in_flight is None:
             mark("log.released")
             self._recent.clear()
@@ -350,7 +351,7 @@ class BlockLog:
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
     ) -> None:
-        """Let the store fill *answer* with what is stable from *offset* on, and send it."""
+        """Let the store fill *answer* with stable batches from *offset* on, and send it."""
         self._host.out.read.append(
             Read(peer, answer, self.name, offset, self.stable_end, max_bytes)
         )
@@ -358,9 +359,9 @@ class BlockLog:
     # --- cutting --------------------------------------------------------------------------------
 
     def truncate(self, end: int) -> None:
-        """Cut off what is at *end* and beyond; the log is read again if that was on the disk.
+        """Truncate the log to *end*. If written batches go, the log is recovered again.
 
-        What was appended and not written yet may go with it.
+        Appended batches that are not written yet may go, too.
         """
         if end >= self.end:
             return
@@ -371,13 +372,13 @@ class BlockLog:
             self._cut(end)
             self._durable_end = min(self._durable_end, end)
             self._host.out.write.append(Truncate(self.name, end))
-            self.recover()  # What was known of producers at that point, only the log knows.
+            self.recover()  # Only the log itself has the producer table as of that point.
 
     def _cut(self, end: int) -> None:
         self.end, self._joined = end, None
         self.unkeyed.cut(end)
         self.stable_end = min(self.stable_end, end)
-        # What comes in its place is another leader's, who says anew how far that is committed.
+        # The batches that follow are another leader's, which reports anew what is committed.
         self.committed = min(self.committed, end)
         self.epochs = [epoch for epoch in self.epochs if epoch[1] < end]
         if self.seal_end is not None and self.seal_end > end:
@@ -399,7 +400,7 @@ class BlockLog:
         return self._in_flight is not None
 
     def flush(self, ready: Ready, *, sync: bool) -> None:
-        """Add the pending batches to *ready*; :meth:`advance` or :meth:`fail` follows."""
+        """Add the unwritten batches to *ready*; :meth:`advance` or :meth:`fail` follows."""
         self._in_flight = self.end
         self._durable_then = self._durable_soon
         if self._beginning:
@@ -414,17 +415,17 @@ class BlockLog:
             self.producers.write(self._time or UNKNOWN_TIME)
 
     def seal_block(self, ready: Ready, *, keep_open: bool = False) -> None:
-        """Make all of the block durable, with its index; in the same write as :meth:`flush`."""
+        """Add a seal of the block file, with its index, to the same write as :meth:`flush`."""
         ready.write.append(Sync(self.name) if keep_open else SealBlock(self.name))
         self._durable_then = self.end
 
     def sync(self) -> None:
-        """Make durable what was written without."""
+        """Request a sync of what was written without one."""
         self._host.out.write.append(Sync(self.name))
         self._durable_soon = self.stable_end
 
     def advance(self) -> bool:
-        """The write is done; whether there was one."""
+        """Take in that the write is done; returns whether there was one."""
         if self._in_flight is None:
             return False
         self.stable_end, self._in_flight, self._joined = self._in_flight, None, None
@@ -437,22 +438,23 @@ class BlockLog:
         return True
 
     def fail(self) -> None:
-        """Nothing of the write counts: forget what is not on the disk."""
+        """Take in that the write has failed: drop what is not on the disk."""
         self._in_flight = None
-        self._durable_soon = self._durable_end  # The syncs may be among what was not done.
+        self._durable_soon = self._durable_end  # The syncs may not have happened either.
         self._unwritten = []
         self.producers.discard()
         self.size = self.stable_size
         self._cut(self.stable_end)
         if self._create is not None and self.stable_size == 0:
-            # The store may not have begun the block either. Where it has, this changes nothing.
+            # The store may not have created the block either. If it has, creating it again is
+            # harmless.
             mark("log.begins_again")
             self._beginning = [self._create]
             if self.name.number > 0:
                 self._beginning.append(Checkpoint(self.name, self._snapshot()))
 
     def checkpoint(self) -> None:
-        """Keep what a recovery would have to find out, unless it is kept already."""
+        """Write a checkpoint, unless it is up to date."""
         if self.is_recovering or self._unwritten or self._in_flight is not None:
             return
         is_kept = self.committed == self._checkpointed_committed
@@ -464,12 +466,12 @@ class BlockLog:
             self._durable_soon = self.stable_end
 
     def past(self, expire_ms: int) -> bytes:
-        """What the next block is to know of producers, without those that are silent too long."""
+        """Return the producer table for the next block, without expired producers."""
         self.producers.expire(self._time, expire_ms)
         return self.producers.hand_on(self._time)
 
     def at(self, wall_ms: int) -> None:
-        """Tell the log what time it is, for its producers and the batches it makes itself."""
+        """Set the wall clock, for the producer table and for control batches."""
         if wall_ms != self._time:
             self._time = wall_ms
             self.producers.tell(wall_ms)
