@@ -1,15 +1,16 @@
-"""Batches that a broker copies from one partition that it leads to another.
+"""Copies batches from one partition that the broker leads to another one.
 
-Whoever has staged batches and lets them count would fetch them only to send them back. Here it
-names them and says under which numbers of its producer they are to be appended; everything else is
-as if it had sent them itself: a copy is made of fetches and produces of the broker's own, so that
-what holds for those holds for it. It may be asked for again at any time, since the partition knows
-its producers; who asks again for one under way takes it over.
+A client that publishes staged batches names them instead of fetching and sending them again. It
+also gives the producer sequences under which the broker appends them. A copy consists of the
+broker's own fetches and produces, so the rules of both hold for it. A client may retry a copy at
+any time: the partition finds duplicates by producer, and a retry of a running copy replaces it.
 
-What is on its way is bounded: some copies read at a time, each a part of what it has to, and none
-goes on while much of what it has appended is not safe yet. An account (a principal, or a connection
-where nobody has proved who he is) has as many copies under way as it leaves for others, and
-accounts take turns in reading.
+Limits:
+
+- :data:`READS` copies read at a time, :data:`READ_BYTES` each.
+- A copy stops reading while :data:`UNSAFE_BYTES` that it appended are not acknowledged.
+- An account (a principal, or a connection without one) may have as many copies under way as it
+  leaves for others. Accounts take turns in reading.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
 
-COPIES = "#copies"  # in whose name the broker asks itself
-READ_BYTES = 1 << 20  # at a time for each copy, and ...
-READS = 4  # ... so many copies at a time; a batch that is larger is read whole
-UNSAFE_BYTES = 8 << 20  # that a copy has appended and nobody has said are safe
+COPIES = "#copies"  # source of the broker's own requests
+READ_BYTES = 1 << 20  # of one fetch of a copy; a larger batch is read whole
+READS = 4  # copies that read at a time
+UNSAFE_BYTES = 8 << 20  # appended by a copy and not yet acknowledged
 PIECES_MAX = 4096
 COPIES_MAX = 1000
 SEQUENCE_MAX = 1 << 62
@@ -39,7 +40,7 @@ Key = tuple[str, str, int]  # (topic, partition, producer)
 
 
 class CopyHost(Protocol):
-    """What copies need of the broker."""
+    """The broker, as copies use it."""
 
     @property
     def me(self) -> str:
@@ -47,11 +48,11 @@ class CopyHost(Protocol):
         ...
 
     def hosted(self, topic: str, partition: str) -> Partition | None:
-        """A partition that the broker hosts."""
+        """Return a partition that the broker hosts."""
         ...
 
     def on_partition(self, source: str, m: Produce | Fetch, now: int) -> None:
-        """Have one of its partitions asked; the answer goes to *source*."""
+        """Pass a request to a hosted partition; the answer goes to *source*."""
         ...
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -60,25 +61,25 @@ class CopyHost(Protocol):
 
     @property
     def outbox(self) -> FetchOutbox:
-        """What knows whose quotas have room."""
+        """The outbox, which knows accounts and their quotas."""
         ...
 
 
 @define
 class _Job:
-    """What is left of one copy."""
+    """One copy under way."""
 
-    number: int  # of its fetches and produces, which answers carry
+    number: int  # request id of its fetches and produces
     source: str
     account: str
     asked: Copy
     sequence: int
     pieces: deque[Piece]
-    sent: deque[tuple[int, int]] = Factory(deque)  # records and bytes of what is not safe yet
-    unsafe: int = 0  # bytes
-    records: int = 0  # that are safe
-    size: int = 0
-    is_in_line: bool = False  # or reading
+    sent: deque[tuple[int, int]] = Factory(deque)  # records and bytes of unacknowledged batches
+    unsafe: int = 0  # bytes not yet acknowledged
+    records: int = 0  # acknowledged
+    size: int = 0  # bytes acknowledged
+    is_in_line: bool = False  # waits to read, or reads
 
     @property
     def key(self) -> Key:
@@ -87,7 +88,7 @@ class _Job:
 
 
 class BatchCopies:
-    """The copies that one broker is making."""
+    """The copies under way on one broker."""
 
     def __init__(self, host: CopyHost) -> None:
         self._host = host
@@ -95,14 +96,15 @@ class BatchCopies:
         self._jobs: dict[int, _Job] = {}
         self._numbers: dict[Key, int] = {}
         self._held: dict[str, int] = {}  # copies under way, by account
-        # Those that are to read, by account; both in turn.
+        # Copies that wait to read, by account. Accounts take turns, and so do their copies.
         self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
         self._reading: set[int] = set()
-        self._held_up: dict[int, _Job] = {}  # by the quotas of those for whom they are made
-        self.deadline = NEVER  # when :meth:`tick` has something to do
+        self._held_up: dict[int, _Job] = {}  # delayed by the quota of their account
+        self.deadline = NEVER  # of :meth:`tick`
 
     def begin(self, source: str, m: Copy, now: int) -> None:
-        """Make a copy, or say why not; answered when all of it is as safe as *m.acks* says."""
+        """Begin a copy, or refuse it. `Copied` leaves when all is as durable as *m.acks* requires.
+        """
         error = self._refusal(m)
         if error is not None or not m.pieces:
             self._host.reply(source, Copied(m.id, error=error), now)
@@ -152,13 +154,13 @@ class BatchCopies:
 
     def _line_up(self, job: _Job) -> None:
         if job.number not in self._jobs:
-            return  # It has ended since.
+            return  # The copy has ended meanwhile.
         if job.pieces and not job.is_in_line and job.unsafe < UNSAFE_BYTES:
             job.is_in_line = True
             self._line.setdefault(job.account, {})[job.number] = job
 
     def _next(self) -> _Job:
-        """Take the next one out of the line."""
+        """Take the copy whose turn it is out of the line."""
         account, jobs = next(iter(self._line.items()))
         job = jobs.pop(next(iter(jobs)))
         if jobs:
@@ -168,11 +170,12 @@ class BatchCopies:
         return job
 
     def _read(self, now: int) -> None:
-        """Have those read whose turn it is."""
+        """Fetch for the copies whose turn it is."""
         while self._line and len(self._reading) < READS:
             job = self._next()
             if wait_ms := self._host.outbox.write_wait_ms(job.account):
-                # What was asked for with some bytes may be gigabytes: it is paid for as it goes.
+                # A small request may copy gigabytes, so the quota is charged as batches are
+                # appended.
                 mark("copies.held_up")
                 self._held_up[job.number] = job
                 self.deadline = min(self.deadline, now + wait_ms)
@@ -180,7 +183,7 @@ class BatchCopies:
             self._reading.add(job.number)
             asked, first = job.asked, job.pieces[0]
             end = first.offset
-            for piece in job.pieces:  # Those that lie behind one another are read together.
+            for piece in job.pieces:  # One fetch reads adjacent pieces.
                 if (piece.partition, piece.offset) != (first.partition, end):
                     break
                 end += piece.records
@@ -197,14 +200,14 @@ class BatchCopies:
             self._host.on_partition(COPIES, fetch, now)
 
     def tick(self, now: int) -> None:
-        """Look again at those that a quota has held up."""
+        """Put the copies that a quota delayed back in line."""
         held, self._held_up, self.deadline = self._held_up, {}, NEVER
         for job in held.values():
             self._line.setdefault(job.account, {})[job.number] = job
         self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
-        """A partition has answered what it was asked for a copy."""
+        """Take in a partition's answer to a copy's fetch or produce."""
         if isinstance(m, Fetched):
             self._reading.discard(m.id)
             if (job := self._jobs.get(m.id)) is not None:
@@ -216,7 +219,7 @@ class BatchCopies:
     def _fetched(self, job: _Job, m: Fetched, now: int) -> None:
         try:
             if isinstance(m.error, NotLeader):
-                # To who has asked it would mean the partition that is copied to.
+                # The client would take NotLeader for the target partition's.
                 raise ReplicaNotAvailable(
                     f"{self._host.me} does not lead {m.topic}/{m.partition}, so it copies nothing "
                     "of it"
@@ -234,16 +237,16 @@ class BatchCopies:
             if job.number in self._jobs:
                 self._end(job, error, now)
             return
-        # Only now: what was appended before may be answered at once, while more is appended.
+        # After the appends: a produce may be answered at once, and must not line the copy up.
         job.is_in_line = False
         self._line_up(job)
 
     def _append(self, job: _Job, m: Fetched, now: int) -> None:
-        """Append what was read, as far as it is what was asked for.
+        """Append the requested batches among those that were read.
 
         Raises:
-            InvalidRequest: there are other batches.
-            CorruptBatch: one of them is damaged, or no reader could decode it.
+            InvalidRequest: the partition has other batches at these offsets.
+            CorruptBatch: a batch is damaged, or no reader could decode it.
         """
         asked = job.asked
         for batch in split(m.data):
@@ -258,7 +261,7 @@ class BatchCopies:
                     f"{m.topic}/{m.partition} has no batch of {piece.records} records at offset "
                     f"{piece.offset}"
                 )
-            check(batch)  # before it gets another CRC, which holds whatever the body is
+            check(batch)  # before the batch gets a new CRC, which would hide damage
             numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)
             job.pieces.popleft()
             job.sequence += piece.records
@@ -282,7 +285,7 @@ class BatchCopies:
         if m.error is not None:
             self._end(job, m.error, now)
             return
-        records, size = job.sent.popleft()  # Answers come in the order of the log.
+        records, size = job.sent.popleft()  # Answers arrive in log order.
         job.unsafe -= size
         job.records += records
         job.size += size
@@ -298,10 +301,7 @@ class BatchCopies:
         self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
 
     def _forget(self, job: _Job) -> None:
-        """A copy is not under way any more.
-
-        One that is asked for again and again while it waits must not wait as often.
-        """
+        """Remove a copy, also from the line: a retried copy waits there only once."""
         del self._jobs[job.number], self._numbers[job.key]
         self._held_up.pop(job.number, None)
         jobs = self._line.get(job.account)

@@ -180,7 +180,7 @@ class BrokerMachine:
         return now + self._wall_offset_ms
 
     def set_wall_offset(self, offset_ms: int) -> None:
-        """Take in what the wall clock is ahead of the loop's clock now."""
+        """Set the wall clock minus the loop's clock, in milliseconds."""
         self._wall_offset_ms = offset_ms
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -207,19 +207,20 @@ class BrokerMachine:
         return most
 
     def owner(self, source: str) -> tuple[str, str]:
-        """The account and the connection of the machine *source*; a part of this broker is its
-        own.
+        """The account and the connection of the machine *source*.
+
+        A part of this broker is its own account and connection.
         """
         if source == COPIES or source.startswith("#"):
             return source, source
         return self.outbox.owner(source)
 
     def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
+        """Send a message to the active zkserver."""
         self.out.send.append((self._registration.controller, message))
 
     def send(self, peer: str, message: Message) -> None:
-        """Send something to another broker."""
+        """Send a message to another broker."""
         self.out.send.append((peer, message))
 
     def is_alive(self, peer: str) -> bool:
@@ -227,7 +228,7 @@ class BrokerMachine:
         return self._peers.is_alive(peer)
 
     def has_failed(self, peer: str, block: BlockId) -> bool:
-        """Whether another broker says that it cannot act on an open block."""
+        """Whether another broker reports that it cannot act on an open block."""
         return self._peers.has_failed(peer, block)
 
     def shares(self, partition: Partition, now: int) -> None:
@@ -271,7 +272,7 @@ class BrokerMachine:
         self._schedule.touch(partition)
 
     def offsets_end(self, index: int) -> int:
-        """Where the log of a coordinator's partition ends."""
+        """The end offset of a coordinator's partition."""
         return self._partitions[OFFSETS_TOPIC, str(index)].opened.end
 
     def offsets_since(self, index: int, offset: int) -> None:

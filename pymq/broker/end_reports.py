@@ -1,8 +1,8 @@
-"""How far the replicas of open blocks reach: told by brokers, known to the active zkserver.
+"""Reports the log ends of a broker's open blocks to the active zkserver.
 
-It is a hint, by which a reader is sent to the best replica while there is no leader. So it is told
-at most once a second, only of what has changed, so many at a time, and is not confirmed; and the
-zkserver keeps it in memory, where it costs no commit.
+With these hints the zkserver sends readers to the best replica while there is no leader. So a
+broker reports only changes, once a second, at most :data:`TOLD_MAX` replicas at a time, and gets no
+answer. The zkserver keeps the ends in memory, without a commit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pymq.core.partition.partition import Partition
 from pymq.core.types import NEVER, TopicPartition
 
 TELL_MS = 1_000  # between two reports of a broker
-TOLD_MAX = 1_000  # replicas in one report; the others are in the next one
+TOLD_MAX = 1_000  # replicas in one report; the next report has the others
 
 Reach = tuple[int, int, int]  # number of the block, end of the log, high watermark
 
 
 class EndReports:
-    """What one broker is to tell of its replicas."""
+    """The end reports of one broker."""
 
     def __init__(self, me: str, incarnation: int) -> None:
         self.deadline = NEVER
@@ -29,18 +29,18 @@ class EndReports:
         self._changed: dict[Partition, None] = {}
         self._told: dict[TopicPartition, Reach] = {}
         self._told_at = -TELL_MS
-        self._epoch = -1  # of the controller that was told
+        self._epoch = -1  # of the controller that got the last reports
 
     def changed(self, partition: Partition, now: int) -> None:
-        """The log of *partition* may have grown, or what is known of it."""
+        """Take in that the log end or high watermark of *partition* may have changed."""
         if partition.opened.is_shared:
             self._changed[partition] = None
             if self.deadline == NEVER:
-                # A little later: then it is also known what of it is committed.
+                # Delayed, so that the high watermark has followed the log end.
                 self.deadline = max(self._told_at, now) + TELL_MS
 
     def renew(self, controller_epoch: int, partitions: Iterable[Partition], now: int) -> None:
-        """A zkserver is active; a new one has been told nothing."""
+        """Report all partitions again if another zkserver has become active."""
         if controller_epoch != self._epoch:
             self._epoch = controller_epoch
             self._told.clear()
@@ -48,7 +48,8 @@ class EndReports:
                 self.changed(partition, now)
 
     def report(self, hosted: Collection[tuple[str, str]], now: int) -> ReplicaEnds | None:
-        """What is to be told now, if anything, of the partitions that are *hosted* here."""
+        """Return the report that is due, if anything changed. *hosted* names the partitions here.
+        """
         if len(self._told) > 2 * len(hosted):
             self._told = {name: reach for name, reach in self._told.items() if name in hosted}
         self._told_at, self.deadline = now, NEVER

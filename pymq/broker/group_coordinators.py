@@ -1,8 +1,8 @@
 """The group coordinators of a broker: one for each partition of the offsets topic that it leads.
 
-A coordinator that takes over reads its whole partition. A broker that takes over several of them
-takes in one part a turn, whichever coordinator it is for: between two parts it answers others and
-sends its pings, without which they would take it for dead and elect other leaders.
+A new coordinator reads its whole partition. The broker handles one fetched part a turn, over all
+its coordinators. Between two parts it answers requests and sends pings; without pings, other
+brokers would take it for dead and elect other leaders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
-LIFE_BITS = 20  # a life of a broker has so many ids for each number that its incarnation is higher
+LIFE_BITS = 20  # request ids for each number by which a broker's incarnation is higher
 
 OneGroup = (
     Acquire
@@ -55,7 +55,7 @@ OneGroup = (
 
 
 class GroupCoordinators:
-    """The groups that are coordinated here."""
+    """The group coordinators of one broker."""
 
     def __init__(
         self,
@@ -70,23 +70,26 @@ class GroupCoordinators:
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
-        self.deadline = NEVER  # when the next part is taken in
-        self._parts: deque[tuple[int, Fetched]] = deque()  # that were read and wait for their turn
-        self._part_at = 0  # before which no other part is taken in
+        self.deadline = NEVER  # when the next part is handled
+        self._parts: deque[tuple[int, Fetched]] = deque()  # fetched parts that wait for their turn
+        self._part_at = 0  # earliest time for the next part
         self._offsets_partitions = 1
-        # No coordinator before has used a higher id, nor one of the broker's lives before: an
-        # answer that is late would pass for one to what is asked now. Incarnations are times.
+        # Higher than every id of earlier coordinators and of earlier starts of this broker: a
+        # late answer to one of those would match a new request. Incarnations are times.
         self._last_request = incarnation << LIFE_BITS
 
     def values(self) -> ValuesView[GroupCoordinator]:
-        """All of them."""
+        """Return all coordinators."""
         return self.by_index.values()
 
     def list(self, m: ListGroups) -> GroupNames:
-        """The groups of one partition, or of all that is coordinated here, once they are known."""
+        """Return the groups of one partition, or of all coordinators here.
+
+        The answer carries an error if the partition is led elsewhere or is still being read.
+        """
         asked = [c for c in self.by_index.values() if m.partition in ("", str(c.index))]
         if m.partition and not asked:
-            # No groups would mean that there are none.
+            # An empty list would mean that the partition has no groups.
             error: PymqError = NotLeader(
                 f"{self._me} does not coordinate the groups of partition {m.partition}", leader=None
             )
@@ -114,7 +117,7 @@ class GroupCoordinators:
             coordinator.resign(NotLeader("the coordinator has moved", leader=leader), now)
 
     def step(self, source: str, m: OneGroup, now: int) -> None:
-        """Hand a request to the coordinator of its group."""
+        """Pass a request to the coordinator of its group, or refuse it with `NotLeader`."""
         name = m.name if isinstance(m, Unsubscribe) else m.group
         index = key_partition(name.encode(), self._offsets_partitions)
         coordinator = self.by_index.get(index)
@@ -125,7 +128,7 @@ class GroupCoordinators:
         coordinator.step(source, m, now)
 
     def answered(self, index: int, message: Message, now: int) -> None:
-        """An offsets partition has answered its coordinator."""
+        """Take in an offsets partition's answer to its coordinator."""
         if isinstance(message, Fetched):
             self._parts.append((index, message))
             if now >= self._part_at:
@@ -145,7 +148,7 @@ class GroupCoordinators:
             coordinator.step("", part, now)
 
     def forget_topic(self, topic: str, topic_id: str, now: int) -> None:
-        """The topic, the one with that id, was deleted."""
+        """Drop the state of a deleted topic, the one with that id."""
         for coordinator in self.by_index.values():
             coordinator.forget_topic(topic, now, topic_id)
 
@@ -158,7 +161,7 @@ class GroupCoordinators:
                 coordinator.tick(now)
 
     def flush(self, now: int) -> None:
-        """Write what has changed."""
+        """Write what has changed in the groups."""
         for coordinator in self.by_index.values():
             if coordinator.is_dirty:
                 coordinator.flush(now)

@@ -1,9 +1,9 @@
-"""Which other brokers are alive, as one broker sees it.
+"""Detects which other brokers are alive, from the pings of each.
 
-Liveness is a property of a pair of brokers, not of the partitions that they share: one ping a pair,
-however many partitions, and an idle partition costs nothing. Whoever follows a leader asks here
-whether the leader's broker is alive, and is told when that changes. Silence counts as long as this
-broker has listened (:mod:`~pymq.core.time.pausable_clock`).
+Two brokers exchange pings as a pair, not for each partition that they share, so an idle partition
+costs nothing. A follower asks here whether the leader's broker is alive, and the broker notifies it
+when that changes. Failure detection ignores pauses of this process
+(:mod:`~pymq.core.time.pausable_clock`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, BlockId, Rng
 from pymq.core.values import Factory, define
 
-OFTEN_MAX = 100  # blocks on which a broker cannot act are told with each ping, ...
-SELDOM_MS = 1_000  # ... and more than that only so often
+OFTEN_MAX = 100  # failed blocks that each ping may name
+SELDOM_MS = 1_000  # between two pings that name more than that
 
 
 @define
 class BrokerPeer:
     """Another broker with which this one shares open blocks."""
 
-    until: int  # it seems gone when nothing is heard of it until then, by our attention
+    until: int  # time on the pausable clock when it counts as gone, unless it pings before
     is_alive: bool = False
     incarnation: int = -1
-    told: tuple[BlockId, ...] = ()  # on which it cannot act
-    failed: dict[BlockId, None] = Factory(dict)  # the same, to look them up
+    told: tuple[BlockId, ...] = ()  # blocks on which it cannot act
+    failed: dict[BlockId, None] = Factory(dict)  # the same, for lookups
 
 
 class PeerLiveness:
@@ -44,12 +44,12 @@ class PeerLiveness:
         self._rng = rng
         self._attention = PausableClock(config.ping_ms)
         self._peers: dict[str, BrokerPeer] = {}
-        self._shared: Counter[str] = Counter()  # how many open blocks are shared with each
+        self._shared: Counter[str] = Counter()  # number of shared open blocks, by broker
         self._ping_at = NEVER
-        self._tell_at = 0  # when those on which it cannot act are told again, if they are many
+        self._tell_at = 0  # when a ping may name failed blocks again, if they are many
 
     def share(self, before: Iterable[str], after: Iterable[str], now: int) -> None:
-        """An open block is shared with *after* now, no more with *before*."""
+        """Take in that an open block's other replicas changed from *before* to *after*."""
         self._shared.subtract(before)
         self._shared.update(after)
         for name in [name for name, count in self._shared.items() if count <= 0]:
@@ -68,16 +68,17 @@ class PeerLiveness:
         return self._rng.randrange(low, 2 * low)
 
     def is_alive(self, name: str) -> bool:
-        """Whether *name* has been heard of lately."""
+        """Whether *name* has sent a ping within its timeout."""
         peer = self._peers.get(name)
         return peer is not None and peer.is_alive
 
     def heard(self, name: str, m: Ping, now: int) -> tuple[bool, Sequence[BlockId]]:
-        """Take in a ping; returns which partitions are to be told, if any.
+        """Take in a ping; returns which partitions must be notified.
 
-        All that are shared with *name* if it was gone or was started anew, or else those whose
-        open blocks it cannot act on any more, or can again. The others must not be: who hears that
-        his leader has changed, and has not missed it, looks for another one.
+        Returns:
+            Whether *name* was gone or has restarted: notify all partitions shared with it. And
+            else the blocks on which it can no longer act, or can again. Notify no others: a
+            follower that is notified about its leader may look for another one.
         """
         peer = self._peers.get(name)
         if peer is None:
@@ -94,12 +95,12 @@ class PeerLiveness:
         return is_other, changed
 
     def has_failed(self, name: str, block: BlockId) -> bool:
-        """Whether *name* says that it cannot act on an open block."""
+        """Whether *name* reports that it cannot act on an open block."""
         peer = self._peers.get(name)
         return peer is not None and block in peer.failed
 
     def tick(self, now: int) -> tuple[list[tuple[str, Message]], list[str]]:
-        """Do what is due; returns the pings to send, and who seems gone since the last time."""
+        """Do what is due; returns the pings to send and the brokers that are newly gone."""
         pings: list[tuple[str, Message]] = []
         if now >= self._ping_at:
             ping = self._ping(now)

@@ -1,4 +1,4 @@
-"""Which zkserver a broker listens to, and how it lets itself be known there."""
+"""Registers a broker with the active zkserver and sends its heartbeats."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CONTROLLER_RETRY_MS = 50
 
 @define
 class BrokerConfig:
-    """Who a broker is, and how it keeps in touch with its zkserver."""
+    """A broker's identity, its zkservers and its limits."""
 
     name: str
-    controllers: tuple[str, ...]  # the zkservers, of which one is active
+    controllers: tuple[str, ...]  # all zkservers; one is active
     endpoint: str = ""
     rack: str | None = None
     weight: int = 1
     storage_id: str = ""
     incarnation: int = 0  # rises with each start
-    heartbeat_ms: int = 0  # 0: the zkserver lives in this very process
+    heartbeat_ms: int = 0  # 0: the zkserver lives in this process
     wall_offset_ms: int = 0  # wall clock minus monotonic clock
     replication: ReplicationConfig = Factory(ReplicationConfig)
     fetches: FetchLimits = Factory(FetchLimits)
@@ -34,19 +34,19 @@ class BrokerConfig:
 
 
 class Registration:
-    """A broker's place among those that the active zkserver knows."""
+    """A broker's registration with the active zkserver."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.controller = config.controllers[0]
-        self.epoch = -1  # of the controller; lower ones have been replaced
+        self.epoch = -1  # controller epoch; zkservers with lower ones have been replaced
         self.deadline = NEVER
         self._config = config
-        self.secret = b""  # that grants of producers' ids are checked with
+        self.secret = b""  # of producer-id grants
         self._is_known = False
-        self._refusal = ""  # the last one
+        self._refusal = ""  # reason of the last refusal
 
     def register(self, out: Ready, now: int) -> None:
-        """Say who this is; until the zkserver answers, again and again."""
+        """Send the registration; :meth:`beat` repeats it until a zkserver answers."""
         c = self._config
         register = RegisterBroker(
             0, c.name, c.endpoint, c.rack, c.weight, c.storage_id, c.incarnation
@@ -55,27 +55,30 @@ class Registration:
         self.deadline = now + REGISTER_RETRY_MS
 
     def is_controller(self, source: str) -> bool:
-        """Whether *source* is one of the configured zkservers, whose orders a broker follows."""
+        """Whether *source* is one of the configured zkservers; a broker obeys no others."""
         return source in self._config.controllers
 
     def heard(self, m: LeaderAndIsr) -> None:
-        """The active zkserver says what is to be hosted here."""
+        """Take in a `LeaderAndIsr`: its sender is active and knows this broker."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
-        self.secret = m.secret or self.secret  # An older zkserver tells none.
+        self.secret = m.secret or self.secret  # An older zkserver sends none.
         self._refusal = ""
 
     def refused(self, error: PymqError) -> str:
-        """The zkserver could not register this broker; returns why, if that is news."""
+        """Take in that the zkserver refused to register this broker.
+
+        Returns the reason if it differs from the last one, else an empty string.
+        """
         before, self._refusal = self._refusal, error.message
         return "" if before == error.message else error.message
 
     def unknown(self, source: str, out: Ready, now: int) -> None:
-        """The active zkserver does not know this broker."""
+        """Register with *source*, the active zkserver, which does not know this broker."""
         self.controller, self._is_known = source, False
         self.register(out, now)
 
     def other(self, source: str, error: NotController, out: Ready, now: int) -> None:
-        """*source* is not the active zkserver; it may know who is."""
+        """Take in that *source* is not active; register with the zkserver that *error* names."""
         active = error.details.get("controller")
         if isinstance(active, str) and active != self.controller and self.is_controller(active):
             self.unknown(active, out, now)
@@ -84,13 +87,13 @@ class Registration:
             self.deadline = min(self.deadline, now + CONTROLLER_RETRY_MS)
 
     def beat(self, out: Ready, now: int) -> None:
-        """Do what is due: register with the next zkserver, or say that this broker is alive."""
+        """Do what is due: register with the next zkserver, or send heartbeats."""
         c = self._config
         if not self._is_known:
-            self._next()  # Who was asked last is silent.
+            self._next()  # The last one has not answered.
             self.register(out, now)
         elif c.heartbeat_ms:
-            # Heard by all: should the active one be gone, another says so.
+            # Sent to all: if the active zkserver is gone, another one answers NotController.
             beat: Message = BrokerHeartbeat(c.name, c.incarnation)
             out.send += [(name, beat) for name in c.controllers]
             self.deadline = now + c.heartbeat_ms

@@ -1,7 +1,7 @@
-"""With whom the partitions of one broker are shared.
+"""Which other brokers hold replicas of a broker's open blocks.
 
-The replicas of an open block are told when the broker of another one seems gone or is back, and
-they tell each other, with the pings, of open blocks that they cannot act on.
+The broker notifies these partitions when such a peer seems gone or is back. Its pings tell the
+peers on which open blocks it cannot act.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class SharedBlocks:
     def __init__(self, peers: PeerLiveness) -> None:
         self._peers = peers
         self._by_peer: dict[str, dict[Partition, None]] = {}
-        self._names: dict[Partition, tuple[str, ...]] = {}  # of the peers of each
+        self._names: dict[Partition, tuple[str, ...]] = {}  # peers, by partition
 
     def with_peer(self, peer: str) -> list[Partition]:
         """The partitions whose open block is shared with *peer*."""
         return list(self._by_peer.get(peer, ()))
 
     def look(self, partition: Partition, now: int) -> None:
-        """The open block of *partition* may be shared with other brokers than before."""
+        """Take in that the other replicas of *partition*'s open block may have changed."""
         self.note_unable(partition)
         before, after = self._names.get(partition, ()), partition.peers
         if before == after:
@@ -36,7 +36,7 @@ class SharedBlocks:
         self._peers.share(before, after, now)
 
     def note_unable(self, partition: Partition) -> None:
-        """Let the other replicas know whether this broker can act on the open block."""
+        """Note for the next pings whether this broker can act on the open block."""
         key, block = (partition.state.topic_id, partition.state.index), partition.unable
         if block is not None:
             self._peers.failed[key] = block
@@ -44,7 +44,7 @@ class SharedBlocks:
             self._peers.failed.pop(key, None)
 
     def drop(self, partition: Partition, now: int) -> None:
-        """*partition* is gone: it is shared with nobody, and nobody asks after it any more."""
+        """Remove a partition that this broker no longer hosts; its *peers* are empty."""
         self.look(partition, now)
         self._names.pop(partition, None)
         self._peers.failed.pop((partition.state.topic_id, partition.state.index), None)

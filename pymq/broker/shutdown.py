@@ -1,8 +1,9 @@
-"""How a broker that stops on purpose hands over what it leads before it goes (as in KIP-143).
+"""Controlled shutdown: a broker hands over leadership before it stops (as in KIP-143).
 
-It asks the active zkserver, which has others lead its fetch blocks, and has the leadership of its
-Raft blocks transferred itself. It asks again until nothing is left that anybody could take, or
-until its time is up: who waits for a broker to stop does not wait for ever.
+1. The broker asks the active zkserver, which elects other leaders for its fetch blocks.
+2. The broker transfers the leadership of its Raft blocks itself.
+3. It repeats both until no leadership is left that another replica could take, or until its time
+   is up.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ RETRY_MS = 100
 
 
 class ShutdownHandover:
-    """One broker's going, if it has begun."""
+    """The controlled shutdown of one broker, if it has begun."""
 
     def __init__(self, me: str, incarnation: int) -> None:
         self.deadline = NEVER
-        self.is_over = False  # nothing is left to be handed over, or there is no more time for it
+        self.is_over = False  # all is handed over, or the time is up
         self._me = me
         self._incarnation = incarnation
         self._until = NEVER
@@ -30,11 +31,11 @@ class ShutdownHandover:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the broker is to stop."""
+        """Whether the broker is stopping."""
         return self._until != NEVER
 
     def begin(self, now: int, within_ms: int) -> None:
-        """The broker is to stop, *within_ms* from now; at once if there is nothing to hand over."""
+        """Begin the shutdown, which ends within *within_ms* of now; 0 ends it at once."""
         if not self.has_begun:
             self._until = now + within_ms
             self.deadline = now
@@ -42,7 +43,7 @@ class ShutdownHandover:
                 self._end()
 
     def ask(self, now: int) -> ControlledShutdown | None:
-        """Do what is due; returns what the active zkserver is to be asked."""
+        """Do what is due; returns the request to the active zkserver, or None when time is up."""
         if now >= self._until:
             mark("departure.out_of_time")
             self._end()
@@ -52,7 +53,7 @@ class ShutdownHandover:
         return ControlledShutdown(self._asked, self._me, self._incarnation)
 
     def answered(self, m: Answer) -> None:
-        """The zkserver says how much is left, or that it cannot tell."""
+        """Take in the zkserver's answer: how many partitions are left, or an error."""
         if self.has_begun and m.id == self._asked and m.error is None and m.result == 0:
             mark("departure.over")
             self._end()
@@ -62,6 +63,6 @@ class ShutdownHandover:
 
 
 def hand_over(partitions: Iterable[Partition], now: int) -> list[Partition]:
-    """Have others lead the Raft blocks that are led here; returns those that are affected."""
+    """Transfer the leadership of the Raft blocks led here; returns the affected partitions."""
     found = [p for p in partitions if p.leads and p.state.blocks[-1].acks is AckMode.RAFT]
     return [partition for partition in found if partition.hand_over(now)]

@@ -1,1 +1,1 @@
-"""Which partitions a broker hosts."""
+"""The partitions that a broker hosts."""

@@ -1,10 +1,11 @@
-"""The partitions that one broker cannot hold because of its disk, and telling the zkserver.
+"""Reports a broker's offline replicas to the zkserver.
 
-The report is a state and not an event: it names all of them, and it is sent again every second, so
-a report that was lost or overtaken does no harm. A broker that never had one sends nothing.
+The report is a state, not an event: it names all offline replicas, and the broker sends it every
+second. So a lost or late report does no harm. A broker that never had an offline replica sends
+nothing.
 
-A file that failed to sync is never trusted again by this process, nor is the disk with another file
-of that partition: the entry stays when the partition is taken away, until the broker starts anew.
+This process never trusts a file again that failed to sync, nor the disk with another file of that
+partition. So the entry stays until the broker restarts, even if the partition is removed.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from pymq.core.partition.partition import Partition
 from pymq.core.types import NEVER
 from pymq.errors import CorruptBlock, CorruptMetadata
 
-TELL_MS = 1_000  # how often the report is sent again; ...
-TELL_MANY_MS = 10_000  # ... if it names more than
-MANY = 100  # partitions
+TELL_MS = 1_000  # between two reports
+TELL_MANY_MS = 10_000  # the same, for reports of more than MANY partitions
+MANY = 100
 WHY_MAX = 300  # characters of a reason
 
 
 class DiskTroubles:
-    """What one broker reports of its own disk."""
+    """The offline replicas of one broker."""
 
     def __init__(self, me: str, incarnation: int, *, repeats: bool) -> None:
         self.deadline = NEVER
         self._me = me
         self._incarnation = incarnation
-        self._repeats = repeats  # nothing is lost on the way to a zkserver in this process
+        self._repeats = repeats  # False if the zkserver is in this process: no report is lost
         self._version = 0
         self._replicas: dict[tuple[str, int], OfflineReplica] = {}  # by topic id and index
         self._final: dict[tuple[str, int], None] = {}
 
     def note(self, partition: Partition, now: int) -> None:
-        """Something about *partition* may have changed."""
+        """Take in that *partition* may have gone offline or come back."""
         state = partition.state
         key, error = (state.topic_id, state.index), partition.offline
         if error is None:
@@ -49,16 +50,16 @@ class DiskTroubles:
             if self._replicas.get(key) == found:
                 return
             self._replicas[key] = found
-        self.deadline = now  # With all that fail in this turn.
+        self.deadline = now  # One report names all that fail in this turn.
 
     def forget_topic(self, topic_id: str) -> None:
-        """The topic was deleted."""
+        """Drop the replicas of a deleted topic."""
         for key in [key for key in self._replicas if key[0] == topic_id]:
             self._replicas.pop(key)
             self._final.pop(key, None)
 
     def report(self, now: int) -> Message:
-        """The report that is due."""
+        """Return the report that is due."""
         self._version += 1
         pause = TELL_MS if len(self._replicas) <= MANY else TELL_MANY_MS
         self.deadline = now + pause if self._repeats else NEVER

@@ -1,9 +1,14 @@
-"""Which partitions one broker hosts: those that the active zkserver has it host.
+"""The partitions that one broker hosts, and the zkserver's requests that change them.
 
-Three orders change that. `LeaderAndIsr` says how partitions are kept from now on, and that
-they begin here if they were not here before; `Seal` has the open block of one end; `StopReplica`
-takes partitions away. An order may be late, or come from a zkserver that has been replaced: such
-ones are refused, or not heard (:mod:`~.orders`).
+| request | effect |
+|---|---|
+| `LeaderAndIsr` | the partition gets a new state, and begins here if the broker did not host it |
+| `Seal` | the open block ends |
+| `TransferLeader` | another replica leads the open block |
+| `StopReplica` | the broker gives the partition up |
+
+The broker refuses or drops late requests and those of a replaced zkserver
+(:mod:`~pymq.broker.hosting.request_fence`).
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from pymq.errors import (
 
 
 class Leftovers:
-    """The blocks that were on the disk at the start, until their partitions are taken up."""
+    """Blocks found on the disk at the start whose partitions are not hosted yet."""
 
     def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
         self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
@@ -52,20 +57,20 @@ class Leftovers:
         self._unsealed = frozenset(unsealed)
 
     def take_up(self, topic_id: str, index: int) -> tuple[list[int], frozenset[int]]:
-        """Those of one partition belong to it again; returns their numbers, and the unsealed."""
+        """Take one partition's blocks out; returns all numbers, and those of unsealed blocks."""
         left = self._numbers.pop((topic_id, index), [])
         is_unsealed = (n for n in left if BlockId(topic_id, index, n) in self._unsealed)
         return left, frozenset(is_unsealed)
 
     def take_out(self, topic_id: str, index: int | None) -> list[BlockId]:
-        """Those of one partition, or of all of a topic, are to go; returns them."""
+        """Take the blocks of a partition, or of a whole topic, out for removal; returns them."""
         left = [key for key in self._numbers if key[0] == topic_id]
         keys = left if index is None else [(topic_id, index)]
         return [BlockId(*key, number) for key in keys for number in self._numbers.pop(key, ())]
 
 
 class HostedPartitions:
-    """The partitions of one broker, and the orders that it follows."""
+    """The partitions of one broker."""
 
     def __init__(
         self,
@@ -95,10 +100,10 @@ class HostedPartitions:
     # --- how it is kept -------------------------------------------------------------------------
 
     def leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
-        """Go over to the states that the zkserver has for partitions, and say of which not."""
+        """Adopt the zkserver's states of partitions; the answer has an error or None for each."""
         host, registration = self._host, self._registration
         if m.incarnation != host.incarnation:
-            return  # It was meant for the one that ran here before.
+            return  # It was sent to an earlier start of this broker.
         if m.controller_epoch < registration.epoch:
             error = StaleControllerEpoch(
                 f"controller epoch {m.controller_epoch} was replaced by {registration.epoch}"
@@ -155,9 +160,9 @@ class HostedPartitions:
         return partition
 
     def _given_away(self, state: PartitionState, found: Iterable[int]) -> list[BlockId]:
-        """Which blocks that were *found* here the zkserver has retired or moved meanwhile.
+        """The blocks *found* here that the zkserver has retired or moved meanwhile.
 
-        What is not older than the open block may be of a state that has not come yet.
+        Blocks from the open block on stay: they may belong to a state that is still to arrive.
         """
         me = self._host.me
         mine = {block.number for block in state.blocks if me in block.replicas}
@@ -168,16 +173,16 @@ class HostedPartitions:
         return [BlockId(state.topic_id, state.index, number) for number in gone]
 
     def seal(self, m: Seal, now: int) -> None:
-        """Have the open block of a partition end."""
+        """Seal the open block of a partition."""
         partition = self.by_name.get((m.topic, m.partition))
         if partition is None or m.topic_id not in ("", partition.state.topic_id):
-            return  # It was meant for another topic of that name, or for what is gone.
+            return  # It concerns another topic of that name, or a partition that is gone.
         if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)
 
     def transfer(self, m: TransferLeader, now: int) -> None:
-        """Have another replica lead the open block of a partition, if it is led here."""
+        """Transfer the leadership of a partition's open block, if this broker leads it."""
         partition = self.by_name.get((m.topic, m.partition))
         if partition is None or m.topic_id != partition.state.topic_id:
             return
@@ -189,21 +194,21 @@ class HostedPartitions:
     # --- what goes ------------------------------------------------------------------------------
 
     def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
-        """Give up a partition, or all that is left of a topic, and say so once it is durable."""
+        """Give up a partition or a whole topic; `Stopped` leaves once that is durable."""
         if m.controller_epoch < self._registration.epoch:
             return
         if m.partition:
             found = self.by_index.get((m.topic_id, m.index))
             stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
             if found is not None and not stopped:
-                return  # It was given to this broker again since.
+                return  # This broker hosts it again, with a later epoch.
             if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
                 mark("broker.late_stop")
-                return  # It was given a block of it since, which does not raise the epoch.
+                return  # It got a block of it since; that does not raise the epoch.
             self._orders.accept(m.id, TopicPartition(m.topic, m.partition))
         else:
             if self._orders.accept(m.id, m.topic_id):
-                # When it is said again, there may be another topic of that name.
+                # Only once: when this is repeated, there may be another topic of that name.
                 self._coordinators.forget_topic(m.topic, m.topic_id, now)
             self._troubles.forget_topic(m.topic_id)
             going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
@@ -219,13 +224,13 @@ class HostedPartitions:
         self._host.out.after.append((source, Stopped(m.id, self._host.me)))
 
     def _give_up(self, partition: Partition, now: int) -> None:
-        """Let a partition of a deleted topic go, unless it went for one of the same name."""
+        """Drop a partition of a deleted topic, unless it was dropped already."""
         if self.by_index.get((partition.state.topic_id, partition.state.index)) is partition:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)
             self._drop(partition, error, False, now)
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
-        partition.remove(error, delete, now)  # Which also lets go of the groups it was kept for.
+        partition.remove(error, delete, now)  # This also hands its group coordinator over.
         self._sharing.drop(partition, now)
         self.by_name.pop(partition.name, None)
         self.by_index.pop((partition.state.topic_id, partition.state.index), None)

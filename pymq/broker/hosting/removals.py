@@ -1,10 +1,10 @@
-"""Topics that were deleted go from a broker a little at a time.
+"""Removes deleted topics from a broker, some partitions a turn.
 
-A topic may have thousands of partitions and files here. Were all of them removed at once, nothing
-else would happen meanwhile: no heartbeat, no election, no answer to a producer. A turn removes some
-partitions, and only a few of those that have files, for which the disk is waited for. The zkserver
-hears that the topic is gone when the last file is. If the broker stops before, it is told again,
-and finds what is left on its disk.
+A topic may have thousands of partitions and files here. To remove all at once would block
+heartbeats, elections and answers to producers. A turn removes up to :data:`TURN_COST`, where blocks
+with files cost more, because the disk syncs. The broker answers the zkserver when the last file is
+gone. If the broker restarts before, the zkserver repeats its request, and the broker finds the
+remaining files on its disk.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pymq.core.ready import RemoveBlock
 from pymq.core.types import NEVER, BlockId
 from pymq.core.values import define
 
-TURN_COST = 64  # of what is removed in a turn: partitions, and ...
-FILE_COST = 16  # ... each block that has files, which are some 10 ms of a disk that syncs
+TURN_COST = 64  # removed in a turn; a partition costs 1
+FILE_COST = 16  # of a block that has files: some 10 ms of a disk that syncs
 
 
 @define
 class Removal:
-    """What is left of one topic."""
+    """The removal of one topic."""
 
-    source: str  # which zkserver is to hear that it is gone
-    request: int  # and to which of its requests that is the answer
+    source: str  # zkserver that gets the answer
+    request: int  # id of its request
     partitions: deque[Partition]
-    blocks: deque[tuple[BlockId, int]]  # and what it costs to remove them
+    blocks: deque[tuple[BlockId, int]]  # with the cost of each
 
 
 class Removals:
-    """The topics that are going."""
+    """The topics that are being removed."""
 
     def __init__(self, host: PartitionEnvironment, drop: Callable[[Partition, int], None]) -> None:
-        self.deadline = NEVER  # when the next of it goes
+        self.deadline = NEVER  # of the next step
         self._host = host
-        self._drop = drop  # gives a partition up, and leaves its files
+        self._drop = drop  # drops a partition without its files
         self._topics: dict[str, Removal] = {}
 
     def begin(
@@ -50,7 +50,7 @@ class Removals:
         leftovers: Iterable[BlockId],
         now: int,
     ) -> None:
-        """Remove *partitions* and *leftovers* of a topic, unless that has begun."""
+        """Begin to remove *partitions* and *leftovers* of a topic, unless that has begun."""
         if (removal := self._topics.get(m.topic_id)) is not None:
             mark("removals.asked_again")
             removal.source, removal.request = source, m.id

@@ -1,35 +1,35 @@
-"""Which word of the zkservers about a partition was the last; what was said before is too late.
+"""Rejects controller requests older than the last one accepted for a partition.
 
-A network may deliver a LeaderAndIsr long after the StopReplica that followed it, and what it names
-must then not come to life again: its files are gone, and with them what it had promised. Requests
-have ids that rise, over all zkservers; so the last one wins, whichever comes first.
+A network may deliver a LeaderAndIsr after the StopReplica that followed it. The broker must not
+host the partition again then: its files are gone, and with them its votes and acknowledged records.
+Request ids rise over all zkservers, so the highest id wins in any order of arrival.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-REMEMBERED_MAX = 100_000  # partitions and topics; the oldest are forgotten, minutes or years later
+REMEMBERED_MAX = 100_000  # partitions and topics; beyond it the oldest entry is dropped
 
 
 class RequestFence:
-    """The id of the last request that was heeded, by what it was about."""
+    """The id of the last accepted request, by topic or partition."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, int] = {}
 
     def is_late(self, request: int, *about: Hashable) -> bool:
-        """Whether something later was heeded about any of *about*."""
+        """Whether a later request was accepted for any of *about*."""
         return any(request < self._last.get(what, request) for what in about)
 
     def accept(self, request: int, what: Hashable) -> bool:
-        """*request* holds from now on; returns whether it is the first about *what*."""
-        last = self._last.pop(what, None)  # so that it becomes the youngest
+        """Accept *request*; returns whether it is the first for *what*."""
+        last = self._last.pop(what, None)  # it becomes the youngest entry
         self._last[what] = request if last is None else max(last, request)
         if len(self._last) > REMEMBERED_MAX:
             del self._last[next(iter(self._last))]
         return last is None
 
     def forget(self) -> None:
-        """Another zkserver is active: what the ones before it said is not heard at all any more."""
+        """Drop all ids: another zkserver is active, and its epoch fences earlier requests."""
         self._last.clear()

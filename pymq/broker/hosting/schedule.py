@@ -1,7 +1,7 @@
-"""Which partitions of a broker have something to do, now or later.
+"""Finds the partitions of a broker that have something to do, now or later.
 
-Nobody ever looks at all of them. Those with something to write are in a set of dirty ones; those
-with something to do later are in a heap of deadlines. So an idle partition costs nothing.
+Partitions with something to write are in a set of dirty ones. Partitions with something to do later
+are in a heap of deadlines. So an idle partition costs nothing.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pymq.core.types import NEVER
 
 
 class PartitionSchedule:
-    """The dirty partitions, and the deadlines of all."""
+    """The dirty partitions, and a heap of deadlines."""
 
     def __init__(self) -> None:
         self.dirty: dict[Partition, None] = {}
-        self._due: list[tuple[int, int, Partition]] = []  # deadlines, perhaps out of date
-        self._armed: dict[Partition, int] = {}  # the earliest of each in the heap
+        self._due: list[tuple[int, int, Partition]] = []  # heap of deadlines, some out of date
+        self._armed: dict[Partition, int] = {}  # earliest deadline of each in the heap
         self._armings = 0
-        self.deadline = NEVER  # when there is something in due(); perhaps too early
+        self.deadline = NEVER  # earliest deadline in the heap, perhaps out of date
 
     def touch(self, partition: Partition) -> None:
-        """Something about *partition* may have changed."""
+        """Take in that *partition* may be dirty or have another deadline."""
         if partition.is_dirty:
             self.dirty[partition] = None
         self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
-        """The deadline of *partition* may be earlier than it was."""
+        """Take in that the deadline of *partition* may be earlier."""
         due = partition.deadline
         if due < self._armed.get(partition, NEVER):
             self._armed[partition] = due
@@ -38,21 +38,22 @@ class PartitionSchedule:
             self.deadline = self._due[0][0]
 
     def due(self, now: int) -> list[Partition]:
-        """Take out those whose deadline has come, each once; each is to be touched again.
+        """Take out the partitions whose deadline has come, each once.
 
-        One that is overdue again at once has to wait for the next turn, like everybody.
+        The caller touches each again. A partition that is due again at once waits for the next
+        turn.
         """
         found = []
         while self._due and self._due[0][0] <= now:
             due, _, partition = heappop(self._due)
             if self._armed.get(partition) != due:
-                continue  # An earlier deadline took its place.
+                continue  # An earlier deadline replaced it.
             del self._armed[partition]
             found.append(partition)
         self.deadline = self._due[0][0] if self._due else NEVER
         return found
 
     def drop(self, partition: Partition) -> None:
-        """*partition* is gone."""
+        """Remove a partition that the broker no longer hosts."""
         self.dirty.pop(partition, None)
         self._armed.pop(partition, None)
