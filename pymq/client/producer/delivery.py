@@ -1,8 +1,8 @@
-"""What ``send`` returns, and what travels: a delivery a record, a batch a request.
+"""Deliveries, which ``send`` returns for each record, and batches, which travel.
 
-A delivery is made for every record, so it holds two references and nothing else: no lock, no
-future. Nobody but the user keeps it. So it is told nothing: when it is asked, it looks for its
-record in the batches that were made since, and whoever waits for it waits for the batch.
+Each record has a delivery, so it holds two references and nothing else: no lock, no future. Only
+the application keeps it, and nothing notifies it: when it is asked, it looks for its record in the
+batches that were made since. A thread that waits for a delivery waits for its batch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 # A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
-# Each is a new tuple, which tells two records apart that hold the same. Unlike any object of a
-# class, such tuples are let go of by the garbage collector when it sees them first.
+# Each is a new tuple, so that two equal records stay distinct. The garbage collector stops to
+# track such tuples at once, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
-RECORD_BYTES = 16  # what a record counts in the buffer beside its value and key
+RECORD_BYTES = 16  # counted for each record in the buffer, beside its value and key
 
 
 class ColumnBuffer:
-    """Records as columns; None where no record has such a thing.
+    """Records as columns; a column is None if no record has such a part.
 
-    How long the values are is looked at once, since that costs as much as to copy them: *width* is
-    what :func:`pymq.core.batch.columns.width_of` says.
+    The lengths of the values are read once, since that costs as much as copying them: *width* is
+    the result of :func:`pymq.core.batch.columns.width_of`.
     """
 
     __slots__ = ("headers", "keys", "timestamps", "values", "width")
@@ -57,7 +57,7 @@ class ColumnBuffer:
         return len(self.values)
 
     def sizes(self) -> list[int]:
-        """What each record counts in a producer's buffer."""
+        """The size of each record in a producer's buffer."""
         sizes = [len(item) + RECORD_BYTES for item in self.values]
         if self.keys is not None:
             sizes = [n + len(key or b"") for n, key in zip(sizes, self.keys, strict=True)]
@@ -67,7 +67,9 @@ class ColumnBuffer:
 
     @property
     def size(self) -> int:
-        """What the records count in a producer's buffer: what they hold and something for each."""
+        """The size of the records in a producer's buffer: their content and an overhead for
+        each.
+        """
         if self.width is not None:
             size = (self.width + RECORD_BYTES) * len(self.values)
         else:
@@ -80,7 +82,7 @@ class ColumnBuffer:
 
     @property
     def largest(self) -> int:
-        """What the largest record has, value and key together; there is one at least."""
+        """The size of the largest record, value and key together."""
         if self.keys is not None:
             pairs = zip(self.values, self.keys, strict=True)
             return max(len(value) + len(key or b"") for value, key in pairs)
@@ -93,12 +95,12 @@ class ColumnBuffer:
         keys = self.keys[start:end] if self.keys is not None else None
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
-        # What is cut from values of many lengths is not looked at again.
+        # Parts of values with many lengths are not checked again.
         return ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
 
 
 def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:
-    """The records of bulk sends one behind the other: all of these have keys, or none has."""
+    """Join the records of several bulk sends, which all have keys or all have none."""
     widths = {columns.width for columns in many}
     width = widths.pop() if len(widths) == 1 else None
     values = [value for columns in many for value in columns.values]
@@ -110,12 +112,12 @@ def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:
 
 
 def header_bytes(headers: Headers) -> int:
-    """What a record's headers count in a producer's buffer."""
+    """Return the size of a record's headers in a producer's buffer."""
     return sum([len(name) + len(item) for name, item in headers])
 
 
 class Batch(Waitable):
-    """Records of one partition on their way: sealed, sent, answered."""
+    """A batch of records of one partition: closed, sent, answered."""
 
     __slots__ = (
         "_indexes",
@@ -154,32 +156,32 @@ class Batch(Waitable):
         self.queue = queue
         self.columns: ColumnBuffer | None = columns  # until it is encoded
         self.count = len(columns)
-        self.size = size  # bytes that its records count in the producer's buffer
+        self.size = size  # size of its records in the producer's buffer
         self.timestamp_ms = wall_ms  # of its records that have no time of their own
         self.timestamps = columns.timestamps
-        self.until = until  # when its delivery has taken too long
+        self.until = until  # when its delivery times out
         self.rows = rows  # None: it was part of a bulk send
-        self._indexes: dict[int, int] | None = None  # of rows, by their ids, once it was asked for
+        self._indexes: dict[int, int] | None = None  # index of each row by its id, built on request
         self.encoded: EncodedBatch | None = None
         self.sequence = -1
         self.past: list[tuple[int, int]] = []  # (epoch, sequence): sent so, before other numbers
         self.maybe: list[tuple[int, int]] = []  # those of them that are still to be asked for
-        self.is_asked_for = False  # by numbers that it had before
+        self.is_asked_for = False  # under the sequences that it had before
         self.place = 0  # among all batches that its queue ever sent, once it is sent
         self.request = 0  # 0: not under way
         self.sent_at = 0
-        self.dropped: tuple[int, ...] = ()  # requests that were not answered before the next one
-        self.is_unsure = False  # it was refused by who may have written it all the same
+        self.dropped: tuple[int, ...] = ()  # requests that were resent before they were answered
+        self.is_unsure = False  # a broker refused it that may have written it all the same
         self.base_offset = -1
         self.error: PymqError | None = None
 
     @property
     def may_be_written(self) -> bool:
-        """Whether a request for it may have been carried out, or may be yet."""
+        """Whether the log may hold it: a request may have been carried out, or may still be."""
         return bool(self.request or self.dropped or self.is_unsure)
 
     def apart(self) -> list[Delivery]:
-        """The records one by one, also those of a bulk send."""
+        """Split a bulk send into single records."""
         if self.rows is None:
             source = self.columns or self.encoded
             assert source is not None, "an unanswered batch has its records"
@@ -193,7 +195,7 @@ class Batch(Waitable):
         return found
 
     def index_of(self, row: Row) -> int | None:
-        """The place of a record that was sent by itself, if it is in this batch."""
+        """Return the index of a single record, if it is in this batch."""
         rows = self.rows
         if rows is None or len(rows) == 1:
             return 0 if rows is not None and rows[0] is row else None
@@ -202,7 +204,7 @@ class Batch(Waitable):
         return self._indexes.get(id(row))
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Where record number *index* of the batch was written."""
+        """Return the metadata of record *index* of the batch."""
         base, times = self.base_offset, self.timestamps
         return RecordMetadata(
             self.queue.topic,
@@ -212,16 +214,16 @@ class Batch(Waitable):
         )
 
     def all_metadata(self, start: int, end: int) -> list[RecordMetadata]:
-        """Where its records from number *start* up to, not including, *end* were written."""
+        """Return the metadata of its records from *start* to *end*, exclusive."""
         return [self.metadata(index) for index in range(start, end)]
 
 
 class OpenBatch:
-    """What is sent to a queue from one seal to the next, and what batches were made of it.
+    """The records that are added to a queue until it is closed into batches, and these batches.
 
-    A thread that finds another one in the queue, once it has added something, is late: it says so
-    (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and what it has added is in
-    a later seal.
+    A thread that adds a record and then finds another open batch in the queue was late. It says so
+    (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and its record goes into a
+    later batch.
     """
 
     __slots__ = ("batches", "items", "queue")
@@ -232,33 +234,33 @@ class OpenBatch:
         self.batches: list[Batch] = []  # those that may have some of its rows
 
     def take(self) -> list[Row | DeliveryPart]:
-        """Take out what is there; what others append meanwhile stays."""
+        """Take out the records; those that other threads append meanwhile stay."""
         taken = self.items[:]
         del self.items[: len(taken)]
         return taken
 
 
 class Delivery:
-    """The fate of one record that was sent.
+    """The result of one ``send``, now or in the future.
 
-    Two of them are equal if they are of the same record.
+    Two deliveries are equal if they are of the same record.
     """
 
     __slots__ = ("index", "owner", "row")
 
-    # Whoever makes one sets these: an ``__init__`` would cost more than all the rest of a delivery.
-    owner: OpenBatch | Batch  # where it gathered, until it was found in a batch; ...
+    # The caller sets these: an ``__init__`` would cost more than the rest of a delivery.
+    owner: OpenBatch | Batch  # its open batch, until it was found in a batch; ...
     row: Row
-    index: int  # ... then its place there
+    index: int  # ... then its index there
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to."""
+        """The topic of the record."""
         return self.owner.queue.topic
 
     @property
     def partition(self) -> str:
-        """The partition that it was sent to."""
+        """The partition of the record."""
         return self.owner.queue.partition
 
     @property
@@ -280,7 +282,7 @@ class Delivery:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The time that it was given, or None for that of its batch."""
+        """The record's own time, or None for that of its batch."""
         row = self.row
         return row[3] if len(row) > 2 else None
 
@@ -291,18 +293,18 @@ class Delivery:
         return id(self.row)
 
     def done(self) -> bool:
-        """Whether the record was answered for, or has failed."""
+        """Whether the record was acknowledged or has failed."""
         batch = batch_of(self)
         return batch is not None and batch.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the record is as safe as was asked for, and return where it is.
+        """Wait until the record is acknowledged, and return its metadata.
 
         Waiting sends it at once, whatever ``linger_ms`` says.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; the record is still being sent.
-            PymqError: what kept the record from being written.
+            DeliveryTimeout: *timeout* seconds are over; sending goes on.
+            PymqError: why the record was not written.
         """
         batch = self._settled(timeout)
         if batch.error is not None:
@@ -334,14 +336,15 @@ class Delivery:
 
 
 def batch_of(delivery: Delivery) -> Batch | None:
-    """The batch that a record is in, once it is sealed; then ``delivery.index`` is its place."""
+    """Return a record's batch once it is closed; then ``delivery.index`` is its index there."""
     owner = delivery.owner
     if isinstance(owner, Batch):
         return owner
     for batch in owner.batches:
         index = batch.index_of(delivery.row)
         if index is not None:
-            delivery.index = index  # First this: another thread that finds the batch needs it.
+            # Set the index first: another thread that finds the batch needs it.
+            delivery.index = index
             delivery.owner = batch
             return batch
     return None
@@ -351,7 +354,7 @@ Piece = tuple[Batch, int, int]  # records of a batch, from one number up to anot
 
 
 class Deliveries:
-    """The fates of many records that were sent with one call, in the order of the call."""
+    """The result of one ``send_many``: of each record, in the order of the call."""
 
     __slots__ = ("_driver", "_parts", "_sender")
 
@@ -364,21 +367,21 @@ class Deliveries:
         return sum(part.count for part in self._parts)
 
     def done(self) -> bool:
-        """Whether all are answered for, or have failed."""
+        """Whether all records were acknowledged or have failed."""
         return all(part.batches_done() for part in self._parts)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all are as safe as was asked for.
+        """Wait until all records are acknowledged.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
-            PymqError: the first thing that kept a record from being written.
+            DeliveryTimeout: *timeout* seconds are over; sending goes on.
+            PymqError: the first reason why a record was not written.
             ConfigError: *timeout* is no number of seconds.
         """
         check_timeout(timeout)
         until = NEVER if timeout is None else self._driver.monotonic() + timeout
         if not all(part.pieces for part in self._parts):
-            self._sender.seal()  # There is nothing to wait for before they are sealed.
+            self._sender.seal()  # They have no batches before they are closed.
         for batch, _, _ in self._pieces():
             left = None if timeout is None else until - self._driver.monotonic()
             if not self._driver.wait(batch, left):
@@ -390,7 +393,7 @@ class Deliveries:
             raise error
 
     def _pending(self, loop: Loop) -> list[Batch]:
-        """What is still waited for; the caller holds the driver, and turns the loop."""
+        """Return the unfinished batches; the caller holds the driver's lock and turns the loop."""
         if not all(part.pieces for part in self._parts):
             self._sender.seal_by(loop)
         return [batch for batch, _, _ in self._pieces() if not batch.is_done]
@@ -400,7 +403,7 @@ class Deliveries:
             yield from part.pieces
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
-        """Wait as :meth:`wait` does, and return where each record is."""
+        """Wait as :meth:`wait` does, and return the metadata of each record."""
         self.wait(timeout)
         found: list[RecordMetadata | None] = [None] * len(self)
         for part in self._parts:
@@ -431,9 +434,9 @@ class DeliveryPart:
         self.columns = columns
         self.count = len(columns)
         self.size = columns.size
-        self.places = places  # where its records were in the call; None: everywhere
-        self.pieces: list[Piece] = []  # once it is sealed
+        self.places = places  # the indexes of its records in the call; None: all of them
+        self.pieces: list[Piece] = []  # once it is closed
 
     def batches_done(self) -> bool:
-        """Whether it was sealed and all of it was answered."""
+        """Whether it was closed and all of its batches were answered."""
         return bool(self.pieces) and all(batch.is_done for batch, _, _ in self.pieces)

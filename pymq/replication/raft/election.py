@@ -1,4 +1,4 @@
-"""What a member must never forget of elections, and the counting of one."""
+"""Hard state (term and vote), roles, and the counting of votes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ VERSION = 1
 
 
 class RaftRole(Enum):
-    """What a replica of a Raft block is at the moment."""
+    """The role of a replica of a Raft block."""
 
     FOLLOWER = "follower"
-    PRECANDIDATE = "precandidate"  # asks whether it would be elected (thesis 9.6)
+    PRECANDIDATE = "precandidate"  # sends pre-votes: asks whether it would be elected (thesis 9.6)
     CANDIDATE = "candidate"
     LEADER = "leader"
 
 
 class HardState(NamedTuple):
-    """The term, and whom the member has voted for in it: one value, so that it is saved as one."""
+    """Term and vote: one value, so that they are saved together."""
 
     term: int
     vote: str | None
@@ -36,7 +36,7 @@ class HardState(NamedTuple):
         """Unpack it.
 
         Raises:
-            CorruptMetadata: it is none, or a newer pymq wrote it.
+            CorruptMetadata: it is not a hard state, or a newer pymq wrote it.
         """
         try:
             match cbor.loads(data):
@@ -48,7 +48,7 @@ class HardState(NamedTuple):
 
 
 class Ballot:
-    """The votes of one election, or of the question whether there should be one."""
+    """The votes, or pre-votes, of one election."""
 
     def __init__(self, members: int) -> None:
         self._needed = majority(members)
@@ -56,16 +56,16 @@ class Ballot:
         self._votes: dict[str, bool] = {}
 
     def cast(self, member: str, granted: bool) -> None:
-        """Count a member's vote; its first one counts."""
+        """Count a member's vote; only its first one counts."""
         self._votes.setdefault(member, granted)
 
     @property
     def is_won(self) -> bool:
-        """Whether a majority is in favour."""
+        """Whether a majority has granted its vote."""
         return sum(self._votes.values()) >= self._needed
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many are against that no majority can be in favour any more."""
+        """Whether so many have refused that no majority is possible any more."""
         against = len(self._votes) - sum(self._votes.values())
         return against > self._members - self._needed

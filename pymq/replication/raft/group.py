@@ -1,4 +1,4 @@
-"""What does not change about the replicas of a Raft block while it is open."""
+"""The members of a Raft block, which do not change while it is open."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ __all__ = ["RaftGroup", "ReplicaHost", "ReplicatedLog", "SnapshotLog"]
 
 @runtime_checkable
 class SnapshotLog(Protocol):
-    """What a log offers besides when its beginning may be replaced by a snapshot of it.
+    """A log whose beginning may be replaced by a snapshot.
 
-    A block's log is none: what a new block must know of the past is its first batch.
+    The log of a block is none: its first batch has all that the block needs of the past.
     """
 
     def snapshot(self) -> tuple[int, int, bytes] | None:
-        """The latest one: (end, epoch of the last batch before it, data); None if not at hand."""
+        """The latest snapshot: (end, epoch of the last batch before it, data); None if
+        unavailable.
+        """
         ...
 
     def install(self, end: int, epoch: int, data: bytes) -> None:
-        """Let the log be empty behind *end*: start and end there, and ``epoch_at(end) == epoch``.
+        """Replace the log by a snapshot: it starts and ends at *end*, and ``epoch_at(end) ==
+        epoch``.
 
-        It is a write of the same turn, like an append.
+        The write belongs to the same turn, as with an append.
         """
         ...
 
 
 @define
 class RaftGroup:
-    """What does not change about the replicas of a block."""
+    """The members of a block."""
 
     block: BlockId
     log: ReplicatedLog
     host: ReplicaHost
     members: tuple[str, ...]  # all of them
-    learners: frozenset[str]  # those that may neither vote nor be counted
+    learners: frozenset[str]  # members that neither vote nor count
 
     @property
     def me(self) -> str:
@@ -52,7 +55,7 @@ class RaftGroup:
         return tuple([name for name in self.members if name != self.host.me])
 
     def has_quorum(self) -> bool:
-        """Whether a majority of all members, this one included, is alive and may be counted."""
+        """Whether a majority of all members, this one included, is alive and counts."""
         alive = [
             name
             for name in self.members

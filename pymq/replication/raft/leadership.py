@@ -1,6 +1,6 @@
-"""The leader's half of Raft: who has what, what is committed, who may take over.
+"""The leader's half of Raft: replication, commit, and transfer of leadership.
 
-One is made with each term that a replica leads, and dropped with it.
+Each term that a replica leads has an object of its own.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Leadership:
         self.durable = durable  # of the own log
         self.reads = PendingReads()
         self.read_ends: list[tuple[int, int]] = []  # (token, end) of reads that were confirmed
-        self._opened = opened  # something of this term is committed, or there is nothing before it
-        self.target: str | None = None  # who is to take over
+        self._opened = opened  # an entry of this term is committed, or the log was empty
+        self.target: str | None = None  # the member to which leadership is being transferred
         self._target_until = NEVER
         self._told_target = False
-        self._tell_at = NEVER  # when those that were not told what is committed are told by itself
-        self._tell_end = 0  # what was committed when that was set
+        self._tell_at = NEVER  # when the commit index is sent without data
+        self._tell_end = 0  # the commit index when that was set
         start, end = group.log.start, group.log.end
-        match = start if opened else 0  # A log may begin later than a follower's ends.
+        match = start if opened else 0  # A follower's log may end before this one begins.
         self.progress = {name: FollowerProgress(name, match, end, start) for name in group.others}
 
     @property
     def deadline(self) -> int:
-        """When something must be sent again, or given up."""
+        """When a message must be resent, or a transfer given up."""
         due = min(self._target_until, self._tell_at)
         for progress in self.progress.values():
             if progress.retry_at < due:
@@ -52,20 +52,20 @@ class Leadership:
     # --- sending --------------------------------------------------------------------------------
 
     def feed_all(self, now: int) -> None:
-        """Send every follower what it lacks."""
+        """Send each follower the entries that it lacks."""
         for progress in self.progress.values():
             self._feed(progress, now)
 
     def probe(self, peer: str, now: int) -> None:
-        """Tell *peer* who leads, and find out what it has; it seems not to know."""
+        """Probe *peer*, which seems not to know this leader."""
         progress = self.progress[peer]
         progress.rest()
-        progress.commit = self._log.start  # It may have started anew.
+        progress.commit = self._log.start  # The peer may have restarted.
         if self._host.is_alive(peer):
             self._probe(progress, now)
 
     def _lacks(self, progress: FollowerProgress) -> bool:
-        """Whether there is anything the follower has not confirmed yet."""
+        """Whether the follower lacks entries or the commit index."""
         return (
             progress.match < self._log.end
             or progress.commit < self.committed
@@ -81,7 +81,7 @@ class Leadership:
             self._probe(progress, now)
 
     def _probe(self, progress: FollowerProgress, now: int, bare: bool = False) -> None:
-        """Send one message that will show whether the logs match; *bare*: without data."""
+        """Send one probe that shows whether the logs match; *bare*: without data."""
         if progress.next < self._log.start:
             self._send_snapshot(progress, now)
             return
@@ -89,7 +89,7 @@ class Leadership:
         self._append(progress, data or b"", now)
 
     def _stream(self, progress: FollowerProgress, now: int) -> None:
-        """Send as much as may be on its way at once."""
+        """Send entries until as many messages are in flight as allowed."""
         if progress.next < self._log.start:
             self._send_snapshot(progress, now)
             return
@@ -110,7 +110,7 @@ class Leadership:
             self._tell_soon(progress, now)
 
     def _tell_soon(self, progress: FollowerProgress, now: int) -> None:
-        """What is committed travels with data; unless some follows soon, by itself."""
+        """Plan to send the commit index: with the next data, or alone if none follows soon."""
         wait = self._config.tell_ms
         if not wait:
             self._tell(progress, now)
@@ -118,13 +118,13 @@ class Leadership:
             self._tell_at, self._tell_end = now + wait, self.committed
 
     def _tell_late(self, now: int) -> None:
-        """Tell those what is committed that were sent nothing since they could have been told."""
+        """Send the commit index to followers that got no message since it advanced."""
         end, self._tell_at = self._tell_end, NEVER
         for progress in self.progress.values():
             is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
             if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
                 self._tell(progress, now)
-        self.feed_all(now)  # What was committed later waits anew.
+        self.feed_all(now)  # A later commit index waits again.
 
     def _tell(self, progress: FollowerProgress, now: int) -> None:
         mark("raft.commit.told_alone")
@@ -137,7 +137,7 @@ class Leadership:
         self._host.send(progress.peer, message)
 
     def _read(self, progress: FollowerProgress, now: int) -> None:
-        """Let the store send what is in memory no more."""
+        """Let the store send entries that are not cached any more."""
         mark("raft.flow.read")
         progress.mode = Mode.READ
         progress.sent = progress.next
@@ -173,9 +173,9 @@ class Leadership:
     # --- answers --------------------------------------------------------------------------------
 
     def answered(self, peer: str, m: RaftAppended, now: int) -> None:
-        """A follower of this term says what it has."""
+        """Take in a follower's answer of this term."""
         if m.end < 0:
-            return  # It was told to an earlier term's leader.
+            return  # The answer is to the leader of an earlier term.
         progress = self.progress[peer]
         progress.round = max(progress.round, m.round)
         progress.commit = m.commit
@@ -207,7 +207,7 @@ class Leadership:
                 mark("raft.snapshot.done")
                 progress.replicate()
             case _:
-                pass  # it goes on as it is
+                pass  # nothing changes
         if not self._lacks(progress):
             progress.retry_at = NEVER
         elif is_news or not progress.is_waiting:
@@ -216,27 +216,28 @@ class Leadership:
     def _conflict(
         self, progress: FollowerProgress, pair: tuple[int, int], end: int, now: int
     ) -> None:
-        """The follower does not have what the last message to it followed on."""
+        """Take in a rejection: the follower lacks the entry before the last message."""
         if not progress.refused(end):
             mark("raft.conflict.stale")
             return
         if pair[1] < progress.match:
             if progress.peer not in self._group.learners:
-                # It says that it has lost what it had: nothing that is sent to it can help that.
+                # The follower reports that it has lost entries it had confirmed. No message can
+                # mend that.
                 mark("raft.conflict.lost")
                 return
             mark("raft.conflict.learner")
             progress.match, progress.is_known = 0, False
         mark("raft.conflict")
         if end == progress.next == self._log.start:
-            at = self._log.start - 1  # Not even the beginning: only a snapshot can help.
+            at = self._log.start - 1  # The follower lacks even the beginning: it needs a snapshot.
         else:
             at = resume(self._log, *pair)
         progress.probe(at)
         self._probe(progress, now)
 
     def stable(self, durable: int, now: int) -> None:
-        """The own log is durable up to *durable*; only now does it count (Raft 5.3)."""
+        """Count the leader's own log, which is durable up to *durable* (Raft 5.3)."""
         self.durable = durable
         self._commit()
         self._confirm_reads()
@@ -247,7 +248,8 @@ class Leadership:
         if end <= self.committed:
             return
         if self._log.epoch_at(end) != self.term:
-            # A majority has it, and yet a later leader may cut it off (Raft 5.4.2, figure 8).
+            # A majority has the entry, and yet a later leader may truncate it (Raft 5.4.2, figure
+            # 8).
             mark("raft.commit.earlier_term")
             return
         mark("raft.commit")
@@ -262,7 +264,7 @@ class Leadership:
     # --- time and peers -------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Send again what was not answered, and give up a transfer that takes too long."""
+        """Resend unanswered messages, and give up a transfer that takes too long."""
         if now >= self._target_until:
             mark("raft.transfer.timeout")
             self._stop_transfer()
@@ -275,12 +277,12 @@ class Leadership:
                 progress.rest()
                 continue
             mark("raft.retry")
-            # What is probed without data costs nothing where it is only the answer that is late.
+            # A probe without data costs little if the answer is only late.
             progress.retry()
             self._probe(progress, now, bare=True)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """A follower's broker is gone, back, or has started anew."""
+        """Take in that a follower's broker is gone, back, or restarted."""
         if self._host.is_alive(peer):
             self.probe(peer, now)
             return
@@ -291,7 +293,7 @@ class Leadership:
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """The members that keep up: alive, and with all that is committed, for all we know."""
+        """The members that are alive and, as far as known, have all committed entries."""
         return tuple([name for name in self._group.members if self._keeps_up(name)])
 
     def _keeps_up(self, name: str) -> bool:
@@ -318,9 +320,10 @@ class Leadership:
     # --- transfer (thesis 3.10) -----------------------------------------------------------------
 
     def transfer(self, peer: str, now: int) -> None:
-        """Take no more appends until *peer* has everything and can take over, or time is up.
+        """Begin a transfer: refuse appends until *peer* has all entries and takes over, or time is
+        up.
 
-        To hand over to oneself takes it back; who was told already may be elected all the same.
+        A transfer to this member itself cancels it; a peer that was asked already may be elected.
         """
         if peer == self._group.me and self.target is not None:
             mark("raft.transfer.back")
@@ -339,7 +342,7 @@ class Leadership:
         self._feed(self.progress[peer], now)
 
     def heir(self) -> str | None:
-        """The member that is alive and known to hold most of the log; the first of equals."""
+        """Return the live member that is known to hold most of the log; the first of equals."""
         names = [
             name
             for name in self._group.others
@@ -361,17 +364,17 @@ class Leadership:
     # --- reads ----------------------------------------------------------------------------------
 
     def read_index(self, token: int, now: int) -> None:
-        """Confirm that this is still the leader, before a read is answered."""
+        """Begin to confirm that this is still the leader, for a read (ReadIndex)."""
         self.reads.add(token)
         self._confirm_reads()
         self.feed_all(now)
 
     def _confirm_reads(self) -> None:
-        """Answer the reads of a round that a majority has answered, and begin the next one."""
+        """Release the reads of a round that a majority has answered, and begin the next round."""
         if not self.reads:
             return
         if not self._opened:
-            mark("raft.read.too_early")  # What is committed is not known before (thesis 6.4).
+            mark("raft.read.too_early")  # The commit index is not known before (thesis 6.4).
             return
         self.reads.begin(self.committed)
         while done := self.reads.confirmed([self._round(name) for name in self._group.members]):

@@ -1,4 +1,4 @@
-"""A member's own copy of the log: how far it is durable, verified and committed."""
+"""A follower's log: how far it is durable, matched with the leader's, and committed."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from pymq.replication.raft.log_matching import conflict, end_of_data, held
 
 
 class LogCopy:
-    """What follows from what the leader sends, and what the leader is to be told.
+    """Applies the leader's messages to the log, and collects the answers.
 
-    It is told no sooner than the disk allows: :meth:`answers` are what may be said once all that is
-    in the log by then is durable.
+    The answers in :meth:`answers` may leave once all that is in the log by then is durable.
     """
 
     def __init__(self, block: BlockId, log: ReplicatedLog) -> None:
         self._block = block
         self._log = log
-        self.committed = log.start  # as far as this member knows; perhaps not yet durable here
+        # as far as this member knows; the entries may not be durable here yet
+        self.committed = log.start
         self.durable = log.stable_end
-        self._counts_to = NEVER  # how far the write that is under way counts: less is cut off
-        self._verified = log.start  # up to here the log is that of this term's leader
-        self._round = 0  # the last one of this term's leader
+        self._counts_to = NEVER  # how far the write under way counts; a truncation lowers it
+        self._verified = log.start  # up to here the log matches the leader's of this term
+        self._round = 0  # the last message of this term's leader
         self._has_answer = False
         self._refusal: RaftAppended | None = None
 
     @property
     def owes_answer(self) -> bool:
-        """Whether the leader is to be told something."""
+        """Whether there are answers for the leader."""
         return self._has_answer or self._refusal is not None
 
     def new_term(self) -> None:
-        """Forget what was only true of one term's leader."""
-        self._verified = self.committed  # Every later leader has what is committed.
+        """Begin a new term: drop what was known of the former leader's log."""
+        self._verified = self.committed  # Every later leader has all committed entries.
         self._round = 0
         self._has_answer, self._refusal = False, None
 
     # --- the disk -------------------------------------------------------------------------------
 
     def flushed(self) -> None:
-        """All that is in the log goes to the disk now."""
+        """Note that all of the log is being written."""
         self._counts_to = self._log.end
 
     def stable(self, end: int) -> None:
-        """What was flushed is durable; what was cut off meanwhile is not meant (etcd #14370)."""
+        """Note that the write is durable, without entries truncated meanwhile (etcd #14370)."""
         self.durable = max(self.durable, min(end, self._counts_to))
         self._counts_to = NEVER
 
     def answers(self, term: int) -> list[RaftAppended]:
-        """Hand over what the leader is to be told once the log is durable up to its end."""
+        """Return the answers that may leave once the log is durable up to its end."""
         found = [self._answer(term, self._verified)] if self._has_answer else []
         if self._refusal is not None:
             found.append(self._refusal)
@@ -66,7 +66,7 @@ class LogCopy:
     def append(self, m: RaftAppend) -> None:
         """Take in an append of this term's leader."""
         self._round = max(self._round, m.round)
-        # What is verified is the same in the leader's log: there is nothing to compare.
+        # The matched part equals the leader's log, so there is nothing to compare.
         pair = conflict(self._log, m.prev, m.prev_epoch) if m.prev > self._verified else None
         if pair is not None:
             mark("raft.append.conflict")
@@ -75,13 +75,13 @@ class LogCopy:
         try:
             self._take(m)
         except CorruptBatch:
-            mark("raft.append.corrupt")  # The leader will send it again.
-        # Not what the leader has committed, but what of it is known to be the same here.
+            mark("raft.append.corrupt")  # The leader will resend it.
+        # Only up to where this log is known to match the leader's.
         self.committed = max(self.committed, min(m.commit, self._verified))
         self._has_answer = True
 
     def _take(self, m: RaftAppend) -> None:
-        """Add what is new in an append that follows on the log."""
+        """Append the new entries of a message that follows on the log."""
         log = self._log
         position, end = 0, m.prev
         if m.data and m.prev < log.end:
@@ -93,7 +93,7 @@ class LogCopy:
         if end < log.end:
             self._cut(end)
             self._verified = end
-            # The log may have to be read anew: the leader shall send this once more.
+            # The log may have to be recovered again; the leader will resend this message.
             refused = end_of_data(end, m.data[position:])
             self._refusal = self._answer(m.epoch, refused, (log.epoch_at(end), end))
             return
@@ -101,7 +101,7 @@ class LogCopy:
         self._verified = log.end
 
     def _cut(self, end: int) -> None:
-        """Remove a tail that the leader does not have."""
+        """Truncate a tail that the leader does not have."""
         mark("raft.truncated")
         invariant(
             end >= max(self.committed, self._verified),
@@ -115,17 +115,17 @@ class LogCopy:
         self._counts_to = min(self._counts_to, end)
 
     def install(self, m: RaftSnapshot) -> None:
-        """Take the leader's state for a part of the log that it has no more."""
+        """Install a snapshot in place of entries that the leader no longer has."""
         log = self._log
         if m.end <= self._verified:
             mark("raft.snapshot.ignored")
         elif conflict(log, m.end, m.last_epoch) is None:
-            mark("raft.snapshot.known")  # The log has it and perhaps more: that is worth keeping.
+            mark("raft.snapshot.known")  # The log has these entries and perhaps more: keep it.
             self._verified = m.end
             self.committed = max(self.committed, m.end)
         elif isinstance(log, SnapshotLog):
             mark("raft.snapshot.installed")
-            # Beyond what was committed, nothing that is on the disk is of this log.
+            # Nothing on the disk beyond the commit index belongs to this log.
             self.durable = self._counts_to = min(self.durable, self.committed)
             log.install(m.end, m.last_epoch, m.data)
             self._verified = self.committed = m.end

@@ -1,8 +1,8 @@
-"""Where two logs part: the same epoch at the same offset means that all before it is the same.
+"""Log matching: two logs with the same epoch at the same offset are equal up to there.
 
-A leader writes each offset once in its epoch, so that (offset, epoch) names one batch for ever and
-all that led to it. Whatever a leader and a follower say about their logs is said by such pairs, at
-the ends of batches (Raft 5.3; the two-sided search is that of the thesis and of etcd).
+A leader writes each offset once in its epoch, so (offset, epoch) identifies a batch and all batches
+before it. Leaders and followers compare their logs by such pairs, at the ends of batches (Raft 5.3;
+the two-sided search is that of the thesis and of etcd).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FIELD = struct.Struct("<I")
 
 
 def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] | None:
-    """The pair (epoch, end) from which a leader should go on searching; None if *log* matches.
+    """Return the pair (epoch, end) from which the leader searches on; None if *log* matches.
 
-    It is the follower's last batch that the leader might have: none of a later epoch than
-    *prev_epoch* can be before *prev* in the leader's log.
+    It is the follower's last batch that the leader may have: the leader's log has no epoch later
+    than *prev_epoch* before *prev*.
     """
     if log.start <= prev <= log.end and log.epoch_at(prev) == prev_epoch:
         return None
@@ -31,21 +31,21 @@ def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] 
 
 
 def resume(log: ReplicatedLog, epoch: int, end: int) -> int:
-    """Where a leader probes a follower next, whose last possible match is (*epoch*, *end*).
+    """Return where a leader probes next a follower whose last possible match is (*epoch*, *end*).
 
-    It is the end of a batch in the leader's *log*, at or before *end*: where the leader has none of
-    *epoch*, the logs part before the follower's first batch of it.
+    It is the end of a batch in the leader's *log*, at or before *end*. If the leader has no batch
+    of *epoch*, the logs diverge before the follower's first batch of it.
     """
     found, at = log.end_of(epoch)
     if end < log.start or found == epoch:
-        return min(at, end)  # Both have the epoch: the shorter one's end is a batch's end in both.
+        return min(at, end)  # Both have the epoch: the lower of both ends is a batch's end in both.
     while at > end:
         found, at = log.end_of(found - 1)
     return at
 
 
 def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
-    """How much of *data*, which follows *prev*, the log has already: (position in data, end).
+    """Return how much of *data*, which follows *prev*, the log has: (position in data, end).
 
     Raises:
         CorruptBatch: something in *data* is no batch, or does not follow on the one before.
@@ -56,7 +56,7 @@ def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
         if header.base_offset != end:
             raise CorruptBatch(f"a batch at {header.base_offset} does not follow on {end}")
         after = header.end_offset
-        # What is before the start of the log is in a snapshot: it is committed.
+        # Entries before the start of the log are in a snapshot, so they are committed.
         if after > log.end or (after > log.start and log.epoch_at(after) != header.leader_epoch):
             break
         position, end = position + header.length, after
@@ -64,7 +64,7 @@ def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
 
 
 def end_of_data(prev: int, data: bytes) -> int:
-    """Where the batches in *data*, which come from the own log and follow *prev*, end."""
+    """Return the end of *data*: batches of the own log that follow *prev*."""
     position, end = 0, prev
     while position < len(data):
         end += _FIELD.unpack_from(data, position + _SPAN_AT)[0]

@@ -1,4 +1,4 @@
-"""What a leader knows of one follower's log, and what it may send it."""
+"""A leader's view of one follower: match index, flow control, messages in flight."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from pymq.core.values import Factory, define
 class Mode(Enum):
     """How a leader sends to a follower."""
 
-    PROBE = "probe"  # one message at a time, to find out where the logs part
-    REPLICATE = "replicate"  # one after the other, without waiting for the answers
-    READ = "read"  # one at a time, from disk; what was sent is known by the answer
-    SNAPSHOT = "snapshot"  # the log does not go back so far
+    PROBE = "probe"  # one message at a time, to find where the logs match
+    REPLICATE = "replicate"  # pipelined, without waiting for answers
+    READ = "read"  # one at a time, from disk; the answer says how much was sent
+    SNAPSHOT = "snapshot"  # the leader's log does not go back so far
 
 
 @define
 class FollowerProgress:
     """A follower, as its leader sees it.
 
-    ``match <= next``: between them lies what was sent and not answered.
+    ``match <= next``: the entries between them were sent and not answered.
     """
 
     peer: str
-    match: int  # the follower's log is durable, and the leader's, up to here
+    match: int  # the follower's log matches and is durable up to here
     next: int  # where the next append begins
-    commit: int  # what the follower said it knows to be committed
+    commit: int  # the follower's commit index
     mode: Mode = Mode.PROBE
     is_known: bool = False  # *match* was confirmed in this term
     sent: int = 0  # where the last message ended
     told_commit: int = 0  # in the last message
     told_round: int = 0  # in the last message
-    round: int = 0  # the latest round that it answered
+    round: int = 0  # the latest read round that it answered
     in_flight: deque[int] = Factory(deque)  # the ends of what was sent in REPLICATE, in order
-    retry_at: int = NEVER  # when what was sent counts as lost; NEVER when nothing is awaited
+    retry_at: int = NEVER  # when messages in flight count as lost; NEVER if none are
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether a message is in flight."""
         return self.retry_at != NEVER
 
     def probe(self, at: int) -> None:
-        """Begin to search at *at*; whatever is on its way counts no more."""
+        """Begin to probe at *at*; messages in flight no longer count."""
         self.mode = Mode.PROBE
         self.next = max(at, self.match)
         self.in_flight.clear()
         self.retry_at = NEVER
 
     def rest(self) -> None:
-        """Nothing is awaited of a follower that is gone; it begins with a probe when it is back."""
+        """Forget messages in flight to a dead follower; it is probed when it is back."""
         self.probe(self.match if self.is_known else self.next)
         self.told_commit = self.told_round = 0
 
     def replicate(self) -> None:
-        """The logs are known to match."""
+        """Begin to pipeline: the logs match."""
         self.mode = Mode.REPLICATE
         self.next = self.match
         self.in_flight.clear()
 
     def retry(self) -> None:
-        """What was sent counts as lost; if the follower has it, a probe will show that."""
+        """Count messages in flight as lost; a probe will show what the follower has."""
         if self.mode is Mode.SNAPSHOT:
             self.probe(self.sent)
         else:
             self.probe(self.next if self.mode is Mode.PROBE else self.match)
 
     def answered(self, end: int) -> bool:
-        """The follower has everything up to *end*; return whether that is news."""
+        """Advance the match index to *end*; returns whether it advanced."""
         self.is_known = True
         while self.in_flight and self.in_flight[0] <= end:
             self.in_flight.popleft()
@@ -80,9 +80,9 @@ class FollowerProgress:
         return True
 
     def refused(self, end: int) -> bool:
-        """A message that claimed the log up to *end* was refused; return whether it still counts.
+        """Take in a rejection of a message after *end*; returns whether it still counts.
 
-        An answer to something older than what is awaited now must not move anything back.
+        An answer to an older message must not move the indexes back.
         """
         if self.mode is Mode.REPLICATE:
             return end > self.match

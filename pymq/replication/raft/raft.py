@@ -1,18 +1,17 @@
 """Raft for one open block, whose log is the block itself.
 
-After Ongaro, "Consensus: bridging theory and practice", with these turns:
+It follows Ongaro, "Consensus: bridging theory and practice", with these differences:
 
 * The members of a block never change: another set of replicas is another block. So there are no
-  configuration entries. The first leader is named by whoever makes the block, and leads without an
-  election once it has saved that it does.
+  configuration entries. The roll that creates the block names the first leader, which leads without
+  an election once its hard state is durable.
 * An entry is a whole record batch, its index the offset where it ends, its term the leader epoch in
   its header. (offset, epoch) pairs are compared at the ends of batches.
-* There are no heartbeats in a block: brokers ping each other, whatever number of blocks they share.
-  A follower whose leader's broker is alive waits for ever. A leader that gives up all the same
-  says so, by asking for votes; and a leader that hears such a question from somebody else says who
-  leads.
-* Nothing that a member promises leaves before it is durable: votes, terms and what a follower has
-  go by ``Ready.after``, in the turn of the write that they wait for.
+* A block has no heartbeats: each pair of brokers exchanges pings, however many blocks they share.
+  A follower does not time out while its leader's broker is alive. A leader that steps down asks for
+  votes, which the others notice. A leader that receives a pre-vote request answers that it leads.
+* Votes, terms and confirmations of a follower leave only when they are durable: they are in
+  ``Ready.after``, in the turn of the write that they wait for.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | R
 class Raft:
     """One member of a block's replicas.
 
-    *learners* are those members whose storage is not the one that the block was made with: what it
-    had promised is lost, so they neither vote nor count, and yet the majority stays that of all.
+    *learners* are members whose disk is not the one that the block was created on. Their votes and
+    entries are lost, so they neither vote nor count, while the majority stays that of all members.
     """
 
     def __init__(self, replica: Replica, now: int, learners: Collection[str] = ()) -> None:
@@ -69,7 +68,7 @@ class Raft:
         self._appointed = self._is_voter and initial_state.is_appointed(replica)
         self._copy = LogCopy(replica.block, log)
         self.high_watermark = log.start
-        self._after: list[Envelope] = []  # leaves once what is said in it is durable
+        self._after: list[Envelope] = []  # messages that leave once their content is durable
         self._lost_reads: list[int] = []
         self._election_at = NEVER
         self.deadline = NEVER
@@ -88,30 +87,30 @@ class Raft:
 
     @property
     def vote(self) -> str | None:
-        """Whom this member has voted for in its term."""
+        """The member's vote in its term."""
         return self._hard.vote
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may append; not while it hands its leadership over."""
+        """Whether this replica may append: it leads and transfers no leadership."""
         return self._leading is not None and self._leading.target is None
 
     @property
     def is_learner(self) -> bool:
-        """Whether this member neither votes nor counts."""
+        """Whether this member is a learner, which neither votes nor counts."""
         return not self._is_voter
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """The leader's: the members that are alive and have all that is committed."""
+        """On the leader: the members that are alive and have all committed entries."""
         return self._leading.in_sync if self._leading is not None else ()
 
     def holders(self, end: int) -> tuple[str, ...]:
-        """The leader's: the members that are known to hold all of the log up to *end*."""
+        """On the leader: the members that are known to hold the log up to *end*."""
         return self._leading.holders(end) if self._leading is not None else ()
 
     def _is_led(self, candidate: str) -> bool:
-        """Whether somebody else than *candidate* leads, for all this member knows."""
+        """Whether, as far as this member knows, another member than *candidate* leads."""
         if self._leading is not None:
             return True
         leader = self.leader
@@ -120,7 +119,7 @@ class Raft:
     # --- what the partition calls ---------------------------------------------------------------
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """The zkserver knows of a leader; whoever has been elected later is not told by it."""
+        """Adopt the leader that the metadata names, unless a later one was elected."""
         if state.epoch > self.epoch:
             mark("raft.adopted")
             self._become_follower(state.epoch, now)
@@ -130,7 +129,7 @@ class Raft:
         self._settle()
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in what another member says."""
+        """Take in another member's message."""
         if isinstance(message, (ReplicaFetch, ReplicaFetched)):
             return  # of another discipline
         if source not in self._group.members or source == self._host.me:
@@ -158,13 +157,13 @@ class Raft:
         self._settle()
 
     def appended(self, now: int) -> None:
-        """The log has a new end: send what is new while the own disk works."""
+        """Send new entries while the leader's own disk writes them."""
         if self._leading is not None:
             self._leading.feed_all(now)
         self._settle()
 
     def tick(self, now: int) -> None:
-        """Send again, or stand for election."""
+        """Resend messages, or begin an election."""
         if self._leading is not None:
             self._leading.tick(now)
         elif now >= self._election_at:
@@ -172,7 +171,9 @@ class Raft:
         self._settle()
 
     def flush(self, ready: Ready, now: int) -> None:
-        """Add the hard state, and what may be said once it and the log are durable."""
+        """Add the hard state to *ready*, and messages that may leave once it and the log are
+        durable.
+        """
         if not self._is_saved:
             ready.write.append(SaveState(self._group.block, self._hard.dumps()))
             self._saving, self._is_saved = self._hard, True
@@ -185,7 +186,7 @@ class Raft:
         self._settle()
 
     def stable(self, end: int, now: int) -> None:
-        """What was flushed is durable."""
+        """Take in that the write is durable."""
         saved, self._saving = self._saving, None
         self._copy.stable(end)
         if saved is not None and saved == self._hard and saved.vote == self._host.me:
@@ -201,7 +202,7 @@ class Raft:
         self._settle()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Another member's broker seems gone, is back, or has started anew."""
+        """Take in that another member's broker seems dead, is back, or has restarted."""
         if peer not in self._group.members or peer == self._host.me:
             return
         if self._leading is not None:
@@ -211,22 +212,22 @@ class Raft:
                 self._step_down(now)
         elif peer == self.leader:
             if self._host.is_alive(peer) and self._election_at == NEVER:
-                # It was not missed, so it has started anew: it leads no more.
+                # Its death was not noticed, so the broker has restarted and no longer leads.
                 mark("raft.leader_restarted")
                 self.leader = None
             self._watch(now)
         self._settle()
 
     def transfer(self, peer: str, now: int) -> None:
-        """Hand leadership to *peer*, as soon as it has everything."""
+        """Transfer leadership to *peer* as soon as it has all entries."""
         if self._leading is not None:
             self._leading.transfer(peer, now)
         self._settle()
 
     def relinquish(self, now: int) -> None:
-        """Have the member that has most stand for election now, whatever is on its way to it.
+        """Ask the most complete member to begin an election now, and step down.
 
-        Voters refuse one that lacks what is committed, so a poor choice costs time only.
+        Members do not vote for one that lacks committed entries, so a poor choice only costs time.
         """
         if self._leading is not None and (heir := self._leading.heir()) is not None:
             mark("raft.relinquished")
@@ -235,7 +236,9 @@ class Raft:
         self._settle()
 
     def read_index(self, token: int, now: int) -> bool:
-        """Begin to confirm that a read may be answered here; False if this is not the leader."""
+        """Begin to confirm that a read may be answered here (ReadIndex); False if not the
+        leader.
+        """
         if self._leading is None:
             return False
         self._leading.read_index(token, now)
@@ -243,9 +246,9 @@ class Raft:
         return True
 
     def take_reads(self) -> list[tuple[int, int | None]]:
-        """Reads that were decided, as (token, end): what is before *end* may be answered.
+        """Return decided reads as (token, end): all before *end* may be read.
 
-        The high watermark is at *end* or beyond. None instead: this is not the leader any more.
+        The high watermark is at *end* or beyond. None: this replica no longer leads.
         """
         found: list[tuple[int, int | None]] = [(token, None) for token in self._lost_reads]
         self._lost_reads = []
@@ -258,18 +261,18 @@ class Raft:
     # --- terms ----------------------------------------------------------------------------------
 
     def _heeds(self, source: str, m: RaftMessage, now: int) -> bool:
-        """Compare terms; return whether the message is to be looked at any further."""
+        """Compare terms; returns whether the message has to be handled."""
         if isinstance(m, RaftVote) and (m.pre or not self._is_voter):
-            return self._is_voter  # A question changes no term.
+            return self._is_voter  # A pre-vote changes no term.
         if isinstance(m, RaftVoted) and m.pre and m.granted:
-            return True  # Its term is the one that was asked for.
+            return True  # The answer has the term of the pre-vote.
         if m.epoch == self.epoch:
             return True
         if m.epoch < self.epoch:
             self._correct(source, m)
             return False
         if isinstance(m, RaftVote) and not m.transfer and self._is_led(source):
-            # A late message of an election that is over must not depose anybody (thesis 4.2.3).
+            # A late message of an old election must not depose a leader (thesis 4.2.3).
             mark("raft.vote.disruptive")
             if self._leading is not None:
                 self._leading.probe(source, now)
@@ -279,7 +282,7 @@ class Raft:
         return True
 
     def _correct(self, source: str, m: RaftMessage) -> None:
-        """Let a member of an earlier term learn of the later one."""
+        """Answer a member of an earlier term with the later one."""
         if isinstance(m, RaftVote):
             mark("raft.stale.vote")
             self._send(source, RaftVoted(m.block, self.epoch, False, m.pre))
@@ -290,7 +293,7 @@ class Raft:
             mark("raft.stale.answer")
 
     def _send(self, peer: str, message: Message) -> None:
-        """Send something that tells the own term: not before that is durable."""
+        """Send a message with the own term, once the term is durable."""
         if self._is_saved and self._saving is None:
             self._host.send(peer, message)
         else:
@@ -298,7 +301,7 @@ class Raft:
             self._after.append((peer, message))
 
     def _become_follower(self, term: int, now: int) -> None:
-        """Go to a later term, without a leader."""
+        """Become a follower of a later term, without a leader."""
         invariant(term > self.epoch, "terms only rise", term=term, own=self.epoch)
         self._hard, self._is_saved = HardState(term, None), False
         self._appointed = False
@@ -307,7 +310,7 @@ class Raft:
         self._watch(now)
 
     def _step_down(self, now: int) -> None:
-        """Lead no more, in the same term, and so with the same vote (CCF #8094)."""
+        """Step down within the term, keeping the vote (CCF #8094)."""
         self._resign()
         self._watch(now)
 
@@ -321,7 +324,7 @@ class Raft:
             self._leading = None
 
     def _watch(self, now: int) -> None:
-        """Wait for an election exactly as long as no leader is known to be alive."""
+        """Arm the election timeout exactly while no leader is known to be alive."""
         is_led = self.leader is not None and self._host.is_alive(self.leader)
         if not self._is_voter or self._leading is not None or is_led or self._appointed:
             self._election_at = NEVER
@@ -334,14 +337,14 @@ class Raft:
         self._election_at = now + self._host.rng.randrange(base, 2 * base)
 
     def _settle(self) -> None:
-        """Bring up to date what is looked at from outside."""
+        """Update the attributes that others read."""
         copy = self._copy
         if self._leading is not None:
             copy.committed = self._leading.committed
             self.deadline = self._leading.deadline
         else:
             self.deadline = self._election_at
-        # What is not durable here as well might have to be taken back after a crash.
+        # An entry that is not durable here, too, could be lost again in a crash.
         high_watermark = min(copy.committed, copy.durable)
         if not self._log.end >= high_watermark >= self.high_watermark:
             invariant(
@@ -357,7 +360,7 @@ class Raft:
     # --- elections ------------------------------------------------------------------------------
 
     def _ask_around(self, now: int) -> None:
-        """Ask whether one would be elected, before disturbing anybody (thesis 9.6)."""
+        """Begin a pre-vote, which disturbs no leader (thesis 9.6)."""
         mark("raft.precandidate")
         self._resign()
         self.role = RaftRole.PRECANDIDATE
@@ -374,7 +377,8 @@ class Raft:
         self._appointed = False
         self._copy.new_term()
         self._rearm(now)
-        self._ballot = Ballot(len(self._group.members))  # The own vote counts once it is durable.
+        # This member's own vote counts once it is durable.
+        self._ballot = Ballot(len(self._group.members))
         self._call_for_votes(self.epoch, pre=False, transfer=transfer)
 
     def _call_for_votes(self, term: int, pre: bool, transfer: bool = False) -> None:
@@ -385,7 +389,7 @@ class Raft:
                 self._send(peer, message)
 
     def _asked(self, source: str, m: RaftVote, now: int) -> None:
-        """Somebody stands for election, or asks whether it should."""
+        """Answer a vote or pre-vote request."""
         if source in self._group.learners:
             mark("raft.vote.learner")
             return
@@ -404,20 +408,21 @@ class Raft:
             mark("raft.vote.granted")
             if self.vote is None:
                 self._hard, self._is_saved = HardState(self.epoch, source), False
-            self.role = RaftRole.FOLLOWER  # It may have been a precandidate for the next term.
+            # This member may have been a pre-candidate for the next term.
+            self.role = RaftRole.FOLLOWER
             if self.leader is None:
                 self._rearm(now)
         self._send(source, RaftVoted(m.block, self.epoch, granted, pre=False))
 
     def _would_vote(self, source: str, m: RaftVote, now: int) -> bool:
-        """Answer a question; nothing is promised by it."""
+        """Answer a pre-vote; the answer promises nothing."""
         if m.epoch > self.epoch and source == self.leader:
             mark("raft.leader_gave_up")
             self.leader = None
             self._watch(now)
         if self._leading is not None:
             mark("raft.prevote.at_leader")
-            self._leading.probe(source, now)  # It does not know who leads.
+            self._leading.probe(source, now)  # The candidate does not know the leader.
             return False
         if self._is_led(source):
             mark("raft.prevote.led")
@@ -429,7 +434,7 @@ class Raft:
         return True
 
     def _is_up_to_date(self, m: RaftVote) -> bool:
-        """Whether the candidate's log holds all that may be committed in this one (Raft 5.4.1)."""
+        """Whether the candidate's log is at least as up to date as this one (Raft 5.4.1)."""
         end = self._log.end
         return (m.last_epoch, m.end) >= (self._log.epoch_at(end), end)
 
@@ -454,7 +459,7 @@ class Raft:
             self.role = RaftRole.FOLLOWER  # and waits for its next timeout
 
     def _lead(self, now: int, is_first: bool = False) -> None:
-        """Be the leader of this term."""
+        """Become the leader of this term."""
         mark("raft.elected")
         invariant(self.vote == self._host.me, "a leader has voted for itself", vote=self.vote)
         self._appointed = False
@@ -465,14 +470,14 @@ class Raft:
         )
         self._watch(now)
         if not is_first:
-            # Nothing of earlier terms is committed before something of this one is (Raft 5.4.2).
+            # Entries of earlier terms are committed only with one of this term (Raft 5.4.2).
             self._log.begin(self.epoch)
         self._leading.feed_all(now)
 
     # --- what a leader says ---------------------------------------------------------------------
 
     def _follow(self, source: str, now: int) -> None:
-        """*source* leads this term."""
+        """Follow *source*, the leader of this term."""
         invariant(self._leading is None, "one leader in a term", term=self.epoch, other=source)
         self.role = RaftRole.FOLLOWER
         self._appointed = False
@@ -483,7 +488,7 @@ class Raft:
         self._watch(now)
 
     def _take_over(self, source: str, now: int) -> None:
-        """The leader hands over; its being alive is no reason to wait."""
+        """Begin an election at once: the leader transfers its leadership."""
         if not self._is_voter or self._leading is not None or source in self._group.learners:
             mark("raft.take_over.ignored")
             return

@@ -10,12 +10,12 @@ from pymq.replication.quorum import reached
 class PendingReads:
     """Reads that wait until a majority has confirmed that its leader is still the leader.
 
-    All that come while a round is on its way share the next one: a message that was sent before a
-    read was asked for proves nothing for it.
+    All reads that come while a round is under way share the next round, because an answer to a
+    message from before the read proves nothing for it.
     """
 
     def __init__(self) -> None:
-        self.round = 0  # the last one that was begun
+        self.round = 0  # the last round
         self._asked: list[int] = []  # tokens that wait for that round
         self._next: list[int] = []  # tokens that wait for the one after it
         self._end = 0  # what was committed when the round was begun
