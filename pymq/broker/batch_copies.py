@@ -103,7 +103,7 @@ class BatchCopies:
         self.deadline = NEVER  # of :meth:`tick`
 
     def begin(self, source: str, m: Copy, now: int) -> None:
-        """Begin a copy, or refuse it. `Copied` leaves when it is as durable as *m.acks* says."""
+        """Begin or refuse a copy; `Copied` leaves when all is as durable as *m.acks* requires."""
         error = self._refusal(m)
         if error is not None or not m.pieces:
             self._host.reply(source, Copied(m.id, error=error), now)

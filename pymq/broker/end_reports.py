@@ -48,7 +48,7 @@ class EndReports:
                 self.changed(partition, now)
 
     def report(self, hosted: Collection[tuple[str, str]], now: int) -> ReplicaEnds | None:
-        """Return the report that is due, if anything changed. *hosted* names local partitions."""
+        """Return the report that is due, if anything changed; *hosted* are the partitions here."""
         if len(self._told) > 2 * len(hosted):
             self._told = {name: reach for name, reach in self._told.items() if name in hosted}
         self._told_at, self.deadline = now, NEVER

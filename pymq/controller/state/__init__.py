@@ -1,1 +1,1 @@
-"""What the active zkserver knows, and how it changes the tree."""
+"""The active zkserver's state, and how it changes the metadata tree."""

@@ -1,9 +1,11 @@
 """Which brokers are alive, as far as the active zkserver knows.
 
-A broker is alive from its registration until it has been silent for a session, as long as this
-zkserver has listened (:mod:`~pymq.core.time.pausable_clock`). One that has just taken over knows
-of none; it waits one session for them to register before it takes any for dead. Whoever stays dead
-for a while, which is measured likewise, is given up.
+- A broker is alive from its registration until it is silent for a session. Pauses of this zkserver
+  do not count (:mod:`~pymq.core.time.pausable_clock`).
+- A zkserver that takes over knows of no live broker. It waits one session for brokers to register
+  before it takes any for dead.
+- A broker that stays dead for *replace_ms*, measured likewise, is given up: the zkserver replaces
+  it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import define
 
-LOOKS = 6  # how often a session one looks who is alive
+LOOKS = 6  # checks of liveness in a session
 
 
 @define
@@ -24,35 +26,35 @@ class Live:
     """A broker that is registered and alive."""
 
     incarnation: int
-    heard: int  # when, for the last time
-    until: int  # it is alive, by our attention
-    is_over: bool = False  # it has started anew, and is about to register
+    heard: int  # time of the last message
+    until: int  # end of its session, on the pausable clock
+    is_over: bool = False  # it has restarted, and its registration is under way
 
 
 class BrokerLiveness:
     """The brokers that are alive, and since when the others are dead.
 
-    Who is dead for *replace_ms* is given up. With *session_ms* 0 the brokers live in this process:
-    none of them ever dies.
+    A broker that is dead for *replace_ms* is given up. With *session_ms* 0 the brokers run in this
+    process and never die.
     """
 
     def __init__(self, session_ms: int, replace_ms: int = 0) -> None:
         self.live: dict[str, Live] = {}
         self.dead_since: dict[str, int] = {}
         self.offline = OfflineState(replace_ms)  # replicas whose disk failed, of brokers that live
-        self.leaving: dict[str, None] = {}  # alive, and about to stop: they are to lead nothing
+        self.leaving: dict[str, None] = {}  # alive, in controlled shutdown; they must not lead
         self._session_ms = session_ms
         self._replace_ms = replace_ms
         self._attention = PausableClock(session_ms // LOOKS)
-        # In the time of our attention:
-        self._settled_at = NEVER  # from when on silence means death
-        self._due: list[tuple[int, str]] = []  # when to look at whom; once for each that is alive
-        self._missed: dict[str, int] = {}  # the dead, and until when they are waited for
-        self._give_up: list[tuple[int, str]] = []  # the same in order, perhaps out of date
-        self._known: tuple[str, ...] = ()  # that were registered with the zkserver before
+        # Times on the pausable clock:
+        self._settled_at = NEVER  # when unregistered brokers count as dead
+        self._due: list[tuple[int, str]] = []  # heap of checks, one for each live broker
+        self._missed: dict[str, int] = {}  # dead brokers, and when each is given up
+        self._give_up: list[tuple[int, str]] = []  # the same as a heap; entries may be outdated
+        self._known: tuple[str, ...] = ()  # brokers in the tree at the take-over
 
     def begin(self, known: Iterable[str], now: int) -> None:
-        """This zkserver has taken over; *known* are the brokers of the tree."""
+        """Begin after a take-over; *known* are the brokers in the tree."""
         self.live.clear()
         self.dead_since.clear()
         self.leaving.clear()
@@ -66,30 +68,30 @@ class BrokerLiveness:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all brokers have had the time to register."""
+        """Whether all brokers have had time to register."""
         return not self._session_ms or self._settled_at == NEVER
 
     @property
     def settles_at(self) -> int:
-        """When that is, by :meth:`listened`."""
+        """When :attr:`is_settled` becomes true, on the clock of :meth:`listened`."""
         return 0 if self.is_settled else self._settled_at
 
     def listened(self, now: int) -> int:
-        """For how long this zkserver has listened, since no matter when.
+        """The pausable clock: for how long this zkserver has listened, from an arbitrary start.
 
-        By it everything is measured that others are given the time for.
+        All timeouts of other nodes are measured by it.
         """
         return self._attention.look(now) if self._session_ms else now
 
     def earliest(self, due: int) -> int:
-        """When that may be *due*, by the clock; by then it may have to be waited for again."""
+        """The earliest clock time at which :meth:`listened` may reach *due*."""
         return self._attention.earliest(due) if self._session_ms else due
 
     def __contains__(self, broker: str | None) -> bool:
         return broker in self.live
 
     def may_live(self, broker: str) -> bool:
-        """Whether a broker is alive or was not given the time to show it."""
+        """Whether a broker is alive, or may still register."""
         return broker in self.live or not self.is_settled
 
     def can_act(self, broker: str, name: TopicPartition) -> bool:
@@ -97,7 +99,7 @@ class BrokerLiveness:
         return broker in self.live and not self.offline.has(broker, name)
 
     def able(self, name: TopicPartition) -> list[str]:
-        """The brokers that are alive and may be given the next block of a partition."""
+        """The live brokers that may be replicas of the next block of a partition."""
         return [broker for broker in self.live if not self.offline.bars(broker, name)]
 
     def is_of(self, broker: str, incarnation: int) -> bool:
@@ -106,7 +108,7 @@ class BrokerLiveness:
         return live is not None and incarnation in (0, live.incarnation) and not live.is_over
 
     def heard_by(self, broker: str) -> int:
-        """When a broker was heard of for the last time, at the latest; NEVER if nobody knows."""
+        """The latest time at which a broker may have been alive; NEVER if unknown."""
         if not self._session_ms:
             return NEVER
         live = self.live.get(broker)
@@ -116,7 +118,7 @@ class BrokerLiveness:
         return dead_since - self._session_ms if dead_since != NEVER else NEVER
 
     def join(self, broker: str, incarnation: int, now: int) -> None:
-        """A broker has registered."""
+        """Take in that a broker has registered."""
         known = self.live.get(broker)
         if known is None or known.incarnation != incarnation:
             self.leaving.pop(broker, None)
@@ -129,23 +131,23 @@ class BrokerLiveness:
             heappush(self._due, (until, broker))
 
     def end(self, broker: str, incarnation: int) -> None:
-        """A broker has started anew as *incarnation*: nothing that it was before is heard any more.
+        """Take in that a broker restarts as *incarnation*; drop messages of its earlier one.
 
-        It counts as alive for as long as it would have, so that nobody takes its place meanwhile.
+        It counts as alive until its session ends, so that it is not replaced meanwhile.
         """
         live = self.live.get(broker)
         if live is not None and live.incarnation != incarnation:
             live.is_over = True
 
     def leave(self, broker: str, incarnation: int) -> bool:
-        """A broker is about to stop; returns whether it is known to be alive."""
+        """Take in that a broker is about to stop; returns whether it is known to be alive."""
         if not self.is_of(broker, incarnation):
             return False
         self.leaving[broker] = None
         return True
 
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
-        """A broker says that it is alive; returns whether it is known to be."""
+        """Take in a broker's heartbeat; returns whether the broker is registered and alive."""
         live = self.live.get(broker)
         if live is None or live.incarnation != incarnation or live.is_over:
             return False
@@ -154,7 +156,7 @@ class BrokerLiveness:
         return True
 
     def expire(self, now: int) -> list[str]:
-        """The brokers that are dead from now on."""
+        """Take out and return the brokers that are newly dead."""
         dead, listened = [], self._attention.look(now)
         while self._due and self._due[0][0] <= listened:
             _, broker = heappop(self._due)
@@ -177,7 +179,7 @@ class BrokerLiveness:
         return list(dict.fromkeys(dead))
 
     def may_return(self, broker: str) -> bool:
-        """Whether a broker is dead, and not for so long that it is to be replaced."""
+        """Whether a broker is dead, but not yet given up."""
         return self._attention.ms < self._missed.get(broker, 0)
 
     def lost(self, now: int, after_ms: int) -> list[str]:
@@ -187,7 +189,7 @@ class BrokerLiveness:
         return [name for name, until in self._missed.items() if until + waited_ms <= listened]
 
     def given_up(self, now: int) -> list[str]:
-        """The brokers that are to be replaced from now on."""
+        """Return the brokers that are newly given up."""
         found, listened = [], self._attention.look(now)
         while self._give_up and self._give_up[0][0] <= listened:
             until, broker = heappop(self._give_up)
@@ -197,7 +199,7 @@ class BrokerLiveness:
 
     @property
     def deadline(self) -> int:
-        """When one is to look who is dead or given up, whether somebody is by then or not."""
+        """When to check for dead and given-up brokers next, at the earliest."""
         due = min((heap[0][0] for heap in (self._due, self._give_up) if heap), default=NEVER)
         due = min(due, self._settled_at)
         return self._attention.when(due)

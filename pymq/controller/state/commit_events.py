@@ -1,4 +1,4 @@
-"""What a commit means for people: the events of a draft, seen beside the image before it."""
+"""Journal events of a commit: the differences between a draft and the image before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = tuple[str, dict[str, object]]
 
 
 def events(draft: Draft) -> Iterator[Event]:
-    """What is different once *draft* is adopted; to be asked before it is."""
+    """Yield the changes that *draft* makes; call it before the image adopts the draft."""
     for path, node, is_gone in draft.edits:
         place = paths.parse(path)
         if isinstance(place, paths.TopicPath) and not is_internal(place.topic):

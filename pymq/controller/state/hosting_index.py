@@ -1,4 +1,4 @@
-"""Who hosts what: the index of the image by broker."""
+"""The image's index of partitions by broker."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from itertools import islice
 from pymq.core.metadata.nodes import BlockNode
 from pymq.core.types import TopicPartition
 
-CHANGED_MAX = 1 << 14  # changes of blocks that are remembered
+CHANGED_MAX = 1 << 14  # remembered changes of blocks
 
 
 class Hosting:
-    """Who hosts what: partitions by broker, in the order in which the tree told of them."""
+    """Partitions by broker, in the order in which the image took them in."""
 
     def __init__(self) -> None:
-        self.leads: Counter[str] = Counter()  # open blocks by their leader
-        self.sequence = 0  # of what was made or changed
-        self.blocks: Counter[str] = Counter()  # all blocks, by each replica
+        self.leads: Counter[str] = Counter()  # number of open blocks, by leader
+        self.sequence = 0  # number of blocks created or changed so far
+        self.blocks: Counter[str] = Counter()  # number of blocks, by replica
         self._blocks: dict[str, Counter[TopicPartition]] = {}
         self._open: dict[str, dict[TopicPartition, None]] = {}
         self._leaving: dict[str, dict[TopicPartition, None]] = {}
-        self._changed: deque[TopicPartition] = deque(maxlen=CHANGED_MAX)  # the last ones
+        self._changed: deque[TopicPartition] = deque(maxlen=CHANGED_MAX)  # latest changes
 
     def hosted(self, broker: str) -> tuple[TopicPartition, ...]:
         """The partitions of which a broker has any block."""
@@ -32,15 +32,15 @@ class Hosting:
         return tuple(self._open.get(broker, ()))
 
     def opened_count(self, broker: str) -> int:
-        """How many those are."""
+        """The number of partitions of which a broker has the open block."""
         return len(self._open.get(broker, ()))
 
     def leaving(self, broker: str) -> tuple[TopicPartition, ...]:
-        """The partitions of which a broker has nothing but perhaps files."""
+        """The partitions whose remaining files a broker must remove."""
         return tuple(self._leaving.get(broker, ()))
 
     def changed(self, broker: str, since: int) -> tuple[TopicPartition, ...] | None:
-        """What a broker hosts of which a block was made or changed after *since*.
+        """A broker's partitions of which a block was created or changed after sequence *since*.
 
         None if that was too long ago.
         """
@@ -54,7 +54,7 @@ class Hosting:
     def replace_block(
         self, name: TopicPartition, before: BlockNode | None, after: BlockNode | None
     ) -> None:
-        """A block was made, changed or removed."""
+        """Take in that a block was created, changed or removed."""
         if before is not None:
             self._remove(name, before)
         if after is not None:
@@ -90,7 +90,7 @@ class Hosting:
     def replace_leaving(
         self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
     ) -> None:
-        """The brokers that are to remove their files of a partition are others now."""
+        """Take in that other brokers must now remove their files of a partition."""
         if before == after:
             return
         for broker in before:

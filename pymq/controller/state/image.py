@@ -1,9 +1,8 @@
-"""The zkserver's picture of the tree, and changes to it that happen whole or not at all.
+"""The zkserver's image of the metadata tree, and drafts of atomic changes to it.
 
 The image changes in two ways only: it is loaded, or it adopts a :class:`Draft` that the coordinator
-has committed. So it is what the tree was at some point in time, never a mixture.
-
-It keeps an index of who hosts what, so that nobody ever has to look at all partitions.
+has committed. So it always equals the tree at one point in time. Its indexes, for example of
+partitions by broker, make scans of all partitions unnecessary.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
 
-SLICE_OPS = 500  # that a commit has, about; what is more is done in several
-SLICE_BYTES = 1 << 18  # likewise; ZooKeeper takes 1 MiB at a time, all or nothing
+SLICE_OPS = 500  # in a commit, about; larger changes take several commits
+SLICE_BYTES = 1 << 18  # likewise; ZooKeeper accepts 1 MiB in one transaction
 
 K = TypeVar("K")
 
@@ -53,12 +52,12 @@ class PartitionImage:
 
     @property
     def open_block(self) -> BlockNode:
-        """The block that takes the next record."""
+        """The last block, to which records are appended."""
         return self.blocks[next(reversed(self.blocks))]
 
     @property
     def hosts(self) -> dict[str, None]:
-        """The brokers that host a block of it, each once, in the order of the blocks."""
+        """The brokers that host a block of the partition, each once, in the order of the blocks."""
         return dict.fromkeys(name for block in self.blocks.values() for name in block.replicas)
 
 
@@ -71,7 +70,7 @@ class TopicImage:
     subscriptions: dict[str, SubscriptionNode] = Factory(dict)
 
     def state(self, partition: str) -> PartitionState:
-        """What a broker must know of one partition."""
+        """The state of one partition, as `LeaderAndIsr` carries it."""
         image = self.partitions[partition]
         node = image.node
         return PartitionState(
@@ -85,37 +84,38 @@ class TopicImage:
             self.node.config,
             tuple(image.blocks.values()),
             len(self.partitions),
-            # Both only ever rise, so a change of either is later than all before it.
+            # Both only rise, so the sum rises with each change of either.
             self.node.version + node.version,
         )
 
 
 class Image:
-    """Everything in the tree, by name."""
+    """All nodes of the tree, decoded, with indexes."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicImage] = {}
-        self.hidden: dict[str, TopicImage] = {}  # those that are being made, or removed
+        self.hidden: dict[str, TopicImage] = {}  # topics that are being created or removed
         self.brokers: dict[str, BrokerNode] = {}
         self.controller: ControllerNode | None = None
         self.controller_epoch = 0
         self.producers: dict[str, ProducerNode] = {}
-        self.secret = b""  # of the grants of producers' ids
+        self.secret = b""  # of producer-id grants
         self.deleted: dict[str, DeletedNode] = {}  # by topic id
         self.hosting = Hosting()
-        self.short: dict[TopicPartition, None] = {}  # fewer replicas than are wanted
-        self.wanted: dict[TopicPartition, None] = {}  # something was promised to an administrator
-        self.draining: dict[str, None] = {}  # brokers that were decommissioned
-        self.sealed_to: dict[TopicPartition, None] = {}  # sealed blocks are to move
-        self.moving: dict[tuple[TopicPartition, int], None] = {}  # sealed blocks that do
-        self.not_whole: dict[tuple[TopicPartition, int], None] = {}  # sealed; a copy lacks some
+        self.short: dict[TopicPartition, None] = {}  # partitions with too few replicas
+        self.wanted: dict[TopicPartition, None] = {}  # partitions with an open request of an admin
+        self.draining: dict[str, None] = {}  # decommissioned brokers
+        self.sealed_to: dict[TopicPartition, None] = {}  # partitions whose sealed blocks must move
+        self.moving: dict[tuple[TopicPartition, int], None] = {}  # sealed blocks being moved
+        # sealed blocks with fewer complete copies than wanted
+        self.not_whole: dict[tuple[TopicPartition, int], None] = {}
         self.versions: dict[str, int] = {}
 
     def topic(self, name: str) -> TopicImage:
         """Find a topic.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         try:
             return self.topics[name]
@@ -147,10 +147,10 @@ class Image:
 
     @classmethod
     def load(cls, entries: Iterable[Entry]) -> Image:
-        """Build the image from what was read.
+        """Build the image from the entries of the tree.
 
         Raises:
-            CorruptMetadata: a node cannot be understood.
+            CorruptMetadata: a node cannot be decoded.
         """
         image = cls()
         for entry in entries:
@@ -166,7 +166,7 @@ class Image:
         return image
 
     def set(self, path: str, node: Node | None, version: int) -> None:
-        """Take in that *path* now holds *node* (None for a mere folder)."""
+        """Take in that *path* now holds *node* (None for a folder)."""
         self.versions[path] = version
         match paths.parse(path), node:
             case paths.TopicPath(topic=topic), TopicNode():
@@ -237,8 +237,8 @@ class Image:
             there[name] = TopicImage(node)
 
     def _show(self, name: TopicPartition, image: PartitionImage, *, is_hidden: bool) -> None:
-        """A partition that was hidden is there from now on, or the other way round."""
-        node = image.node  # All partitions of the topic are at it in one turn: no step for nothing.
+        """Add a partition to the indexes, or remove it if it becomes hidden."""
+        node = image.node  # All partitions of a topic run this in one turn, so it skips no-ops.
         if node.leaving and is_hidden:
             self.hosting.replace_leaving(name, node.leaving, ())
         elif node.leaving:
@@ -308,10 +308,10 @@ class Image:
             self._count(name, image)
 
     def _count(self, name: TopicPartition, image: PartitionImage) -> None:
-        """Note whether the open block has as many replicas as are wanted."""
+        """Note whether the open block has too few replicas."""
         open_block = image.open_block if image.blocks else None
         if open_block is None or open_block.end is not None or not open_block.replicas:
-            return  # In the middle of a change, or not replicated at all yet.
+            return  # In the middle of a change, or the partition has no replicas yet.
         if len(open_block.replicas) < image.node.replicas:
             self.short[name] = None
         else:
@@ -319,7 +319,7 @@ class Image:
 
 
 def _keep(index: dict[K, None], key: K, *, is_in: bool) -> None:
-    """Have *key* in an index, or not."""
+    """Add *key* to an index, or remove it."""
     if is_in:
         index[key] = None
     else:
@@ -349,17 +349,17 @@ def _node_class(path: str) -> type[Node] | None:
 
 @define
 class Draft:
-    """A change in the making: operations for the coordinator, and what they mean for the image."""
+    """A planned change: operations for the coordinator, and the matching edits of the image."""
 
     image: Image
     bytes_max: int = SLICE_BYTES
     ops: list[Op] = Factory(list)
     edits: list[tuple[str, Node | None, bool]] = Factory(list)  # (path, node, whether it is gone)
-    size: int = 0  # about how many bytes the operations are for a coordinator elsewhere
+    size: int = 0  # of the operations in a request, in bytes, about
 
     @property
     def is_full(self) -> bool:
-        """Whether a change that can be made in several commits is to go on with the next one."""
+        """Whether a change in slices must continue in the next commit."""
         return len(self.ops) >= SLICE_OPS or self.size >= self.bytes_max
 
     def _add(self, op: Op, node: Node | None, *, is_gone: bool = False) -> None:
@@ -368,31 +368,31 @@ class Draft:
         self.size += 100 + len(op.path) + (len(op.data) if isinstance(op, (Create, Put)) else 0)
 
     def folder(self, path: str) -> None:
-        """Make a node that only holds others, unless it is there."""
+        """Create a folder node, unless it exists."""
         if path not in self.image.versions and all(path != edit[0] for edit in self.edits[-8:]):
             self._add(Create(path, b""), None)
 
     def create(self, path: str, node: Node, *, ephemeral: bool = False) -> None:
-        """Make a node."""
+        """Create a node."""
         self._add(Create(path, encode_node(node), ephemeral), node)
 
     def put(self, path: str, node: Node) -> None:
-        """Replace a node, provided that it is still as the image has it."""
+        """Replace a node, on condition of the image's version."""
         self._add(Put(path, encode_node(node), self.image.versions[path]), node)
 
     def delete(self, path: str) -> None:
-        """Remove a node, provided that it is still as the image has it."""
+        """Delete a node, on condition of the image's version."""
         if path in self.image.versions:
             self._add(Delete(path, self.image.versions[path]), None, is_gone=True)
 
     def extend(self, other: Draft) -> None:
-        """Do what *other* does, too."""
+        """Append the changes of *other*."""
         self.ops += other.ops
         self.edits += other.edits
         self.size += other.size
 
     def adopt(self, versions: Sequence[int]) -> None:
-        """The coordinator has done it: the image follows."""
+        """Apply the committed changes to the image; *versions* are the nodes' new ones."""
         for (path, node, gone), version in zip(self.edits, versions, strict=True):
             if gone:
                 self.image.unset(path)

@@ -1,8 +1,8 @@
-"""The replicas that are offline because of a disk, as the active zkserver was told by brokers.
+"""The offline replicas, as brokers report them to the active zkserver.
 
-Their brokers are alive, so nothing else shows it. A replica that is offline leads nothing, is not
-in sync and is given no new block. One that stays so for *replace_ms* is replaced, like a replica on
-a broker that is dead.
+An offline replica's broker is alive, but its disk failed. The replica does not lead, is not in sync
+and gets no new block. If it stays offline for *replace_ms*, the zkserver replaces it like a replica
+on a dead broker.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class OfflineReplicaState:
     """One replica that is offline."""
 
     replica: OfflineReplica
-    until: int  # it is waited for, before another replica takes its place
+    until: int  # when it is given up
     is_given_up: bool = False
 
 
 @define
 class BrokerReport:
-    """What one broker told last."""
+    """The last report of one broker."""
 
     version: int
     replicas: dict[TopicPartition, OfflineReplicaState] = Factory(dict)
@@ -42,16 +42,16 @@ class OfflineState:
         return sum(len(told.replicas) for told in self._told.values())
 
     def clear(self) -> None:
-        """Nothing was told to this zkserver yet."""
+        """Drop all reports, after a take-over."""
         self._told.clear()
         self.deadline = NEVER
 
     def forget(self, broker: str) -> None:
-        """A broker is dead, or has started anew."""
+        """Drop the report of a broker that is dead or has restarted."""
         self._told.pop(broker, None)
 
     def told(self, m: OfflineReplicas, now: int) -> tuple[list[TopicPartition], bool]:
-        """Take in a report; returns what is offline since then, and whether anything healed."""
+        """Take in a report; returns what is newly offline, and whether any replica is back."""
         known = self._told.setdefault(m.broker, BrokerReport(0))
         if m.version <= known.version:
             return [], False
@@ -62,7 +62,7 @@ class OfflineState:
             trouble = before.get(name)
             if trouble is None or trouble.replica.topic_id != replica.topic_id:
                 new.append(name)
-                # Damage does not pass: only another block helps.
+                # A damaged block stays damaged, so replace it at once.
                 until = now if replica.is_damaged else now + self._replace_ms
                 trouble = OfflineReplicaState(replica, until)
                 self.deadline = min(self.deadline, until)
@@ -71,7 +71,7 @@ class OfflineState:
         return new, any(name not in known.replicas for name in before)
 
     def find(self, broker: str, name: TopicPartition) -> OfflineReplicaState | None:
-        """What is wrong with a replica, if something is."""
+        """Return the state of an offline replica, or None."""
         known = self._told.get(broker)
         return known.replicas.get(name) if known is not None else None
 
@@ -80,22 +80,22 @@ class OfflineState:
         return self.find(broker, name) is not None
 
     def bars(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a broker is to be given no other block of a partition."""
+        """Whether a broker must get no further block of a partition."""
         trouble = self.find(broker, name)
         return trouble is not None and not trouble.replica.is_damaged
 
     def why(self, broker: str, name: TopicPartition) -> str | None:
-        """What is wrong with a replica, for people."""
+        """The reason why a replica is offline, for people."""
         trouble = self.find(broker, name)
         return trouble.replica.why if trouble is not None else None
 
     def is_given_up(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a replica is to be replaced."""
+        """Whether a replica must be replaced."""
         trouble = self.find(broker, name)
         return trouble is not None and trouble.is_given_up
 
     def given_up(self, now: int) -> list[TopicPartition]:
-        """The partitions whose replicas are to be replaced from now on."""
+        """Return the partitions with replicas that are newly given up."""
         if now < self.deadline:
             return []
         found, self.deadline = [], NEVER
@@ -109,10 +109,10 @@ class OfflineState:
         return found
 
     def to_replace(self) -> list[TopicPartition]:
-        """The partitions with a replica that another broker is to replace.
+        """The partitions with a replica that another broker must replace.
 
-        Those with a damaged one are not among them: their next block may have the same replicas,
-        so until the broker has said that it holds that one, each look would roll them once more.
+        Damaged replicas do not count: the next block may have the same replicas, so each check
+        would roll the partition again until the broker has reported that it holds that block.
         """
         return [
             name

@@ -1,4 +1,4 @@
-"""How far the replicas of open blocks reach, as brokers have reported it. Kept in memory only."""
+"""Log ends of the replicas of open blocks, as brokers report them. In memory only."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pymq.core.message import ReplicaEnds
 from pymq.core.types import TopicPartition
 
 Reach = tuple[int, int, int]  # number of the block, end of the log, high watermark
-TOLD_MAX = 1_000  # replicas in one report; the others are in the next one
+TOLD_MAX = 1_000  # replicas in one report; the next report has the others
 
 
 class KnownEnds:
-    """What the active zkserver was told of the replicas of open blocks."""
+    """The reported log ends and high watermarks of the replicas of open blocks."""
 
     def __init__(self) -> None:
         self._reaches: dict[TopicPartition, dict[str, Reach]] = {}
 
     def clear(self) -> None:
-        """Nothing was told to this zkserver yet."""
+        """Drop all reports, after a take-over."""
         self._reaches.clear()
 
     def note(self, image: Image, m: ReplicaEnds) -> None:
-        """Take in a report; what it says of blocks that are not open is out of date."""
+        """Take in a report; entries of blocks that are no longer open are ignored."""
         for topic, partition, block, end, high in m.ends:
             name = TopicPartition(topic, partition)
             found = image.find(name)
@@ -35,6 +35,6 @@ class KnownEnds:
                 del self._reaches[name]
 
     def of(self, name: TopicPartition, block: int, broker: str) -> tuple[int, int]:
-        """High watermark and end of a broker's replica of an open block; -1 if not told."""
+        """High watermark and end of a broker's replica of an open block; -1 if not reported."""
         number, end, high = self._reaches.get(name, {}).get(broker, (-1, -1, -1))
         return (high, end) if number == block else (-1, -1)

@@ -1,25 +1,24 @@
-"""Plan, commit, adopt: how the zkserver changes the tree.
+"""Plan, commit, adopt: how the zkserver changes the metadata tree.
 
-A plan is a function of a :class:`~pymq.controller.state.image.Draft`. One commit is out at a time;
-while it is, further tasks queue up, and those of different partitions then share the next commit.
-A commit that loses a race is planned again on what the tree has become.
+1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
+2. One commit is in flight at a time. Tasks that queue up meanwhile share the next commit if they
+   concern different partitions.
+3. When the coordinator has committed, the image adopts the drafts. If the commit loses a race, the
+   tasks are planned again on the new tree.
 
-There are two queues, since a coordinator may take half a second for a commit, and may be asked for
-many. What a partition cannot go on without (a broker that registers or is gone, a leader, an
-in-sync set, the end of a block) does not wait for what administrators and applications ask for, nor
-for what is tidied up. They take turns while both have something, so neither waits for ever.
+Two queues: a commit may take half a second. Urgent tasks (registrations and deaths of brokers,
+leaders, in-sync sets, ends of blocks) do not wait for requests of administrators and applications,
+nor for clean-up. The queues take turns, so neither starves.
 
-A change of many nodes is made in *slices*: its plan stops when the draft is full and returns
-:attr:`Later.MORE`. What it has drafted is committed, and the plan is asked again for the rest,
-behind all that waits meanwhile. Each slice must leave the tree such that a zkserver that takes over
-in between can go on, and a plan finds in the tree what is left to do. A slice that has looked at
-much and drafted nothing is followed by the next one a turn later.
+Slices: a plan of many nodes stops when its draft is full and returns :attr:`Later.MORE`. The slice
+is committed, and the task queues again for the rest. Each slice must leave a tree from which
+another zkserver can continue, and each plan finds in the tree what is left. After a slice that
+drafted nothing, the next one waits for the next turn.
 
-A commit whose answer was lost is submitted once more, just as it was. Its first operation holds
-unless the commit was done, because nobody else writes; so it is done once, and nothing is read.
+Lost answers: the zkserver submits the same commit again. Only the active zkserver writes, so the
+first operation fails exactly if the commit was done. So it is done once, without a read.
 
-Every commit carries the zkserver's *fence*, so that one that has been replaced can change nothing,
-however late it notices (K1).
+Fence: every commit checks the controller epoch, so a replaced zkserver can change nothing (K1).
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotController, PymqError, RequestTimeout
 
-TRIES_MAX = 5  # a plan that loses so many races is given up
-REPEATS_MAX = 3  # of a commit whose answer is lost each time; then the tree is read
-PASSED_MAX = 1_000  # tasks that a commit passes over for others behind them, while it is filled
+TRIES_MAX = 5  # lost races until a plan fails
+REPEATS_MAX = 3  # of a commit whose answers are lost; then the tree is read again
+PASSED_MAX = 1_000  # tasks that a commit skips for later ones, while it is filled
 
 Send = Callable[[str, Message], None]
 
@@ -62,36 +61,36 @@ class Later(Enum):
     """What a plan returns when its answer comes later."""
 
     ANSWER = 0
-    MORE = 1  # this was a slice, and the plan is to be asked for the next one
+    MORE = 1  # this was a slice; plan the next one
 
 
 Plan = Callable[[Draft], Result | Later]
 
 
 class Backend(Protocol):
-    """The coordinator, as the machine's parts ask it."""
+    """The coordinator, as the machine's parts use it."""
 
     def next_tag(self) -> int:
-        """A tag that no other request has."""
+        """Return a tag that no other request has."""
         ...
 
     def ask(self, request: CoordRequest) -> None:
-        """Have *request* carried out."""
+        """Send *request* to the coordinator."""
         ...
 
 
 @define
 class CommitTask:
-    """Something to be planned; planned again when its commit loses a race."""
+    """A change to plan; it is planned again when its commit loses a race."""
 
     plan: Plan
-    source: str = ""  # whom to answer; nobody when *request* is 0
-    request: int = 0
-    scope: TopicPartition | None = None  # all that the plan looks at and changes, if it is set
-    done: Callable[[int], None] | None = None  # when it is committed, or there is nothing to commit
+    source: str = ""  # node that gets the answer
+    request: int = 0  # its request id; 0: no answer
+    scope: TopicPartition | None = None  # the only partition that the plan reads and changes
+    done: Callable[[int], None] | None = None  # after the commit, or if there is nothing to commit
     failed: Callable[[PymqError, int], None] | None = None
-    sliced: Callable[[int], None] | None = None  # when any slice is committed, the last one too
-    is_urgent: bool = False  # partitions stand still for it
+    sliced: Callable[[int], None] | None = None  # after each slice, also the last one
+    is_urgent: bool = False  # a partition cannot continue without it
     is_read: bool = False  # changes nothing
     tries: int = 0
 
@@ -102,19 +101,19 @@ class CommitInFlight:
 
     tag: int = 0
     items: list[tuple[CommitTask, Draft, Result | Later]] = Factory(list)
-    ops: list[Op] = Factory(list)  # of all of them
-    size: int = 0  # about how many bytes they are
+    ops: list[Op] = Factory(list)  # of all items
+    size: int = 0  # of the operations, in bytes, about
     scopes: set[TopicPartition | None] = Factory(set)
-    repeats: int = 0  # how often it was submitted again, because nobody knew what became of it
+    repeats: int = 0  # times it was submitted again after a lost answer
 
 
 class Transactions:
-    """The queue of what is to be changed, and the image that it is planned on."""
+    """The queues of changes, and the image on which they are planned."""
 
     def __init__(self, backend: Backend, send: Send, reload: Callable[[], None]) -> None:
         self.image = Image()
         self.hold: Callable[[CommitTask, PymqError], bool] = lambda task, error: False
-        self.lost = 0  # races, for the metrics
+        self.lost = 0  # lost races, for the metrics
         self.journal = EventLog()
         self._backend = backend
         self._send = send
@@ -122,24 +121,24 @@ class Transactions:
         self._fence: tuple[Check, ...] = ()
         self._tasks: deque[CommitTask] = deque()
         self._urgent: deque[CommitTask] = deque()
-        self._was_urgent = False  # whether the last commit was, so that it is the others' turn
-        self._resting: list[CommitTask] = []  # slices that go on with the next turn
-        self.deadline = NEVER  # when that is
-        self._asked: set[tuple[str, int]] = set()  # requests of those tasks, until they are over
-        self._begun: set[tuple[str, int]] = set()  # those of which a slice was committed
+        self._was_urgent = False  # whether the last commit was urgent; then it is the others' turn
+        self._resting: list[CommitTask] = []  # tasks whose next slice waits for the next turn
+        self.deadline = NEVER  # time of that turn
+        self._asked: set[tuple[str, int]] = set()  # unanswered requests
+        self._begun: set[tuple[str, int]] = set()  # unanswered requests with a committed slice
         self._flight: CommitInFlight | None = None
         self._is_open = False
-        self._is_reading = False  # the tree is being read anew, since it is not what it should be
-        self._bytes_max = SLICE_BYTES  # of a slice; less where the coordinator takes less
+        self._is_reading = False  # the tree is being read again
+        self._bytes_max = SLICE_BYTES  # of a slice; less if the coordinator accepts less
 
     def __len__(self) -> int:
-        """How many changes wait, or are being made."""
+        """How many changes wait or are under way."""
         under_way = len(self._flight.items) if self._flight else 0
         return len(self._tasks) + len(self._urgent) + len(self._resting) + under_way
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is to be changed, or being so."""
+        """Whether any change waits or is under way."""
         return len(self) > 0
 
     def do(
@@ -153,22 +152,22 @@ class Transactions:
         sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Have *plan* carried out after all of its kind, urgent or not, that was asked for before.
+        """Queue *plan*; tasks of one queue, urgent or not, run in order.
 
-        Of the other kind some may come first that were asked for later: a plan must look at the
-        tree as it finds it.
+        Later tasks of the other queue may run first, so a plan must rely only on the tree that it
+        finds.
         """
         self._add(CommitTask(plan, *answer, scope, done, failed, sliced, is_urgent=is_urgent))
 
     def is_asked(self, source: str, request: int) -> bool:
-        """Whether a request waits already: whoever sends it again has just not been answered yet.
+        """Whether a request waits already, so that a retry of it must not be queued.
 
-        Were it carried out each time, there would be the more to do the longer it takes.
+        Carrying out retries would add load just when the zkserver is slow.
         """
         return (source, request) in self._asked
 
     def is_begun(self, source: str, request: int) -> bool:
-        """Whether a slice of a request was committed, and not the last one."""
+        """Whether some slices of a request were committed, but not the last one."""
         return (source, request) in self._begun
 
     def read(
@@ -178,9 +177,9 @@ class Transactions:
         answer: tuple[str, int],
         is_urgent: bool = False,
     ) -> None:
-        """Answer what *look* finds in the tree, as it is after all that was asked for before.
+        """Answer with the result of *look* on the tree after all earlier requests.
 
-        What takes long it does in parts, one in a turn (:mod:`~pymq.controller.gradual_reads`).
+        A long read is done in parts, one a turn (:mod:`~pymq.controller.gradual_reads`).
         """
 
         def plan(draft: Draft) -> Result | Later:
@@ -194,7 +193,7 @@ class Transactions:
         self._queue(task.is_urgent).append(task)
 
     def redo(self, task: CommitTask) -> None:
-        """Have a task that was held back planned now."""
+        """Queue a task that was held back."""
         self._queue(task.is_urgent).append(task)
 
     def _queue(self, is_urgent: bool) -> deque[CommitTask]:
@@ -203,11 +202,11 @@ class Transactions:
     # --- the right to commit --------------------------------------------------------------------
 
     def begin(self, image: Image) -> None:
-        """This zkserver is the active one from now on, and *image* is what it begins with."""
+        """Begin as the active zkserver, with *image*."""
         epoch = paths.controller_epoch()
         self.image = image
-        # The second check matters until somebody else takes over: whoever saw that nobody was
-        # active, and has read the tree since, must not have missed anything.
+        # The second check covers the time until another zkserver takes over. A zkserver that found
+        # no active one and then read the tree must not miss a later commit of this one.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
         self._is_open, self._is_reading = True, False
 
@@ -216,11 +215,11 @@ class Transactions:
         self._is_open = False
 
     def resume(self) -> None:
-        """Go on as before; while the tree is being read, what is known of it is out of date."""
+        """Allow commits again, unless the tree is being read: the image is out of date then."""
         self._is_open = not self._is_reading
 
     def end(self, error: NotController) -> None:
-        """This zkserver is active no more: everybody who waits is told *error*."""
+        """End all tasks: this zkserver is no longer active. Answer all requests with *error*."""
         tasks = deque((*self._urgent, *self._tasks, *self._resting))
         self._resting.clear()
         self.deadline = NEVER
@@ -236,19 +235,19 @@ class Transactions:
     # --- planning -------------------------------------------------------------------------------
 
     def pump(self, now: int) -> None:
-        """Plan what is next; there is one commit at a time."""
+        """Plan and submit the next commit, if none is in flight."""
         while (self._urgent or self._tasks) and self._flight is None and self._is_open:
             self._next(now)
 
     def tick(self, now: int) -> None:
-        """Go on with slices that have left the rest of the turn to others."""
+        """Queue the tasks whose next slice waited for this turn."""
         if self.deadline <= now:
             resting, self._resting, self.deadline = self._resting, [], NEVER
             for task in resting:
                 self._queue(task.is_urgent).append(task)
 
     def _next(self, now: int) -> None:
-        """Commit the next task, together with those behind it that have nothing to do with it."""
+        """Commit the next task, together with later ones of other partitions."""
         flight = CommitInFlight()
         if self._was_urgent:
             self._fill(flight, self._tasks, now)
@@ -264,7 +263,7 @@ class Transactions:
             self._submit(flight)
 
     def _fill(self, flight: CommitInFlight, tasks: deque[CommitTask], now: int) -> None:
-        """Have *flight* take the first of *tasks*, in the order of each scope, as far as it may."""
+        """Move tasks into *flight*; tasks of one scope stay in order."""
         scopes = flight.scopes
         passed: list[CommitTask] = []
         while tasks and len(flight.ops) < SLICE_OPS and len(passed) < PASSED_MAX:
@@ -272,7 +271,7 @@ class Transactions:
             if flight.items and (task.scope is None or None in scopes or task.scope in scopes):
                 if not task.is_read and (task.scope is None or None in scopes):
                     break
-                # It comes after this commit, and keeps nothing out of it that it does not touch.
+                # It runs after this commit. Later tasks of other scopes need not wait for it.
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()
@@ -286,7 +285,7 @@ class Transactions:
                 self._finish(task, result, now, is_resting=True)
                 continue
             if flight.items and flight.size + draft.size > self._bytes_max:
-                # A large change must not take others down with it.
+                # The backend may refuse a large commit, and the others would fail with it.
                 tasks.appendleft(task)
                 break
             mark("commits.planned")
@@ -299,7 +298,7 @@ class Transactions:
     # --- what became of it ----------------------------------------------------------------------
 
     def settle(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
-        """The coordinator has answered."""
+        """Take in the coordinator's answer to a commit."""
         flight = self._flight
         if flight is None or flight.tag != event.tag:
             return
@@ -322,7 +321,7 @@ class Transactions:
                 mark("commits.was_done")
                 self._adopt(flight, tuple(map(_version, flight.ops)), now)
             else:
-                # Not the active zkserver any more, or somebody writes who should not.
+                # This zkserver is no longer active, or another program writes to the tree.
                 self._look_up()
             return
         if flight.repeats:
@@ -330,12 +329,12 @@ class Transactions:
         self._adopt(flight, event.versions[len(self._fence) :], now)
 
     def _submit(self, flight: CommitInFlight) -> None:
-        """Have *flight* done by the coordinator: for the first time, or once more."""
+        """Send *flight* to the coordinator, for the first time or again."""
         flight.tag = self._backend.next_tag()
         self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
 
     def _look_up(self) -> None:
-        """It was done or it was not; the tree will tell."""
+        """Read the tree to find out whether the commit was done."""
         mark("commits.looked_up")
         self._read_anew()
 
@@ -355,13 +354,13 @@ class Transactions:
             self._finish(task, result, now)
 
     def loaded(self, image: Image, now: int) -> None:
-        """The tree was read anew, and this zkserver is still the active one."""
+        """Take in the tree that was read again; this zkserver is still active."""
         self.image = image
         self._is_open, self._is_reading = True, False
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        # Nobody else may write and a commit is whole or nothing: one operation tells for all.
+        # Only the active zkserver writes, and commits are atomic: one operation shows the outcome.
         if _was_done(flight.items[0][1].ops[0], image):
             for task, _, result in flight.items:
                 self._finish(task, result, now)
@@ -369,12 +368,12 @@ class Transactions:
             self._again(flight, now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """The backend could not carry the commit out, and nothing is changed."""
+        """Take in that the backend could not carry out the commit; nothing was changed."""
         flight = self._flight
         if flight is None or flight.tag != tag:
             return
         if flight.repeats:
-            self._look_up()  # Not by this attempt; but by an earlier one, perhaps.
+            self._look_up()  # An earlier attempt may have been carried out.
             return
         self._flight = None
         limit = error.details.get("limit") if isinstance(error, InvalidRequest) else None
@@ -439,7 +438,7 @@ class Transactions:
 
 
 def _was_done(op: Op, image: Image) -> bool:
-    """Whether an operation that may have been carried out was, if nobody else has written."""
+    """Whether *op* was carried out, judged by *image*, if no other node has written."""
     match op:
         case Create(path=path):
             return path in image.versions
@@ -450,7 +449,7 @@ def _was_done(op: Op, image: Image) -> bool:
 
 
 def _done_already(op: Op) -> str:
-    """Why an operation is refused if it was carried out before, and nobody else has written."""
+    """Why the coordinator refuses *op* a second time, if no other node has written."""
     match op:
         case Create():
             return "exists"
@@ -461,7 +460,7 @@ def _done_already(op: Op) -> str:
 
 
 def _version(op: Op) -> int:
-    """The version of an operation's node, once it was carried out."""
+    """The version of the node after *op*."""
     match op:
         case Create():
             return 0
