@@ -1,1 +1,1 @@
-"""The zkserver: owns topics, partitions and blocks."""
+"""The zkserver: owns the metadata of topics, partitions and blocks."""

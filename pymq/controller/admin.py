@@ -1,4 +1,4 @@
-"""What administrators ask of the active zkserver, and what becomes of it."""
+"""Carries out administrators' requests on the active zkserver."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AdminHandler:
         self._wall_ms = wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
-        """Take in a request; any other message is left alone."""
+        """Take in a request; ignores any other message."""
         match m:
             case CreateTopic():
                 self._topics.create(source, m, now)
@@ -93,7 +93,7 @@ class AdminHandler:
             return None
 
         def done(now: int) -> None:
-            # The others hear of it too: how many there are decides where a key goes.
+            # Update all brokers of the topic: the partition count decides where a key goes.
             self._notices.tell(m.topic, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
@@ -120,7 +120,7 @@ class AdminHandler:
         m: SetPartitionState | Reassign,
         plan: Callable[[Draft], Result | Wanted],
     ) -> None:
-        """Carry out a request that may take a roll, behind the one that is under way."""
+        """Carry out a request that may need a roll; it waits for a roll that is under way."""
         name = TopicPartition(m.topic, m.partition)
         caller = Caller(source, m.id, lambda now: self.step(source, m, now))
         wanted: Wanted | None = None
@@ -159,12 +159,12 @@ class AdminHandler:
                 request_plans.check_in_sync(draft.image.topic(m.topic).node.config, replicas)
             is_same_size = replicas == node.replicas
             if node.acks is m.acks and is_same_size:
-                # Whatever a zkserver before this one has not come to is not wanted any more.
+                # Cancel what an earlier request wanted and no zkserver has carried out.
                 blocks.want(draft, name, None)
                 return False
             blocks.check_mode(m.acks)
             if node.acks is AckMode.UNSET or not is_same_size:
-                # Whoever asks for so many replicas gets them or an error.
+                # The request gets as many replicas as it names, or an error.
                 brokers = usable(draft.image, self._members.live)
                 load = BrokerLoad(draft.image, brokers)
                 chosen = choose(draft.image, brokers, load, name, replicas)
@@ -198,7 +198,7 @@ class AdminHandler:
                 return Wanted(None, m.replicas, len(m.replicas), m.move_sealed)
             if m.move_sealed and image.node.wanted is None:
                 return replica_moves.set_sealed_to(draft, name, m.replicas)
-            if m.move_sealed:  # What is wanted otherwise is not wanted any more, as below.
+            if m.move_sealed:  # This also cancels an earlier request, as below.
                 change(draft, name, wanted=None, sealed_to=m.replicas)
                 return True
             blocks.want(draft, name, None)
@@ -207,7 +207,7 @@ class AdminHandler:
         self._roll(source, m, plan)
 
     def _recover(self, source: str, m: RecoverPartition, now: int) -> None:
-        """Let a partition go on with what is left; what may be lost by it is the answer."""
+        """Let a partition continue without lost replicas; the answer is what may be lost."""
         name = TopicPartition(m.topic, m.partition)
         again = partial(self._recover, source, m)
         caller = Caller(source, m.id, again, wants_loss=True)
@@ -218,7 +218,7 @@ class AdminHandler:
             image, members = draft.image, self._members
             is_dead = takeover.problem(image, members, name) is not None
             if not is_dead:
-                return None  # It is led, or soon will be, and nothing is lost.
+                return None  # The partition has or will elect a leader, so nothing is lost.
             if not members.is_settled or not usable(image, members.live):
                 raise NotEnoughBrokers("the brokers that are alive are not known yet")
             return Later.ANSWER
@@ -244,7 +244,7 @@ class AdminHandler:
             needed = max(
                 (len(image.partition(*name).open_block.replicas) for name in names), default=0
             )
-            if needed > len(rest):  # nothing starts unless all can
+            if needed > len(rest):  # refuse if not all partitions can move
                 raise NotEnoughBrokers(
                     f"it needs {needed} other brokers that are alive, and there are {len(rest)}",
                     needed=needed,

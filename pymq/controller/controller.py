@@ -350,7 +350,7 @@ class Controller:
         self.deadline = due
 
     def set_wall_offset(self, offset_ms: int) -> None:
-        """Take in what the wall clock is ahead of the loop's clock now."""
+        """Set the wall clock minus the loop's clock, in milliseconds."""
         self._wall_offset_ms = offset_ms
 
     def _wall(self, now: int) -> int:
@@ -359,7 +359,7 @@ class Controller:
     # --- being active or not --------------------------------------------------------------------
 
     def take_over(self, image: Image, now: int) -> None:
-        """Become active. No broker counts as alive until it is heard of."""
+        """Become active. No broker counts as alive until it registers."""
         self.journal.note("controller_active", epoch=image.controller_epoch)
         self._commits.begin(image)
         self._registry.begin(now)
@@ -373,7 +373,7 @@ class Controller:
             self._step(source, message, now)
 
     def reloaded(self, image: Image, now: int) -> None:
-        """Begin anew from the tree, which was not as expected."""
+        """Continue from the tree that was read again after a lost race."""
         self._commits.loaded(image, now)
 
     def resign(self) -> None:
@@ -393,7 +393,7 @@ class Controller:
         self._notices.clear()
 
     def stand_by(self) -> None:
-        """Another zkserver is active."""
+        """Stand by: another zkserver is active, or none can be."""
         self._refuse_parked()
 
     def _refuse_parked(self) -> None:
@@ -437,7 +437,7 @@ class Controller:
                 self._registry.offline(m, now)
             case LeaderAndIsrAnswer():
                 if m.error is not None:
-                    self._election.check()  # The broker may have heard of a later controller.
+                    self._election.check()  # The broker may know a later controller.
                 self._notices.answered(m)
             case Stopped():
                 self._notices.stopped(m)

@@ -1,4 +1,4 @@
-"""Descriptions: what the tree says, and what only the leaders know."""
+"""Describes topics and the cluster, from the tree and from leaders' reports."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
 
 DESCRIBE_WAIT_MS = 2_000
-SHOWN_MAX = 100  # partitions without a leader that are named
-PARTS_MAX = 250  # partitions that are described in a turn, which takes some 10 ms
+SHOWN_MAX = 100  # partitions without a leader in one description
+PARTS_MAX = 250  # partitions described in a turn, some 10 ms
 
 
 @define
 class Describing:
-    """A description that waits for what only the leaders know."""
+    """A description that waits for leaders' reports."""
 
     source: str
     request: int
     topic: str
-    asked: dict[str, frozenset[str]]  # which partitions, by the broker that leads them
+    asked: dict[str, frozenset[str]]  # partitions, by the broker that reports them
     missing: set[str]
     until: int
     reports: dict[str, PartitionReport] = Factory(dict)
@@ -72,16 +72,16 @@ class Descriptions:
         self._waiting: dict[int, Describing] = {}
 
     def start(self, source: str, m: DescribeTopic, now: int) -> None:
-        """Collect what only the leaders know, then answer.
+        """Request reports from the leaders, then answer.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         topic = self._commits.image.topic(m.name)
         by_leader: dict[str, list[tuple[str, str]]] = {}
         for name, partition in topic.partitions.items():
             leader = partition.open_block.leader
-            # Without a leader, the live replicas tell how far they know it to be committed.
+            # Without a leader, the live replicas report their high watermarks.
             sources: tuple[str, ...]
             if leader is not None and leader in self._members:
                 sources = (leader,)
@@ -101,7 +101,7 @@ class Descriptions:
             self._answer(key, waiting)
 
     def reported(self, source: str, m: PartitionReports) -> None:
-        """A leader has told what it knows; of replicas without one, who knows most counts."""
+        """Take in a broker's reports; without a leader, the highest high watermark counts."""
         waiting = self._waiting.get(m.id)
         if waiting is None:
             return
@@ -116,20 +116,20 @@ class Descriptions:
             self._answer(m.id, waiting)
 
     def end_all(self, error: NotController) -> None:
-        """This zkserver describes nothing any more."""
+        """End all descriptions with *error*: this zkserver is no longer active."""
         ended, self._waiting = self._waiting, {}
         for waiting in ended.values():
             self._send(waiting.source, Answer(waiting.request, error=error))
 
     def tick(self, now: int) -> None:
-        """Answer without those who have not reported in time."""
+        """Answer without the brokers that have not reported in time."""
         for key, waiting in list(self._waiting.items()):
             if waiting.until <= now:
                 self._answer(key, waiting)
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
+        """The deadline of :meth:`tick`."""
         return min((waiting.until for waiting in self._waiting.values()), default=NEVER)
 
     def _answer(self, key: int, waiting: Describing) -> None:
@@ -215,22 +215,22 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
 
 
 def _in_sync(block: BlockNode, report: PartitionReport | None) -> tuple[str, ...]:
-    """Who holds all of a block: of the open one the leader knows best."""
+    """The in-sync set of a block; for the open block, the leader's report if there is one."""
     is_reported = block.end is None and report is not None and report.in_sync
     return report.in_sync if report is not None and is_reported else block.in_sync
 
 
 def topics(image: Image) -> tuple[str, ...]:
-    """The names of all topics but pymq's own."""
+    """The names of all topics except internal ones."""
     return tuple(sorted(name for name in image.topics if not is_internal(name)))
 
 
 def cluster(
     me: str, members: BrokerLiveness, lost: Collection[str] = ()
 ) -> Callable[[Image], Result | Later]:
-    """What reads the brokers and who is in charge, some partitions in each turn.
+    """Return a read of the cluster's description, some partitions in each turn.
 
-    *lost* are the brokers whose copies are made anew elsewhere.
+    *lost* are the brokers whose copies are replaced on other brokers.
     """
     stuck: list[TopicPartition] = []
     count = 0

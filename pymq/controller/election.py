@@ -1,12 +1,13 @@
-"""Which zkserver is the active one.
+"""Controller election: at most one zkserver is active.
 
-Each looks whether there is one. If so, it stands by, and looks again when the coordinator hints at
-a change, or after a while, because a hint may be lost (K4). If not, it reads the tree and makes
-``/pymq/controller``, an ephemeral node, together with the next controller epoch: one commit, which
-one zkserver wins.
+1. A zkserver reads ``/pymq/controller``, an ephemeral node.
+2. If the node exists, the zkserver stands by. It reads again when the coordinator notifies it of a
+   change, and periodically, because a notification may be lost (K4).
+3. If not, it reads the whole tree. Then one commit creates the node and raises the controller
+   epoch. One zkserver wins this commit.
 
-Whoever is cut off from the coordinator has no power until the connection is back (K3); whoever
-loses its session has lost the election too.
+A zkserver that is cut off from the coordinator decides nothing until it is reconnected (K3). One
+whose session has expired is no longer active.
 """
 
 from __future__ import annotations
@@ -41,37 +42,37 @@ from pymq.errors import PymqError
 
 
 class ControllerRole(Enum):
-    """What a zkserver does."""
+    """A zkserver's state in the election."""
 
-    LOOKING = 0  # whether anybody is active
-    READING = 1  # the tree, because nobody was
-    CLAIMING = 2
+    LOOKING = 0  # reads whether a zkserver is active
+    READING = 1  # reads the tree, because none was
+    CLAIMING = 2  # its claim is being committed
     STANDBY = 3
     ACTIVE = 4
 
 
 class Candidate(Protocol):
-    """The zkserver around it."""
+    """The zkserver that takes part in the election."""
 
     def take_over(self, image: Image, now: int) -> None:
-        """It is the active one now."""
+        """Become active."""
         ...
 
     def reloaded(self, image: Image, now: int) -> None:
-        """It asked for the tree anew, and is still the active one."""
+        """Continue as the active zkserver with the tree that was read again."""
         ...
 
     def resign(self) -> None:
-        """It is active no more."""
+        """Stop being active."""
         ...
 
     def stand_by(self) -> None:
-        """Somebody else is active, or nobody can be."""
+        """Stand by: another zkserver is active, or none can be."""
         ...
 
 
 class Election:
-    """One zkserver's part in it."""
+    """One zkserver's part in the election."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class Election:
         standby_ms: int,
     ) -> None:
         self.role = ControllerRole.LOOKING
-        self.active: ControllerNode | None = None  # as far as is known
-        self.is_suspended = False
+        self.active: ControllerNode | None = None  # the active zkserver, if known
+        self.is_suspended = False  # cut off from the coordinator
         self.problem: PymqError | None = None  # why it could not become active
         self.deadline = NEVER
         self._node = node
@@ -95,32 +96,32 @@ class Election:
         self._draft: Draft | None = None
         self._tag = 0
         self._is_rereading = False
-        self._is_checking = False  # first whether it is still the active one
+        self._is_checking = False  # a reread first checks that it is still active
         self._look()
 
     @property
     def is_active(self) -> bool:
-        """Whether this zkserver may decide anything."""
+        """Whether this zkserver is active and connected to the coordinator."""
         return self.role is ControllerRole.ACTIVE and not self.is_suspended
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known yet who is active, and will be soon."""
+        """Whether the election is under way."""
         return (
             self.role in (ControllerRole.LOOKING, ControllerRole.READING, ControllerRole.CLAIMING)
             and not self.is_suspended
         )
 
     def reread(self) -> None:
-        """The active one's: the tree is not what it was taken to be.
+        """Read the tree again, because it differs from the image.
 
-        Perhaps because another zkserver is active, and then there is no need to read all of it.
+        Another zkserver may be active, so check ``/pymq/controller`` before reading all.
         """
         self._is_rereading = self._is_checking = True
         self._load(paths.controller())
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in what the coordinator has to say."""
+        """Take in an event of the coordinator."""
         match event:
             case Loaded():
                 if event.tag == self._tag:
@@ -158,12 +159,12 @@ class Election:
                 self.check()
 
     def claim_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """The coordinator could not carry the claim out, and nothing is changed."""
+        """Take in that the backend could not carry out the claim; nothing was changed."""
         if self.role is ControllerRole.CLAIMING and tag == self._tag:
             self._failed(error, now)
 
     def _failed(self, error: PymqError, now: int) -> None:
-        """The coordinator refuses to tell or to do what was asked last; try again later."""
+        """Take in that the coordinator refused the last request; retry later."""
         if self.role in (ControllerRole.STANDBY, ControllerRole.ACTIVE):
             self.problem, self.deadline = error, now + self._standby_ms
         else:
@@ -180,7 +181,7 @@ class Election:
         self._load(paths.controller())
 
     def check(self) -> None:
-        """See whether all is as it was; nothing changes until the answer is here."""
+        """Read ``/pymq/controller`` again; the role stays until the answer arrives."""
         if not self._is_rereading:
             self._load(paths.controller())
 
@@ -224,7 +225,7 @@ class Election:
         return found is not None and found.claim == self._claim != ""
 
     def _run(self, image: Image) -> None:
-        """Become the active zkserver at the next controller epoch, or find that another has."""
+        """Claim the next controller epoch with one conditional commit."""
         self.role, self._claim = ControllerRole.CLAIMING, self._new_claim()
         draft = self._draft = Draft(image)
         folders(draft)
@@ -245,7 +246,7 @@ class Election:
             self._win(self._draft.image, now)
         else:
             mark("election.lost_race")
-            self._look()  # Somebody else was faster, or nobody knows who was.
+            self._look()  # Another zkserver won, or the answer was lost.
 
     def _win(self, image: Image, now: int) -> None:
         self.role, self.active, self.problem = ControllerRole.ACTIVE, image.controller, None
@@ -263,7 +264,7 @@ class Election:
         self._host.stand_by()
 
     def _lose(self, claim: str = "") -> None:
-        """Begin anew; a *claim* under way may still hold, if it is made in the next session."""
+        """Restart the election; a *claim* in flight may still be committed, in the next session."""
         was_active = self.role is ControllerRole.ACTIVE
         self._claim, self.active = claim, None
         self._is_rereading = self._is_checking = False

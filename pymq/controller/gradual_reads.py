@@ -1,4 +1,4 @@
-"""Looking at very many partitions, some in each turn."""
+"""Reads over many partitions, some in each turn."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def gradually(
     result: Callable[[Image], Result | Later],
     most: int,
 ) -> Callable[[Image], Result | Later]:
-    """What to read (:meth:`~pymq.controller.state.transactions.Transactions.read`): *each* of
-    *names*, then *result*.
+    """Return a read for :meth:`~pymq.controller.state.transactions.Transactions.read`.
 
-    *names* are those of the first turn; *each* is given *most* of them in a turn, and some may be
-    gone by then. It begins anew if *result* says ``Later.MORE``.
+    The read calls *each* with every one of *names*, *most* of them in a turn, and then *result*. It
+    takes *names* in the first turn, so some may be deleted when *each* gets them. It begins again
+    if *result* returns ``Later.MORE``.
     """
     rest: Iterator[T] | None = None
 

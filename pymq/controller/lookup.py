@@ -1,4 +1,4 @@
-"""Where clients find what they look for: in the image, among the brokers that are alive."""
+"""Answers clients' lookups: leaders, readable replicas and locations of offsets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotSubscribed, UnknownPartition
 
-PARTS_MAX = 1_000  # partitions that are looked up in a turn, which takes some 5 ms
+PARTS_MAX = 1_000  # partitions looked up in a turn, some 5 ms
 
 
 @define
 class Lookup:
-    """What is told to clients as of one image."""
+    """Lookups in one image."""
 
     image: Image
     members: BrokerLiveness
     ends: KnownEnds
 
     def leader(self, name: TopicPartition) -> PartitionLeader | None:
-        """Where a partition is led and held; a leader that is not alive is none."""
+        """A partition's leader, if it is alive, and the replicas that can serve reads."""
         found = self.image.find(name)
         if found is None:
             return None
@@ -46,10 +46,10 @@ class Lookup:
         )
 
     def metadata(self, name: str, leaders: tuple[PartitionLeader, ...]) -> TopicMetadata:
-        """A topic, with the leaders of its partitions and whoever else can serve reads of them.
+        """A topic, with *leaders* of its partitions and the endpoints of all readable replicas.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         topic = self.image.topic(name)
         named = dict.fromkeys(broker for found in leaders for broker in found.replicas)
@@ -60,8 +60,8 @@ class Lookup:
     def readable(self, topic: str, found: PartitionImage) -> tuple[str, ...]:
         """The live brokers that can serve reads of a partition, the most complete first.
 
-        Those that hold the open block know all others of the partition, so if there are any, they
-        are enough; else those that hold a sealed block whole, the latest block first.
+        A replica of the open block knows where the other blocks are, so live ones suffice. Without
+        any, return the brokers with a complete copy of a sealed block, the latest block first.
         """
         block, live, ends = found.open_block, self.members.live, self.ends
         name = TopicPartition(topic, found.node.name)
@@ -71,7 +71,7 @@ class Lookup:
             holders = (b for old in reversed(found.blocks.values()) for b in old.in_sync)
             return tuple(dict.fromkeys(broker for broker in holders if broker in live))
         if block.leader in alive:
-            # It knows best, and clients hear of no other order each time that somebody has told.
+            # The leader has all. A fixed order also spares clients a change with each end report.
             return tuple(sorted(alive, key=lambda b: (b != block.leader, b not in block.in_sync)))
 
         def rank(broker: str) -> tuple[int, int, bool]:
@@ -84,7 +84,7 @@ class Lookup:
         """For each offset, a live broker that can serve it, or why there is none.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
             NotSubscribed: consuming needs a subscription.
         """
         topic = self.image.topic(m.topic)
@@ -106,9 +106,11 @@ class Lookup:
         return Location(name, offset, block.name, broker, self.image.brokers[broker].endpoint)
 
     def _server(self, topic: str, found: PartitionImage, block: BlockNode) -> str | None:
-        """Who serves reads of a block: the leader of the open one if it has it, else the best.
+        """The broker that serves reads of a block.
 
-        That is who holds a sealed block whole, and of the open one who is told to know most of it.
+        1. The leader of the open block, if it has the block.
+        2. For the open block: the replica with the highest reported high watermark.
+        3. For a sealed block: a complete copy, or else the longest known one.
         """
         live, leader = self.members.live, found.open_block.leader
         if leader in live and (block.end is None or leader in block.in_sync):
@@ -129,7 +131,7 @@ class Lookup:
 
 
 def metadata(look: Callable[[Image], Lookup], name: str) -> Callable[[Image], Result | Later]:
-    """What reads the metadata of a topic, some partitions in each turn (:meth:`Commits.read`)."""
+    """Return a read of a topic's metadata, some partitions in each turn."""
     found: list[PartitionLeader] = []
     topic_id = ""
 
@@ -148,7 +150,7 @@ def metadata(look: Callable[[Image], Lookup], name: str) -> Callable[[Image], Re
     def result(image: Image) -> Result | Later:
         if image.topic(name).node.id != topic_id:
             mark("lookup.made_again")
-            return Later.MORE  # These were the partitions of another one of its name.
+            return Later.MORE  # The topic was deleted and created again meanwhile.
         return look(image).metadata(name, tuple(found))
 
     return gradually(names, each, result, PARTS_MAX)

@@ -63,6 +63,6 @@ _RULES: dict[type, Callable[[Image, str, Any], bool]] = {
 
 
 def may_report(image: Image, source: str, message: Message) -> bool:
-    """Whether the node *source* may say *message* to a zkserver; clients' requests pass."""
+    """Whether the node *source* may send *message* to a zkserver; clients' requests pass."""
     rule = _RULES.get(type(message))
     return rule is None or rule(image, source, message)

@@ -1,1 +1,1 @@
-"""What the active zkserver carries out, commit by commit."""
+"""Operations that the active zkserver carries out, commit by commit."""

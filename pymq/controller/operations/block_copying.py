@@ -1,9 +1,8 @@
-"""The active zkserver has sealed blocks copied to other brokers: a few at once, one commit each.
+"""Copies sealed blocks to other brokers: a few at once, one commit each.
 
-What is to be copied, and where to, is decided over the image
-(:mod:`~pymq.controller.transitions.rereplication`); what it means for the tree is in
-:mod:`~pymq.controller.transitions.replica_moves`. Here is only what is under way. Nothing of it is
-kept but what is committed, so another zkserver goes on with it.
+:mod:`~pymq.controller.transitions.rereplication` decides which blocks move and where to.
+:mod:`~pymq.controller.transitions.replica_moves` drafts the change of the tree. This module starts
+and cancels the moves. All moves are in the tree, so another zkserver can continue them.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import PymqError
 
-LOOK_MS = 1_000  # how often one looks while there may be something to do
-LIST_MS = 30_000  # how often those that could not be moved are listed again
+LOOK_MS = 1_000  # between two checks, while there may be something to do
+LIST_MS = 30_000  # until blocks that could not be moved are listed again
 
 
 class BlockCopying:
-    """The moves of sealed blocks that the active zkserver has begun, and those that come next."""
+    """The moves of sealed blocks that are under way, and the queue of the next ones."""
 
     def __init__(
         self,
@@ -40,38 +39,38 @@ class BlockCopying:
         self._commits = commits
         self._members = members
         self._notices = notices
-        self._lost_ms = lost_ms  # a broker that is dead for so long is lost; 0: none ever is
+        self._lost_ms = lost_ms  # a broker that is dead for so long is lost; 0: never
         self._at_once = at_once  # blocks that are copied at the same time
         self._queue: deque[Place] = deque()
-        self._pending: dict[Place, None] = {}  # commits that are not over
+        self._pending: dict[Place, None] = {}  # blocks with a commit under way
         self._stuck = 0  # moves under way that wait for brokers that are away
         self._lost: tuple[str, ...] = ()
-        self._listed_for: tuple[object, ...] = ()  # why the queue was made as it is
-        self._listed = 0  # how many sealed blocks there were then on brokers that are to have none
+        self._listed_for: tuple[object, ...] = ()  # reasons for which the queue was filled
+        self._listed = 0  # number of copies that had to move then
         self._list_at = 0
-        self._has_begun = False  # something, since the queue was made
+        self._has_begun = False  # whether a move has begun since then
         self._look_at = 0
 
     def end(self) -> None:
-        """This zkserver is active no more."""
+        """Stop: this zkserver is no longer active."""
         self._queue.clear()
         self._pending.clear()
         self._stuck, self._lost, self._listed_for, self._has_begun = 0, (), (), False
         self._list_at = self._look_at = 0
 
     def lost(self, now: int) -> tuple[str, ...]:
-        """The brokers whose copies are made anew elsewhere."""
+        """The brokers whose copies are replaced on other brokers."""
         return tuple(self._members.lost(now, self._lost_ms)) if self._lost_ms else ()
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
+        """The deadline of :meth:`tick`."""
         image = self._commits.image
         if self._queue and self._free > 0 and self._members.is_settled:
             return self._look_at - LOOK_MS
         if image.draining or image.moving or image.sealed_to or self._members.dead_since:
             return self._look_at
-        return self._look_at if any(self._listed_for) else NEVER  # to see that it is over
+        return self._look_at if any(self._listed_for) else NEVER  # to note that all is done
 
     @property
     def _free(self) -> int:
@@ -79,7 +78,7 @@ class BlockCopying:
         return self._at_once - under_way - len(self._pending)
 
     def tick(self, now: int) -> None:
-        """Begin what is next, and give up what has no reason any more."""
+        """Begin the next moves, and cancel those without a reason."""
         if self.deadline > now:
             return
         if now >= self._look_at:
@@ -122,7 +121,7 @@ class BlockCopying:
         self._has_begun = True
 
         def plan(draft: Draft) -> None:
-            # Those that were begun meanwhile may have changed who is to have it.
+            # Moves that began meanwhile may have changed the best target.
             found = rereplication.choose(draft.image, self._members.live, self._lost, place)
             if isinstance(found, Move):
                 replica_moves.begin(draft, name, number, found)

@@ -1,4 +1,4 @@
-"""Brokers register, fall silent, are replaced, and remove what they are told to."""
+"""Handles registrations, heartbeats, deaths and disk failures of brokers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
 
 
 class BrokerRegistry:
-    """What the active zkserver does about brokers that come and go."""
+    """Commits what follows from brokers that come and go."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class BrokerRegistry:
         self._wall_ms = wall_ms
         self._new_id = new_id
         self._check_at = NEVER
-        self._registering: dict[str, RegisterBroker] = {}  # not committed yet
-        self._held: list[CommitTask] = []  # until the brokers have had time to register
+        self._registering: dict[str, RegisterBroker] = {}  # registrations not committed yet
+        self._held: list[CommitTask] = []  # requests that wait until brokers could register
         self._was_settled = True
 
     def begin(self, now: int) -> None:
-        """This zkserver has taken over; it knows of no live brokers yet."""
+        """Begin after a take-over, without any live broker."""
         self._members.begin(self._commits.image.brokers, now)
         self._was_settled = self._members.is_settled
-        # Where brokers never die, everything that matters happens when they register.
+        # If brokers never die, their registrations do all that checks would do.
         self._check_at = NEVER if self._was_settled else now + self._check_ms
 
     def end(self) -> None:
-        """It is active no more; what was held back is for others to refuse."""
+        """Stop: this zkserver is no longer active. Queue held requests, which are then refused."""
         self._redo_held()
         self._registering.clear()
         self._members.begin((), 0)
@@ -72,19 +72,19 @@ class BrokerRegistry:
     # --- registering ----------------------------------------------------------------------------
 
     def beat(self, source: str, m: BrokerHeartbeat, now: int) -> None:
-        """A broker is alive; one that is not known is told so, that it may register."""
+        """Take in a heartbeat; answer an unknown broker with `NotRegistered`."""
         if not self._members.beat(m.name, m.incarnation, now):
             mark("registry.unknown")
             unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(0, error=unknown))
 
     def register(self, source: str, m: RegisterBroker, now: int) -> None:
-        """A broker has started, or has found that we are the active zkserver."""
+        """Register a broker that has started or has found this active zkserver."""
         node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
         if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
             self._members.beat(m.name, m.incarnation, now)
-            return  # It asks every second, and each time would be told all that it hosts.
+            return  # A retry, one a second; each would get all states of the broker again.
         self._registering[m.name] = m
         sweep = Sweep(m.name)
         heard = self._members.heard_by(m.name)
@@ -108,14 +108,14 @@ class BrokerRegistry:
                 )
             request_plans.keep_secret(
                 draft, self._new_id
-            )  # Every broker is told it with what it hosts.
+            )  # Brokers get it with the states of their partitions.
             is_last = broker_restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
             return Later.ANSWER if is_last else Later.MORE
 
         def sliced(now: int) -> None:
-            # Nothing may undo a slice: whatever its life before still says is heard no more.
+            # Reports of the broker's earlier incarnation must not undo a slice.
             self._members.end(m.name, m.incarnation)
-            self._notices.close(m.name)  # What it was owed is part of what it is sent in the end.
+            self._notices.close(m.name)  # Its registration brings all states again.
             self._notices.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
@@ -129,7 +129,7 @@ class BrokerRegistry:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
-        """Whether a broker is registered as *node*, and has not taken in yet what that brings."""
+        """Whether a broker is registered as *node* and has yet to confirm its states."""
         known = self._commits.image.brokers.get(node.name)
         return (
             node.name not in self._registering
@@ -150,7 +150,7 @@ class BrokerRegistry:
         self._redo_held()
 
     def removed(self, what: Stop, broker: str) -> None:
-        """A broker has confirmed that it has nothing more of a topic or a partition."""
+        """Commit that a broker has removed all files of a topic or a partition."""
 
         def plan(draft: Draft) -> Result:
             if isinstance(what, TopicPartition):
@@ -165,10 +165,10 @@ class BrokerRegistry:
     # --- disks that fail ------------------------------------------------------------------------
 
     def offline(self, m: OfflineReplicas, now: int) -> None:
-        """A broker says which partitions its disk keeps it from holding."""
+        """Take in a broker's report of offline replicas."""
         if not m.incarnation or not self._members.is_of(m.broker, m.incarnation):
             mark("registry.offline.other_incarnation")
-            return  # It is told again.
+            return  # The broker repeats the report.
         image = self._commits.image
         known = tuple(
             each
@@ -192,7 +192,7 @@ class BrokerRegistry:
 
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
-        at = planned = 0  # in *names*: after the last slice that is over, and after the next one
+        at = planned = 0  # positions in *names*: after the last committed and the planned slice
 
         def plan(draft: Draft) -> Result | Later:
             nonlocal planned
@@ -216,7 +216,7 @@ class BrokerRegistry:
     # --- what has to wait -----------------------------------------------------------------------
 
     def hold(self, task: CommitTask, error: PymqError) -> bool:
-        """Whether a request is to be tried again, rather than to fail, because we are new here."""
+        """Hold a failed request until brokers have had time to register; returns whether held."""
         if not isinstance(error, NotEnoughBrokers) or self._members.is_settled or not task.request:
             return False
         mark("registry.held")
@@ -231,7 +231,7 @@ class BrokerRegistry:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Find out who is dead, and what can be done about it."""
+        """Detect dead brokers, and roll or replace what concerns them."""
         for broker in self._members.expire(now):
             self._commits.journal.note("broker_dead", broker=broker)
             self._notices.close(broker)
@@ -252,11 +252,11 @@ class BrokerRegistry:
             self._check(now)
 
     def _died(self, broker: str) -> None:
-        """Nobody waits any more for what a dead broker should confirm."""
+        """Take a dead broker out of the in-sync sets of fetch blocks."""
         sweep = Sweep(broker)
 
         def plan(draft: Draft) -> Result | Later:
-            if broker in self._members:  # It is back, and has begun anew.
+            if broker in self._members:  # It has registered again meanwhile.
                 return None
             return (
                 None
@@ -267,11 +267,11 @@ class BrokerRegistry:
         def sliced(now: int) -> None:
             self._notices.tell_all(sweep.commit(), now)
 
-        # Should it fail, :meth:`_check` comes back to it.
+        # If the commit fails, :meth:`_check` repeats it.
         self._commits.do(plan, sliced=sliced, is_urgent=True)
 
     def _check(self, now: int) -> None:
-        """Look at the partitions that may have too few replicas, or the wrong ones."""
+        """Consider rolls of the partitions that may have too few or the wrong replicas."""
         self._check_at = now + self._check_ms
         self._rolls.consider_short(now)
         self._rolls.resume(now)
@@ -280,10 +280,10 @@ class BrokerRegistry:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._rolls.consider_all(broker, now)
-        # There may be a broker for them by now.
+        # A broker may be free for them by now.
         self._rolls.consider_many(self._members.offline.to_replace(), now)
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
+        """The deadline of :meth:`tick`."""
         return min(self._members.deadline, self._members.offline.deadline, self._check_at)

@@ -1,14 +1,13 @@
-"""What brokers must be told, and have not confirmed yet.
+"""Sends partition states and removals to brokers until they confirm.
 
-The tree says what each broker is to host; a broker acts on what it has been told. So whatever has
-changed is owed to each live broker that it concerns, is sent at once, and is sent again, as it is
-then, until the broker has answered without an error. A broker that registers is owed everything.
-
-A broker has one thread, and its heartbeats and elections wait while it takes in what it is told. So
-a message has few states; and where much has changed at once, the next message leaves when the one
-before was answered. Small changes do not wait for that. Likewise a broker that is to remove much
-is told the next removal when it has confirmed one, and those that it does not confirm let others
-pass.
+- After each change of a partition, the zkserver sends the new state to the live brokers concerned.
+  It repeats the latest state until the broker answers without an error.
+- A broker that registers gets all its states and removals.
+- A broker has one thread: heartbeats and elections wait while it handles a message. So a message
+  has few states. If many changed at once, the next message leaves when the one before is answered.
+  Small changes do not wait for that.
+- A broker with many removals gets the next one when it has confirmed one. Removals that it does not
+  confirm do not block the others.
 """
 
 from __future__ import annotations
@@ -29,43 +28,43 @@ from pymq.errors import PymqError, StaleEpoch, UnknownPartition
 
 RETRY_MS = 500  # the first time; then twice as long each time
 RETRY_MAX_MS = 8_000
-STATES_MAX = 64  # in a message, which take a broker some 15 ms
+STATES_MAX = 64  # in a message; a broker takes some 15 ms for them
 STATES_BYTES_MAX = (
     4 << 20
-)  # of states in a message, about; a packet's header may have four times as much
-TOLD_MAX = 256  # partitions of a topic in a turn; to find their brokers takes some 2 ms
-STOPS_MAX = 64  # removals that a broker has been told of and has not confirmed
+)  # bytes of states in a message, about; a packet's header may have four times as much
+TOLD_MAX = 256  # partitions of a topic in a turn; finding their brokers takes some 2 ms
+STOPS_MAX = 64  # unconfirmed removals of a broker
 NOT_SENT = -1  # as id
-LATER_THAN_ALL = 1 << 62  # as epoch: a topic that is deleted is not made again under its id
+LATER_THAN_ALL = 1 << 62  # as epoch: a deleted topic's id is never used again
 
-Stop = str | TopicPartition  # a whole topic, by its id, or a partition
+Stop = str | TopicPartition  # removal of a whole topic, by its id, or of a partition
 
 
 @define
 class Mailbox:
-    """What one live broker is owed."""
+    """The unsent and unconfirmed updates of one live broker."""
 
     incarnation: int
-    full: int = 0  # id of the last message with everything, while it is not answered
-    new: dict[TopicPartition, None] = Factory(dict)  # to be sent with the next flush
-    later: dict[TopicPartition, None] = Factory(dict)  # and when what was sent is answered
-    out: dict[int, None] = Factory(dict)  # messages of those that are not
-    owed: dict[TopicPartition, int] = Factory(dict)  # sent, and by which message last
-    stops: dict[Stop, int] = Factory(dict)  # likewise
-    stops_later: dict[Stop, None] = Factory(dict)  # to be sent when some of those are confirmed
-    stop_ids: dict[int, Stop] = Factory(dict)
+    full: int = 0  # id of the last message of all states, until it is answered; else 0
+    new: dict[TopicPartition, None] = Factory(dict)  # states for the next flush
+    later: dict[TopicPartition, None] = Factory(dict)  # states to send when *out* is answered
+    out: dict[int, None] = Factory(dict)  # unanswered messages of states from *later*
+    owed: dict[TopicPartition, int] = Factory(dict)  # unconfirmed states, with their last message
+    stops: dict[Stop, int] = Factory(dict)  # unconfirmed removals, with their message
+    stops_later: dict[Stop, None] = Factory(dict)  # removals to send when some are confirmed
+    stop_ids: dict[int, Stop] = Factory(dict)  # unconfirmed removals, by message
     retry_at: int = NEVER
     wait_ms: int = RETRY_MS
-    has_got_on: bool = False  # it has answered one of those, and is at the next
-    has_removed: bool = False  # likewise of *stops*
+    has_got_on: bool = False  # it has answered a message of *out* since the last retry
+    has_removed: bool = False  # it has confirmed a removal since the last retry
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has confirmed everything."""
+        """Whether the broker has confirmed everything."""
         return not (self.full or self.owed or self.stops or self.stops_later or self.later)
 
     def forget_stop(self, what: Stop) -> None:
-        """It is not to be removed, or it has been."""
+        """Drop a removal that is done or no longer wanted."""
         self.stops_later.pop(what, None)
         self.stop_ids.pop(self.stops.pop(what, 0), None)
 
@@ -76,23 +75,23 @@ class BrokerUpdates:
     def __init__(self, me: str, commits: Transactions, send: Send) -> None:
         self.me = me
         self.bytes_max = STATES_BYTES_MAX
-        self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # who has confirmed
+        self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # confirmed removals
         self._commits = commits
         self._send = send
         self._boxes: dict[str, Mailbox] = {}
-        self._new: dict[str, None] = {}  # brokers with something new in their boxes
+        self._new: dict[str, None] = {}  # brokers with updates for the next flush
         self._ids = 0
-        self._due: list[tuple[int, str]] = []  # retries, perhaps out of date
-        self._topics: dict[str, list[str]] = {}  # partitions that are to be told next, last first
+        self._due: list[tuple[int, str]] = []  # heap of retries, some out of date
+        self._topics: dict[str, list[str]] = {}  # partitions for the next turns, last first
         self._topics_at = NEVER
 
     def next_id(self) -> int:
-        """An id that no other request has, of this or any other active zkserver."""
+        """Return an id that no other request of any active zkserver has."""
         self._ids += 1
         return (self._commits.image.controller_epoch << 32) + self._ids
 
     def clear(self) -> None:
-        """This zkserver tells nobody anything any more."""
+        """Drop all updates: this zkserver is no longer active."""
         self._boxes.clear()
         self._new.clear()
         self._due.clear()
@@ -102,7 +101,7 @@ class BrokerUpdates:
     # --- telling --------------------------------------------------------------------------------
 
     def open(self, broker: str, incarnation: int, now: int) -> None:
-        """A broker has registered: it is told all that it is to host, and to remove."""
+        """Send a newly registered broker all its states and removals."""
         box = self._boxes[broker] = Mailbox(incarnation)
         image = self._commits.image
         box.full = NOT_SENT
@@ -114,19 +113,19 @@ class BrokerUpdates:
         self._arm(broker, box, now)
 
     def is_telling_all(self, broker: str, incarnation: int) -> bool:
-        """Whether a broker is told all that it is to host, until it has confirmed that."""
+        """Whether a broker is being sent all its states and has not confirmed them yet."""
         box = self._boxes.get(broker)
         return box is not None and box.incarnation == incarnation and box.full != 0
 
     def close(self, broker: str) -> None:
-        """A broker is dead; it will be told everything when it comes back."""
+        """Drop a dead broker's updates; it gets everything when it registers again."""
         self._boxes.pop(broker, None)
 
     def tell(self, topic: str, now: int, *partitions: str) -> None:
-        """Tell the brokers of a topic, or of *partitions* of it, what they are to host now.
+        """Send the brokers of a topic, or of some *partitions*, the current states.
 
-        The message leaves with the next :meth:`flush`. Of a large topic the first partitions are
-        told then, and the others in the turns that follow.
+        The messages leave with the next :meth:`flush`. For a large topic, this covers the first
+        partitions; the others follow in the next turns.
         """
         image = self._commits.image.topics.get(topic)
         if image is None:
@@ -161,19 +160,19 @@ class BrokerUpdates:
         self._topics_at = now + 1 if self._topics else NEVER
 
     def tell_all(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Tell the brokers of several partitions."""
+        """Send the brokers of several partitions the current states."""
         for name in names:
             self.tell(name.topic, now, name.partition)
 
     def tell_one(self, broker: str, name: TopicPartition) -> None:
-        """Tell one broker what a partition is now, if it hosts any of it."""
+        """Send one broker the current state of a partition, if it hosts the partition."""
         box = self._boxes.get(broker)
         if box is not None:
             box.forget_stop(name)
             box.new[name] = self._new[broker] = None
 
     def flush(self, now: int) -> None:
-        """Send what is new: one message a broker, or the first of them if it is much."""
+        """Send new updates: one message a broker, or the first ones if there are many."""
         brokers, self._new = self._new, {}
         for broker in brokers:
             box = self._boxes.get(broker)
@@ -192,7 +191,7 @@ class BrokerUpdates:
                 self._arm(broker, box, now)
 
     def stop(self, broker: str, what: Stop, now: int) -> None:
-        """Tell a broker to remove all that it has of a deleted topic, or of a partition."""
+        """Request that a broker removes its files of a deleted topic, or of a partition."""
         box = self._boxes.get(broker)
         if box is not None and what not in box.stops:
             box.stops_later[what] = None
@@ -200,7 +199,7 @@ class BrokerUpdates:
                 self._arm(broker, box, now)
 
     def _send_stops(self, broker: str, box: Mailbox) -> bool:
-        """Send the next removals, while few of them are not confirmed; returns whether any was."""
+        """Send the next removals, up to STOPS_MAX unconfirmed; returns whether any was sent."""
         is_sent = False
         while box.stops_later and len(box.stops) < STOPS_MAX:
             what = next(iter(box.stops_later))
@@ -210,7 +209,7 @@ class BrokerUpdates:
         return is_sent
 
     def _send_later(self, broker: str, box: Mailbox) -> bool:
-        """Send the next of much, when what was sent of it is answered; returns whether it was."""
+        """Send the next states of *later* if *out* is answered; returns whether any was sent."""
         is_sent = False
         while not box.out and (box.later or box.full == NOT_SENT):
             names = list(islice(box.later, STATES_MAX))
@@ -220,7 +219,7 @@ class BrokerUpdates:
             keys = self._send_states(broker, box, names, full=is_last)
             if is_last:
                 box.full = keys[-1]
-            box.out = dict.fromkeys(keys)  # None, if nothing of it is there any more.
+            box.out = dict.fromkeys(keys)  # Empty if all these partitions are gone.
             is_sent = is_sent or bool(keys)
         return is_sent
 
@@ -232,10 +231,10 @@ class BrokerUpdates:
         *,
         full: bool = False,
     ) -> list[int]:
-        """Send the states of *names* as they are now; what is gone by now is owed no more.
+        """Send the current states of *names*, without partitions that are gone by now.
 
-        What is too large for one message is sent in several, the last of which counts as *full*.
-        Returns the ids of those messages.
+        States that are too large for one message take several; the last one carries *full*.
+        Returns the ids of the messages.
         """
         sent: list[int] = []
         image, key, size = self._commits.image, self.next_id(), 0
@@ -252,7 +251,7 @@ class BrokerUpdates:
                     self._send_part(broker, box, key, states, full=False)
                     sent.append(key)
                     key, states, size = self.next_id(), [], 0
-                box.owed[name] = key  # of several parts, the last one
+                box.owed[name] = key  # id of the last part
                 states.append(state)
                 size += taken
         if states or full:
@@ -276,7 +275,7 @@ class BrokerUpdates:
         self._send(broker, message)
 
     def _stop(self, broker: str, box: Mailbox, what: Stop) -> bool:
-        """Send one removal, unless there is nothing to be removed any more; whether it was sent."""
+        """Send one removal, unless the tree no longer has it; returns whether it was sent."""
         image, key = self._commits.image, self.next_id()
         epoch = image.controller_epoch
         if isinstance(what, TopicPartition):
@@ -302,7 +301,7 @@ class BrokerUpdates:
     # --- being answered -------------------------------------------------------------------------
 
     def answered(self, m: LeaderAndIsrAnswer) -> None:
-        """A broker has done what it was told, or says why it has not."""
+        """Take in a broker's answer, with an error or None for each partition."""
         box = self._boxes.get(m.broker)
         if box is None or m.error is not None:
             return
@@ -311,7 +310,7 @@ class BrokerUpdates:
         if m.id in box.out:
             del box.out[m.id]
             box.has_got_on = True
-            self._new[m.broker] = None  # The next of much leaves with the next flush.
+            self._new[m.broker] = None  # The next states leave with the next flush.
         for topic, partition, error in m.errors:
             name = TopicPartition(topic, partition)
             if box.owed.get(name) == m.id and _is_final(error):
@@ -320,7 +319,7 @@ class BrokerUpdates:
             box.retry_at = NEVER
 
     def stopped(self, m: Stopped) -> None:
-        """A broker has removed what it was told to."""
+        """Take in that a broker has carried out a removal."""
         box = self._boxes.get(m.broker)
         if box is None or m.id not in box.stop_ids:
             return
@@ -328,7 +327,7 @@ class BrokerUpdates:
         mark("notices.removed")
         box.forget_stop(what)
         box.has_removed = True
-        self._new[m.broker] = None  # The next one leaves with the next flush.
+        self._new[m.broker] = None  # The next removal leaves with the next flush.
         self.removed(what, m.broker)
         if box.is_empty:
             box.retry_at = NEVER
@@ -336,14 +335,14 @@ class BrokerUpdates:
     # --- time -----------------------------------------------------------------------------------
 
     def _arm(self, broker: str, box: Mailbox, now: int) -> None:
-        """Something was sent: send it again if it is not answered."""
+        """Set the retry timer after a message was sent."""
         box.wait_ms = RETRY_MS
         if now + RETRY_MS < box.retry_at:
             box.retry_at = now + RETRY_MS
             heappush(self._due, (box.retry_at, broker))
 
     def tick(self, now: int) -> None:
-        """Tell more of large topics, and send again what was not answered."""
+        """Send more of large topics, and retry unanswered messages."""
         if self._topics_at <= now:
             self._tell_topics(now)
         while self._due and self._due[0][0] <= now:
@@ -355,7 +354,7 @@ class BrokerUpdates:
                 box.retry_at = NEVER
                 continue
             if box.has_got_on and box.later:
-                mark("notices.gets_on")  # Told again, it would only have the more to do.
+                mark("notices.gets_on")  # The broker makes progress; a retry would slow it down.
                 box.has_got_on, box.retry_at = False, now + RETRY_MS
                 heappush(self._due, (box.retry_at, broker))
                 continue
@@ -373,9 +372,9 @@ class BrokerUpdates:
             box.out.clear()
             self._send_later(broker, box)
         if box.has_removed:
-            box.has_removed = False  # Told again, it would only have the more to do.
+            box.has_removed = False  # The broker makes progress; a retry would slow it down.
         else:
-            # Those that it cannot remove now keep no others back.
+            # Move unconfirmed removals to the end, so that they do not block others.
             for what in list(box.stops):
                 box.forget_stop(what)
                 box.stops_later[what] = None
@@ -383,7 +382,7 @@ class BrokerUpdates:
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do, at the earliest."""
+        """The earliest deadline of :meth:`tick`."""
         while self._due:
             due, broker = self._due[0]
             box = self._boxes.get(broker)
@@ -394,5 +393,5 @@ class BrokerUpdates:
 
 
 def _is_final(error: PymqError | None) -> bool:
-    """Whether telling a broker again would change nothing: it has done it, or knows better."""
+    """Whether a retry is useless: the broker has done it, or has a later state."""
     return error is None or isinstance(error, (StaleEpoch, UnknownPartition))
