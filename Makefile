@@ -19,7 +19,7 @@ test: lint  # the tests that take longest come last, so that a worker would have
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
 
 # The loop of editing, under a minute: lint, types, and the tests of what is pure.
-QUICK ?= tests/core tests/hash tests/store tests/test_architecture.py
+QUICK ?= tests/core tests/test_architecture.py
 quick: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(QUICK) $(ARGS)
 
