@@ -1,4 +1,4 @@
-"""Brokers that are about to stop: what the active zkserver does before they do."""
+"""Controlled shutdown: the active zkserver elects other leaders before a broker stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pymq.replication.quorum import majority
 
 
 class Departures:
-    """Has others lead what a broker leads that is about to stop."""
+    """Moves leadership away from brokers that are about to stop."""
 
     def __init__(
         self,
@@ -37,31 +37,31 @@ class Departures:
         self._notices = notices
         self._rolls = rolls
         self._send = send
-        self._asked: dict[tuple[str, int], int] = {}  # the newest request of each that waits
-        self._candidates = Candidates(self._roll)  # that a broker leads which is about to stop
+        self._asked: dict[tuple[str, int], int] = {}  # newest request, by broker and incarnation
+        self._candidates = Candidates(self._roll)  # partitions led by a broker that is stopping
 
     def end(self) -> None:
-        """This zkserver is active no more, and nobody who waits is answered."""
+        """Stop: this zkserver is no longer active. Waiting brokers get no answer."""
         self._asked.clear()
         self._candidates.clear()
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
+        """The deadline of :meth:`tick`."""
         return self._candidates.deadline
 
     def tick(self, now: int) -> None:
-        """Begin more of the rolls of large brokers."""
+        """Begin more rolls of brokers that lead many partitions."""
         if self._candidates.deadline <= now:
             self._candidates.tick(now)
 
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
-        """A broker asks whether it may stop; it is told how much there is to wait for."""
+        """Take in a request to stop; the answer is how many led partitions others could lead."""
         if not self._members.leave(m.broker, m.incarnation):
             unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(m.id, error=unknown))
             return
-        # It asks ten times a second, and goes by the answer to what it has asked last.
+        # The broker repeats the request ten times a second, and uses only the latest answer.
         key = (m.broker, m.incarnation)
         is_asked, self._asked[key] = key in self._asked, m.id
         if is_asked:
@@ -69,12 +69,12 @@ class Departures:
             return
         sweep = Sweep(m.broker)
         led: list[TopicPartition] = []
-        rest: Iterator[TopicPartition] | None = None  # what it hosts and was not looked at yet
+        rest: Iterator[TopicPartition] | None = None  # hosted partitions still to check
 
         def plan(draft: Draft) -> Later:
             nonlocal rest
             live = [name for name in self._members.live if name not in self._members.leaving]
-            # Other leaders need not wait for it either.
+            # Leaders on other brokers must not wait for this broker either.
             if not broker_restarts.died(draft, m.broker, sweep, live) or draft.ops:
                 return Later.MORE
             if rest is None:
@@ -96,7 +96,7 @@ class Departures:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _roll(self, name: TopicPartition, now: int) -> None:
-        """Have another broker lead a partition; those of Raft are handed over by their leader."""
+        """Roll a fetch block to another leader; Raft leaders transfer their leadership."""
         found = self._commits.image.find(name)
         block = found.open_block if found is not None else None
         if block is None or block.acks is AckMode.RAFT:
@@ -110,7 +110,7 @@ class Departures:
         return hosting.opened(broker) if hosting.leads[broker] else ()
 
     def _is_led(self, name: TopicPartition, broker: str) -> bool:
-        """Whether a broker leads a partition that another one could lead."""
+        """Whether a broker leads a partition that another broker could lead."""
         found = self._commits.image.find(name)
         block = found.open_block if found is not None else None
         return block is not None and block.leader == broker and self._has_other(block, broker)

@@ -1,9 +1,9 @@
-"""The active zkserver brings leadership back to an even spread: one partition at a time.
+"""Balances leaders over the brokers, one partition at a time.
 
-After disturbances leaders stay where they fell. When all has been quiet for a while, partitions are
-handed to other replicas that are in sync, as :mod:`~pymq.controller.transitions.leader_leveling`
-has planned it: the leader of a Raft block transfers its leadership, any other block is rolled, and
-the next one led by the other. Nothing of it is kept: what is not done is planned again.
+After failures, leaders stay where they were elected. When the brokers have not changed for a while,
+the zkserver carries out the plan of :mod:`~pymq.controller.transitions.leader_leveling`. It asks
+the leader of a Raft block to transfer its leadership. It rolls any other block, so that an in-sync
+replica leads the next one. The plan is kept in memory only: a new zkserver plans again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pymq.core.message import BalanceLeaders, Result, TransferLeader
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, AckMode
 
-SETTLE_MS = 60_000  # brokers must have been the same for so long, or for as long as the period is
-SHIFT_MS = 5_000  # after which a shift is given up that has not come about
-LOOK_MS = 50  # how often one looks whether it has
-RETRY_MS = 500  # after which a leader is asked again
+SETTLE_MS = 60_000  # without a change of brokers, before a balance; at most one period
+SHIFT_MS = 5_000  # timeout of a shift
+LOOK_MS = 50  # between two checks of a shift
+RETRY_MS = 500  # between two requests of a shift
 
 
 class LeaderBalance:
@@ -45,33 +45,33 @@ class LeaderBalance:
         self._rolls = rolls
         self._copying = copying
         self._send = send
-        self._every_ms = every_ms  # 0: only when an administrator asks
+        self._every_ms = every_ms  # 0: only on request
         self._shifts: deque[Shift] = deque()
-        self._shift: Shift | None = None  # under way, ...
-        self._until = 0  # ... until then at most
+        self._shift: Shift | None = None  # under way
+        self._until = 0  # timeout of that shift
         self._ask_at = 0
-        self._is_asked_for = False  # an administrator wants it now
+        self._is_asked_for = False  # an administrator requested it
         self._next_at = NEVER
-        self._seen: object = None  # who was alive at the last look ...
-        self._since = 0  # ... and since when
+        self._seen: object = None  # live brokers at the last check
+        self._since = 0  # time of their last change
 
     def begin(self, now: int) -> None:
-        """This zkserver is active from now on."""
+        """Begin as the active zkserver."""
         self._next_at = now + self._every_ms if self._every_ms else NEVER
         self._since = now
 
     def end(self) -> None:
-        """It is active no more."""
+        """Stop: this zkserver is no longer active."""
         self._drop()
         self._next_at, self._seen = NEVER, None
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do."""
+        """The deadline of :meth:`tick`."""
         return self._next_at
 
     def step(self, source: str, m: BalanceLeaders, now: int) -> None:
-        """An administrator wants it done now; he is told how many partitions it concerns."""
+        """Balance leaders now; the answer is how many partitions will move."""
 
         def plan(draft: Draft) -> Result | Later:
             self._drop()
@@ -82,7 +82,7 @@ class LeaderBalance:
         self._commits.do(plan, answer=(source, m.id))
 
     def tick(self, now: int) -> None:
-        """Go on with the shift under way, or begin the next one."""
+        """Continue the shift under way, or begin the next one."""
         if now < self._next_at:
             return
         if not (self._is_quiet(now) or (self._is_asked_for and self._members.is_settled)):
@@ -105,10 +105,10 @@ class LeaderBalance:
         if self._shift is not None:
             self._until = now + SHIFT_MS
             self._ask(self._shift, now)
-        # Else one looks again whether it is even now.
+        # Without a shift, the next tick plans again.
 
     def _rest(self, now: int) -> None:
-        """Look again after a period."""
+        """Wait for the next period."""
         self._next_at = now + self._every_ms if self._every_ms else NEVER
 
     def _drop(self) -> None:
@@ -125,7 +125,7 @@ class LeaderBalance:
         self._shifts.extend(leader_leveling.plan(image, brokers, members.can_act))
 
     def _is_quiet(self, now: int) -> bool:
-        """Whether all brokers that are not lost are here, and have been for a while."""
+        """Whether all brokers except lost ones are alive, and have been so for a while."""
         members, image = self._members, self._commits.image
         seen = {name: live.incarnation for name, live in members.live.items()}
         if seen != self._seen:
@@ -138,7 +138,7 @@ class LeaderBalance:
     # --- one shift ------------------------------------------------------------------------------
 
     def _is_over(self, shift: Shift, now: int) -> bool:
-        """Whether a shift is done, or not to be done any more."""
+        """Whether a shift is done, timed out or obsolete."""
         found = self._commits.image.find(shift.name)
         if found is None or found.open_block.leader != shift.source:
             return True

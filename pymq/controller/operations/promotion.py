@@ -1,9 +1,9 @@
-"""Brings the offsets of groups to Raft once there are enough brokers.
+"""Changes the offsets topic to Raft once there are enough brokers.
 
-The first group may come while a cluster has one broker. Its offsets topic then begins in ack mode
-``leader``, in which a confirmed commit can be lost with a disk's cache or with the leader. As soon
-as three brokers can hold it, each of its partitions is rolled to mode ``raft``, one at a time, and
-from then on a confirmed commit is durable on a majority.
+The first group may join while a cluster has one broker. The offsets topic then begins in ack mode
+``leader``: a confirmed commit can be lost with a disk's cache or with the leader. As soon as three
+brokers can hold the topic, the zkserver rolls its partitions to mode ``raft``, one at a time. From
+then on a confirmed commit is durable on a majority.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pymq.core.metadata.nodes import Wanted
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, TopicPartition
 
-SOON_MS = 1_000  # after a broker has registered: its own commit comes first
-LEAST = 3  # replicas, below which a majority does not outlive the loss of one
+SOON_MS = 1_000  # after a broker has registered, so that its registration commits first
+LEAST = 3  # replicas; with fewer, no majority survives the loss of one
 
 
 class Promotion:
-    """Looks from time to time whether the offsets topic can go over to Raft."""
+    """Checks periodically whether the offsets topic can change to Raft."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class Promotion:
         self._check_ms = check_ms
 
     def begin(self, now: int) -> None:
-        """This zkserver is active from now on."""
+        """Begin as the active zkserver."""
         if self._replicas >= LEAST:
             self.deadline = now + self._check_ms
 
     def end(self) -> None:
-        """This zkserver is active no more."""
+        """Stop: this zkserver is no longer active."""
         self.deadline = NEVER
 
     def soon(self, now: int) -> None:
-        """There may be one more broker."""
+        """Check soon: there may be one more broker."""
         if self.deadline != NEVER:
             self.deadline = min(self.deadline, now + SOON_MS)
 
     def tick(self, now: int) -> None:
-        """Begin with the next partition, if there is one and brokers are enough."""
+        """Begin the next partition, if one is left and there are enough brokers."""
         if now < self.deadline:
             return
         self.deadline = now + self._check_ms

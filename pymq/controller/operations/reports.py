@@ -1,4 +1,4 @@
-"""What leaders and replicas report to the active zkserver, and what becomes of it."""
+"""Commits the reports of leaders and replicas on the active zkserver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 class Reports:
-    """Commits what brokers report of their partitions."""
+    """Commits brokers' reports of their partitions."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Reports:
         image = self._commits.image.find(name)
         if image is None or image.node.acks is AckMode.UNSET:
             return
-        # The number of a block says all: it is open at one time only.
+        # The block's number suffices, because a block is open only once.
         if image.open_block.number == m.block:
             self._rolls.start(name, now)
 
     def _change(self, m: AlterIsr | BecomeLeader, plan: Callable[[Draft], None]) -> None:
-        """Carry out what a broker reports of a partition; its replicas are told if it changes.
+        """Commit a broker's report of a partition, and send its replicas the new state.
 
-        If nothing does, whoever reported is told how things are, because he does not know.
+        If nothing changes, send the state to the reporting broker only: its own is out of date.
         """
         name = TopicPartition(m.topic, m.partition)
         is_changed = False
@@ -106,7 +106,7 @@ class Reports:
         self._commits.do(plan_it, scope=name, done=done, is_urgent=True)
 
     def _note(self, m: RetireBlocks | BlockSizes, plan: Callable[[Draft], bool]) -> None:
-        """Carry out what is reported of blocks, in as many commits as it takes."""
+        """Commit a report of blocks, in slices if needed."""
         is_changed = False
 
         def plan_it(draft: Draft) -> Result | Later:
@@ -128,7 +128,7 @@ class Reports:
     def _alter_isr(self, m: AlterIsr) -> None:
         def plan(draft: Draft) -> None:
             roll = self._rolls.get(TopicPartition(m.topic, m.partition))
-            # In a take-over it is the committed set that counts; its leader must not change it.
+            # A take-over relies on the committed in-sync set, so the leader must not change it.
             if roll is None or not roll.is_takeover:
                 report_transitions.alter_isr(draft, m, self._members)
 
@@ -139,7 +139,7 @@ class Reports:
 
         def plan(draft: Draft) -> Result | Later:
             changed.clear()
-            # Of another incarnation it would tell what was on a disk that may be gone.
+            # A report of another incarnation may describe a disk that is gone.
             if not self._members.is_of(m.broker, m.incarnation):
                 return None
             return None if report_transitions.progress(draft, m, changed) else Later.MORE
@@ -148,6 +148,6 @@ class Reports:
             self._notices.tell_all(changed, now)
 
         names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
-        # Mostly it is about one; then what is told of others is committed with it.
+        # Most reports are about one partition, and can share a commit with other partitions'.
         scope = names.pop() if len(names) == 1 else None
         self._commits.do(plan, scope=scope, sliced=sliced)

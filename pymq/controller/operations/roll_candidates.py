@@ -1,9 +1,8 @@
-"""Partitions to be looked at, a little at a time.
+"""A queue of partitions to consider for a roll, some in each turn.
 
 A broker that dies, comes back or is decommissioned concerns all partitions that it hosts, perhaps
-ten thousand. Were all of them looked at in one turn, and their rolls begun, nobody else would be
-answered meanwhile. Nothing is lost with this queue: the tree says what it is to become, and a
-zkserver that takes over looks at all of them again.
+ten thousand. To roll all of them in one turn would block all other requests. The queue is in memory
+only: a zkserver that takes over considers all partitions again.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from itertools import islice
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, TopicPartition
 
-TURN_MAX = 64  # partitions that are looked at in a turn, which take up to 10 ms
+TURN_MAX = 64  # partitions considered in a turn, up to 10 ms
 
 
 class Candidates:
-    """The partitions whose turn has not come yet, each once."""
+    """The partitions that wait to be considered, each once."""
 
     def __init__(self, look: Callable[[TopicPartition, int], None]) -> None:
-        self.deadline = NEVER  # when the next are looked at
+        self.deadline = NEVER  # of the next partitions
         self._look = look
         self._names: dict[TopicPartition, None] = {}
 
     def add(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Look at *names*: at once, if they are few and no others wait."""
+        """Consider *names*: at once if they are few and no others wait."""
         self._names.update(dict.fromkeys(names))
         if self.deadline == NEVER:
             self.tick(now)
 
     def tick(self, now: int) -> None:
-        """Look at as many as a turn may."""
+        """Consider up to TURN_MAX partitions."""
         self.deadline = now + 1
         for name in list(islice(self._names, TURN_MAX)):
             del self._names[name]
@@ -43,6 +42,6 @@ class Candidates:
             self.deadline = NEVER
 
     def clear(self) -> None:
-        """This zkserver decides nothing any more."""
+        """Drop all: this zkserver is no longer active."""
         self._names.clear()
         self.deadline = NEVER

@@ -92,9 +92,7 @@ class Roll:
         self.retry_at = now
 
     def asked(self, now: int, *, anybody: bool) -> None:
-        """Note that the replicas were asked; without *anybody* alive it waits for a
-        registration.
-        """
+        """Set the retry after a request; without *anybody* alive, wait for a registration."""
         self.retry_at = now + self.wait_ms if anybody else NEVER
         self.wait_ms = min(2 * self.wait_ms, SEAL_RETRY_MAX_MS)
 

@@ -143,9 +143,7 @@ class Rolls:
         self.consider_many([name for name in wanted if name not in self._rolls], now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
-        """Let *caller* begin again after a roll that cannot be changed any more, if there is
-        one.
-        """
+        """Queue *caller* behind a roll that can no longer be changed, if there is one."""
         roll = self._rolls.get(name)
         if roll is None or not (roll.callers or roll.is_committing):
             return False

@@ -1,8 +1,8 @@
-"""Subscriptions of readers, which end with their reader.
+"""Subscriptions of readers, which expire when the reader is silent.
 
-A group's subscription is there for good. A reader says again and again that it still reads; if it
-is silent for too long, its application is gone, and its subscription goes too. The node is
-ephemeral and so goes with its zkserver as well; the next word of the reader makes it anew.
+A group's subscription is permanent. A reader renews its subscription periodically; if it does not,
+the zkserver removes the subscription. The node is ephemeral, so it also ends with its zkserver; the
+reader's next renewal creates it again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pymq.core.observe.coverage import mark
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER
 
-SILENCE_MS = 35_000  # readers speak up every 10 s
-LOOK_MS = 5_000  # how often one looks who is silent
+SILENCE_MS = 35_000  # readers renew every 10 s
+LOOK_MS = 5_000  # between two checks
 
 Key = tuple[str, str]  # topic and name
 
 
 class Subscribers:
-    """Who subscribes to what, and until when that holds."""
+    """The subscriptions, with the expiry of those of readers."""
 
     def __init__(self, commits: Transactions) -> None:
         self._commits = commits
         self._attention = PausableClock(LOOK_MS)
-        self._until: dict[Key, int] = {}  # of readers; in the time of our attention, as below
-        self._due: list[tuple[int, Key]] = []  # when to look at whom; once for each
+        self._until: dict[Key, int] = {}  # expiry of readers, on the pausable clock
+        self._due: list[tuple[int, Key]] = []  # heap of checks on that clock, one for each reader
 
     def begin(self, now: int) -> None:
-        """This zkserver has taken over: readers have the time to say that they are there."""
+        """Begin after a take-over; readers get the full time to renew."""
         self.end()
         for topic in self._commits.image.topics.values():
             for node in topic.subscriptions.values():
@@ -44,12 +44,12 @@ class Subscribers:
                     self._heard((node.topic, node.name), now)
 
     def end(self) -> None:
-        """It is active no more."""
+        """Stop: this zkserver is no longer active."""
         self._until.clear()
         self._due.clear()
 
     def subscribe(self, source: str, m: Subscribe, now: int) -> None:
-        """Record who consumes a topic, or hear that he still does."""
+        """Create or renew a subscription."""
 
         def done(now: int) -> None:
             if m.group is None:
@@ -60,7 +60,7 @@ class Subscribers:
         )
 
     def unsubscribe(self, source: str, m: Unsubscribe) -> None:
-        """Forget it."""
+        """Remove a subscription."""
 
         def done(now: int) -> None:
             self._until.pop((m.topic, m.name), None)
@@ -78,7 +78,7 @@ class Subscribers:
         self._until[key] = until
 
     def tick(self, now: int) -> None:
-        """Forget those that are silent."""
+        """Remove the subscriptions of silent readers."""
         listened = self._attention.look(now)
         while self._due and self._due[0][0] <= listened:
             _, key = heappop(self._due)
@@ -94,13 +94,13 @@ class Subscribers:
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` is to look, whether somebody is silent by then or not."""
+        """The earliest deadline of :meth:`tick`."""
         return self._attention.when(self._due[0][0] if self._due else NEVER)
 
 
 def _removal(key: Key) -> Callable[[Draft], None]:
     def plan(draft: Draft) -> None:
-        # The path in here: whoever asks has chosen the names, and a draft's errors are answers.
+        # Built inside the plan: clients choose the names, and errors of a plan become answers.
         draft.delete(paths.subscription(*key))
 
     return plan

@@ -1,4 +1,4 @@
-"""Topics are made and deleted: each as a whole, however many commits that takes."""
+"""Creates and deletes topics, each as a whole, in one or several commits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REMOVE_RETRY_MS = 1_000
 
 
 class Topics:
-    """Carries out what is asked for about whole topics.
+    """Carries out the creation and deletion of topics.
 
-    A topic that is too large for one commit is hidden while it is made or removed: it is nowhere
-    but in the tree. Its name is free once all of it is gone; a request for that name waits.
+    A topic that is too large for one commit is hidden while it is created or removed: it exists
+    only in the tree. A request to create a topic of that name waits until the name is free.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Topics:
         self._new_id = new_id
         self._wall_ms = wall_ms
         self._created = 0
-        self._own: dict[str, None] = {}  # ids of hidden topics that are being seen to
-        # Requests for names that are not free yet, by those.
+        self._own: dict[str, None] = {}  # ids of hidden topics with a task under way
+        # Requests that wait for a name, by that name.
         self._waiting: dict[str, dict[tuple[str, int], Callable[[int], None]]] = {}
 
     def begin(self, now: int) -> None:
-        """This zkserver has taken over: nobody goes on with what was being made, or removed."""
+        """Begin after a take-over: remove all hidden topics, also half-created ones."""
         self._own.clear()
         self._waiting.clear()
         self._remove_all()
 
     def end(self) -> None:
-        """This zkserver is active no more: requests that wait here wait with all others."""
+        """Stop: this zkserver is no longer active. Queue waiting requests, which are refused."""
         for waiting in self._waiting.values():
             for answer in waiting:
                 self._commits.do(lambda draft: None, answer=answer)
@@ -63,21 +63,21 @@ class Topics:
         self.deadline = NEVER
 
     def tick(self, now: int) -> None:
-        """Try again what could not be removed."""
+        """Retry removals that failed."""
         if self.deadline <= now:
             self.deadline = NEVER
             self._remove_all()
 
     def is_waiting(self, source: str, request: int) -> bool:
-        """Whether a request waits for a name that is being made, or removed, in slices."""
+        """Whether a request waits for a topic name that is not free yet."""
         return any((source, request) in waiting for waiting in self._waiting.values())
 
     # --- making ---------------------------------------------------------------------------------
 
     def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
-        """Make a topic; *fewer* replicas than it wants will do if there are not enough brokers."""
+        """Create a topic; *fewer* allows fewer replicas if there are not enough brokers."""
         self._created += 1
-        # Those of later topics are greater, so that groups see which one was made again.
+        # Ids rise, so that groups detect a topic that was deleted and created again.
         epoch, chance = self._commits.image.controller_epoch, self._new_id()[16:]
         topic_id = f"{epoch:08x}{self._created:08x}{chance}"
         making = request_plans.Making(topic_id, self._wall_ms(now), fewer=fewer)
@@ -107,7 +107,7 @@ class Topics:
             self._notices.tell(m.name, now)
             self._over(topic_id, m.name, now)
             if is_sliced:
-                # It may have died while the topic was made, or was to be emptied.
+                # A chosen broker may have died or been decommissioned between two slices.
                 draining = self._commits.image.draining
                 for broker in dict.fromkeys((*self._members.dead_since, *draining)):
                     self._rolls.consider_all(broker, now)
@@ -122,7 +122,7 @@ class Topics:
     # --- removing -------------------------------------------------------------------------------
 
     def delete(self, source: str, m: DeleteTopic) -> None:
-        """Remove a topic; it is gone for everybody with the first commit."""
+        """Remove a topic; clients no longer see it after the first commit."""
         topic_id = ""
         brokers: tuple[str, ...] = ()
         names: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class Topics:
                 self._remove(name, topic.node.id)
 
     def _remove(self, name: str, topic_id: str) -> None:
-        """Remove what is left of a topic that nobody sees."""
+        """Remove the rest of a hidden topic."""
         mark("topics.removed_later")
         self._own[topic_id] = None
 
@@ -181,7 +181,7 @@ class Topics:
         self._commits.do(plan, done=done, failed=failed)
 
     def _over(self, topic_id: str, name: str, now: int) -> None:
-        """A topic is there, or gone: its name is not in between any more."""
+        """Note that a topic is complete or gone, and run the requests that waited for its name."""
         self._own.pop(topic_id, None)
         for again in self._waiting.pop(name, {}).values():
             again(now)

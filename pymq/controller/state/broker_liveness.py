@@ -108,7 +108,7 @@ class BrokerLiveness:
         return live is not None and incarnation in (0, live.incarnation) and not live.is_over
 
     def heard_by(self, broker: str) -> int:
-        """The latest time at which a broker may have been alive; NEVER if unknown."""
+        """The latest possible time of a broker's last message; NEVER if unknown."""
         if not self._session_ms:
             return NEVER
         live = self.live.get(broker)

@@ -1,1 +1,1 @@
-"""What each request and event means for the tree; pure functions over the image."""
+"""Changes of the tree for each request and event; pure functions over the image."""

@@ -1,7 +1,7 @@
-"""What each change of a partition means for the tree; pure functions over the image.
+"""Drafts the changes of a partition and its blocks; pure functions over the image.
 
-Each writes into a :class:`~pymq.controller.state.image.Draft`. It raises what the caller is to be
-told, and then nothing is changed. Whatever changes a partition or one of its blocks goes through
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If it raises, nothing is
+changed, and the error is the caller's answer. All changes that brokers must know go through
 :func:`change`, which raises the partition's version.
 """
 
@@ -21,11 +21,11 @@ from pymq.core.metadata.nodes import BlockNode, Loss, PartitionNode, ReplicaNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, ReplicaNotAvailable, StaleEpoch
 
-LOSSES_MAX = 16  # that a partition remembers
+LOSSES_MAX = 16  # remembered by a partition
 
 
 def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
-    """Change a partition; without *fields*, one of its blocks has changed."""
+    """Change *fields* of a partition and raise its version; without *fields*, only the version."""
     node = draft.image.partition(*name).node
     changed = attrs.evolve(node, version=node.version + 1, **fields)
     draft.put(paths.partition(*name), changed)
@@ -34,7 +34,7 @@ def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
 def add_partition(
     draft: Draft, topic: TopicNode, name: str, index: int, chosen: tuple[str, ...], wall_ms: int
 ) -> None:
-    """Make a partition with an empty block; without replicas when the topic has no ack mode."""
+    """Create a partition with an empty block; without replicas if the topic has no ack mode."""
     epoch = 1 if chosen else 0
     draft.create(
         paths.partition(topic.name, name),
@@ -53,9 +53,9 @@ def _open(
     leader: str | None = None,
     leaving: Collection[str] = (),
 ) -> None:
-    """Make the open block; without a *leader* the first replica leads.
+    """Create the open block; without a *leader* the first replica leads.
 
-    Nobody waits for those that are *leaving*, if anybody else is there.
+    Brokers that are *leaving* are not in sync, unless all replicas are.
     """
     brokers = draft.image.brokers
     node = attrs.evolve(
@@ -84,7 +84,7 @@ def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: in
 
 
 def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
-    """Who must be told to remove what he has, when *blocks* are all that is left."""
+    """The brokers that must remove their files, if only *blocks* are left of the partition."""
     stay = {broker for block in blocks for broker in block.replicas}
     return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
 
@@ -93,10 +93,10 @@ def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ..
 
 
 def check_mode(acks: AckMode) -> None:
-    """Refuse what nobody can be told to do.
+    """Check that a partition can change to an ack mode.
 
     Raises:
-        ConfigError: UNSET is where a partition begins, not where it can go.
+        ConfigError: the mode is UNSET, which is only an initial mode.
     """
     if acks is AckMode.UNSET:
         raise ConfigError("a partition cannot go back to 'unset'; use 'raft', 'leader' or 'none'")
@@ -110,7 +110,7 @@ def open_first(
     chosen: tuple[str, ...],
     wall_ms: int,
 ) -> None:
-    """UNSET to any mode: the empty open block gets its replicas."""
+    """Change from UNSET to any mode: the empty open block gets its replicas."""
     image = draft.image.partition(*name)
     epoch = image.node.epoch + 1
     change(draft, name, acks=acks, replicas=replicas, epoch=epoch)
@@ -118,20 +118,20 @@ def open_first(
 
 
 def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
-    """0 to 1 and back: recorded, nothing moves."""
+    """Change between ``none`` and ``leader``, without a roll."""
     image = draft.image.partition(*name)
     node, block = image.node, image.open_block
     wanted = node.wanted
-    if wanted is not None:  # The later word about the mode holds; what else was wanted stays.
+    if wanted is not None:  # This replaces a requested mode; other requested changes stay.
         wanted = _or_none(attrs.evolve(wanted, acks=None))
     change(draft, name, acks=acks, wanted=wanted)
     draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
 
 
 def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
-    """Note what the next roll is to do, so that it is done whichever zkserver does it.
+    """Note in the tree what the next roll must change, so that any zkserver can carry it out.
 
-    What was noted before holds where the new word says nothing. None: nothing any more.
+    Fields that are None keep their earlier value. *wanted* None cancels the request.
     """
     image = draft.image.find(name)
     if image is None:
@@ -143,11 +143,11 @@ def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
             before.acks if wanted.acks is None else wanted.acks,
             before.replicas if wanted.replicas is None else wanted.replicas,
             before.count if wanted.count is None else wanted.count,
-            # Where the sealed ones are to be goes with the word about where the open one is to be.
+            # `move_sealed` belongs to the request that named the replicas.
             before.move_sealed if wanted.replicas is None else wanted.move_sealed,
         )
     if wanted != node.wanted:
-        # Nothing that brokers are told has changed, so the version stays.
+        # Brokers need not know it, so the version stays.
         draft.put(paths.partition(*name), attrs.evolve(node, wanted=wanted))
 
 
@@ -168,12 +168,12 @@ def roll(
 ) -> Loss | None:
     """Seal the open block at its end and open the next one there: one conditional write.
 
-    *holders* have all of it; *leader*, if it is one of them, leads the next block. An empty block
-    goes instead of being kept. With *is_unclean* it is not known that anybody has all of it: the
-    partition goes on without what nobody has any more, and what may be lost is noted and returned.
+    *holders* have the whole block; *leader*, if it is one of them, leads the next block. An empty
+    block is removed. With *is_unclean*, no replica is known to have the whole block. The partition
+    then continues without the lost records, and the possible loss is noted and returned.
 
     Raises:
-        StaleEpoch: the block is not the open one any more.
+        StaleEpoch: the block is no longer the open one.
         NotEnoughBrokers: no broker could take the next block.
         ReplicaNotAvailable: the disks of all *holders* were replaced since.
     """
@@ -186,7 +186,7 @@ def roll(
     replicas = succeed(draft.image, members.able(name) or members.live, name, wanted, holders)
     if not replicas:
         raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
-    # Whoever sealed the block may not know yet that a replica has lost its disk.
+    # The broker that sealed the block may not know yet that a replica has lost its disk.
     holding = tuple(
         broker
         for broker in block.replicas
@@ -197,9 +197,10 @@ def roll(
     epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
     acks = node.acks if wanted.acks is None else wanted.acks
     is_empty = sealed.end == block.start
-    # The only replica of the block that is sealed knows by it what the next one needs to know of
-    # producers. Nobody else may rely on that: an empty block goes, a copy that was fetched may not
-    # be synced yet, and that of a Raft block may go on after its seal, with another leader's no-op.
+    # `past` is the producer state for the next block. The only replica of the sealed block has it
+    # in that block. Other replicas cannot rely on theirs: an empty block is removed, a fetched copy
+    # may not be synced yet, and a Raft copy may continue after its seal, with another leader's
+    # no-op.
     is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
     past = b"" if is_known else sealed.past
     opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
@@ -237,9 +238,9 @@ def roll(
 
 
 def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> list[BlockNode]:
-    """Let go of the oldest blocks, as far as nobody holds them any more; returns them.
+    """Remove the oldest blocks without a complete copy; returns them.
 
-    One that lies between others stays: offsets that are kept have no holes.
+    A block between others stays, so that the kept offsets have no gaps.
     """
     lost = []
     for block in image.blocks.values():
@@ -253,9 +254,9 @@ def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> l
 def _next_leader(
     sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...], leaving: Collection[str]
 ) -> str:
-    """Who led so far goes on; else somebody who has the block before; else the first.
+    """The leader of the next block: the sealer, else a holder of the sealed block, else the first.
 
-    Before all that comes that he does not leave.
+    A broker that is not *leaving* precedes all that are.
     """
     candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
     return min(candidates, key=lambda broker: broker in leaving)
@@ -280,7 +281,7 @@ def _seal(
         interrupted=(),
         epochs=sealed.epochs,
         past=b"",
-        # Only those that hold it count from here on, and they were asked as they are now.
+        # From now on only holders count, and they reported with their present disks.
         storages=tuple(brokers[broker].storage_id for broker in block.replicas),
         is_unclean=is_unclean,
     )
@@ -298,7 +299,7 @@ def note_replica(
     broker: str,
     end: int | None,
 ) -> None:
-    """Note that a replica of a sealed block holds it all, up to *end*, or that it does not."""
+    """Note that a replica has a sealed block completely, up to *end*, or (None) that it has not."""
     replica = image.replicas.get((number, broker))
     if replica is None:
         return

@@ -1,4 +1,4 @@
-"""What it means for the tree that a broker starts anew, drains, or has removed what it had.
+"""Drafts what follows from a broker's restart, death, drain or removal of files.
 
 Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
 """
@@ -19,13 +19,13 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_ms: int) -> bool:
-    """A broker has started: draft the next slice of that; returns whether it is the last one.
+    """Draft the next slice of a broker's start; returns whether it is the last one.
 
-    What it has not synced may be gone, and with another disk everything is. It was heard of for the
-    last time before it started at *heard_ms* or earlier.
+    After a restart the broker may have lost unsynced records; with a new disk it has lost all. Its
+    last message before the restart came at *heard_ms* or earlier.
 
-    The tree says that it has started with the last slice. Should no other slice follow, the broker
-    registers again, and what was committed was true: it has lost what it had not synced.
+    The last slice writes the broker's new node. If a zkserver stops before, the broker registers
+    again. The committed slices stay true: the broker has lost what it had not synced.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:
@@ -48,7 +48,7 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
 def _restarted(
     draft: Draft, name: TopicPartition, broker: BrokerNode, heard_ms: int, wall_ms: int
 ) -> bool:
-    """What that means for one partition; returns whether all of it fitted into the draft."""
+    """Draft the restart for one partition; returns whether all of it fitted into the draft."""
     image = draft.image.partition(*name)
     before = len(draft.ops)
     epoch = image.node.epoch
@@ -57,7 +57,7 @@ def _restarted(
         if broker.name not in block.replicas:
             continue
         if draft.is_full:
-            is_whole = False  # Of a new disk; what was done is not found again.
+            is_whole = False  # Only a new disk changes so much; the next slice skips done blocks.
             break
         made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
         is_wiped = bool(made_on) and made_on != broker.storage_id
@@ -78,7 +78,7 @@ def _restarted(
 
 
 def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
-    """A sealed block, one replica of which is on a new disk and has to be fetched again."""
+    """A sealed block after one replica got a new disk, so that it must be fetched again."""
     storages = tuple(
         broker.storage_id if name == broker.name else storage
         for name, storage in zip(block.replicas, block.storages, strict=True)
@@ -89,23 +89,23 @@ def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
 def _interrupted(
     block: BlockNode, broker: str, epoch: int, heard_ms: int, wall_ms: int, *, is_wiped: bool
 ) -> BlockNode:
-    """An open block, one replica of which may have lost its tail, or all.
+    """An open block after one replica may have lost its unsynced tail, or everything.
 
-    Raft knows how to deal with the first, and the second is a matter of the roll that follows. A
-    fetch block that was led by it has no leader any more: it might give offsets a second time that
-    others hold.
+    Raft tolerates a lost tail; after a lost disk, the roll that follows replaces the replica. If
+    the broker led a fetch block, the block loses its leader: it might assign offsets again that
+    other replicas already have.
     """
     is_voted = block.acks is AckMode.RAFT and len(block.replicas) > 1
     if is_voted or (len(block.replicas) == 1 and not is_wiped):
         return block
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
-        in_sync = block.in_sync  # What it has left is still the best there is.
+        in_sync = block.in_sync  # Its remaining records are still the best copy.
     interrupted = block.interrupted
-    if is_wiped:  # Else it has what it had when it left the set: what it found then was synced.
+    if is_wiped:  # Else its entry holds: after the first restart its records were synced.
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
-        # A leader goes on without a replica only after it has heard that it may.
+        # A leader continues without a replica only after the zkserver has confirmed it.
         interrupted = tuple(entry for entry in interrupted if entry.at_ms > heard_ms)
     if broker in block.in_sync and broker not in in_sync and not is_wiped:
         interrupted = (*interrupted, Interrupted(broker, wall_ms))
@@ -114,10 +114,10 @@ def _interrupted(
 
 
 def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool:
-    """A broker is dead: the leaders of fetch blocks need not wait for it.
+    """Take a dead broker out of the in-sync sets of fetch blocks that other brokers lead.
 
-    A leader would find out by itself, after ``lag_max_ms``; producers that wait for all in sync
-    should not have to wait so long. Drafts the next slice; returns whether it is the last one.
+    A leader would do so after ``lag_max_ms``, but producers that wait for all in-sync replicas
+    should not wait so long. Drafts the next slice; returns whether it is the last one.
     """
 
     def leave(draft: Draft, name: TopicPartition) -> bool:
@@ -133,9 +133,9 @@ def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool
 
 
 def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool:
-    """Disks have failed replicas of a partition: its leader need not wait for them (KIP-858).
+    """Take offline replicas out of a partition's in-sync set (KIP-858).
 
-    Returns whether that is new. Where the leader's own disk has failed, the roll deals with it.
+    Returns whether that changes anything. If the leader's own disk has failed, a roll handles it.
     """
     image = draft.image.find(name)
     if image is None:
@@ -152,7 +152,7 @@ def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool
 
 
 def drain(draft: Draft, broker: str, is_draining: bool) -> bool:
-    """Mark a broker so that it is given nothing new, or may be again; whether that is new."""
+    """Mark a broker so that it gets no new blocks, or unmark it; returns whether that is new."""
     node = draft.image.brokers[broker]
     if node.is_draining is is_draining:
         return False
@@ -161,16 +161,16 @@ def drain(draft: Draft, broker: str, is_draining: bool) -> bool:
 
 
 def stopped(draft: Draft, name: TopicPartition, broker: str) -> None:
-    """A broker has removed all that it had of a partition."""
+    """Note that a broker has removed its files of a partition."""
     image = draft.image.find(name)
     if image is not None and broker in image.node.leaving:
-        # Nothing that brokers are told has changed, so the version stays.
+        # Brokers need not know it, so the version stays.
         left = tuple(name for name in image.node.leaving if name != broker)
         draft.put(paths.partition(*name), attrs.evolve(image.node, leaving=left))
 
 
 def topic_stopped(draft: Draft, topic_id: str, broker: str) -> None:
-    """A broker has removed all that it had of a deleted topic."""
+    """Note that a broker has removed its files of a deleted topic."""
     node = draft.image.deleted.get(topic_id)
     if node is None or broker not in node.brokers:
         return

@@ -1,8 +1,8 @@
-"""Which partitions are to have another leader for brokers to lead as many as each other; pure.
+"""Plans moves of leaders so that all brokers lead equally many partitions; pure functions.
 
-Only a replica that is in sync may lead. So where a broker leads too many, and none of its replicas
-is on a broker that leads too few, leaders are passed on along a chain of brokers (an augmenting
-path). What results is within one of the ideal, as far as replicas lie where they must for that.
+Only an in-sync replica may lead. So if a broker leads too many partitions, and none of them has a
+replica on a broker that leads too few, leaders move along a chain of brokers (an augmenting path).
+The result is within one of the ideal, as far as the places of the replicas allow.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pymq.core.metadata.nodes import BlockNode
 from pymq.core.types import AckMode, TopicPartition, is_internal
 from pymq.core.values import value
 
-SHIFTS_MAX = 1_000  # that are planned at a time
+SHIFTS_MAX = 1_000  # in one plan
 
 CanLead = Callable[[str, TopicPartition], bool]
 
 
 @value
 class Shift:
-    """A partition is to be led by another of its replicas."""
+    """A planned move of a partition's leadership from *source* to *target*."""
 
     name: TopicPartition
     block: int
@@ -34,9 +34,9 @@ class Shift:
 def targets(
     image: Image, name: TopicPartition, block: BlockNode, can_lead: CanLead
 ) -> tuple[str, ...]:
-    """The replicas that could lead the open block in its leader's place.
+    """The replicas that could lead the open block instead of its leader.
 
-    Of a Raft block its leader knows who has all of it, and hands over to nobody else.
+    All replicas of a Raft block count: its leader transfers only to a replica that has all.
     """
     able = block.replicas if block.acks is AckMode.RAFT else block.in_sync
     return tuple(
@@ -47,7 +47,7 @@ def targets(
 
 
 def plan(image: Image, brokers: Collection[str], can_lead: CanLead) -> list[Shift]:
-    """The shifts that make what *brokers* lead as even as can be, in their order."""
+    """Return the shifts, in order, that balance the leaders over *brokers* as far as possible."""
     leads = {broker: image.hosting.leads[broker] for broker in sorted(brokers)}
     if not leads or max(leads.values()) - min(leads.values()) < 2:
         return []
@@ -62,13 +62,13 @@ def plan(image: Image, brokers: Collection[str], can_lead: CanLead) -> list[Shif
 
 
 class _Board:
-    """Who leads how much, and could hand what to whom; as if the shifts so far were done."""
+    """Numbers of leaders and possible moves, as if the shifts so far were done."""
 
     def __init__(self, image: Image, leads: dict[str, int], can_lead: CanLead) -> None:
         self._leads = leads
         self._blocks: dict[TopicPartition, BlockNode] = {}
         self._able: dict[TopicPartition, tuple[str, ...]] = {}
-        # The partitions that the first could hand to the second.
+        # Partitions by leader and possible next leader.
         self._edges: dict[str, dict[str, dict[TopicPartition, None]]] = {b: {} for b in leads}
         for broker in leads:
             for name in image.hosting.opened(broker):
@@ -85,7 +85,7 @@ class _Board:
                 self._edges[leader].setdefault(other, {})[name] = None
 
     def next(self) -> Shift | None:
-        """Do the next shift: the last step of the shortest chain from who leads most."""
+        """Do the next shift: the last step of the shortest chain from the busiest broker."""
         leads = self._leads
         for source in sorted(leads, key=lambda broker: (-leads[broker], broker)):
             step = self._last_step(source)
@@ -107,7 +107,7 @@ class _Board:
         return None
 
     def _do(self, source: str, target: str) -> Shift:
-        # Groups that are kept on a broker begin anew on another: only if nothing else can move.
+        # A new group coordinator must reload, so move internal partitions last.
         names = self._edges[source][target]
         name = min(names, key=lambda name: (is_internal(name.topic), name))
         for others in self._edges[source].values():

@@ -9,35 +9,35 @@ from pymq.controller.state.image import Draft
 from pymq.core.observe.coverage import mark
 from pymq.core.types import TopicPartition
 
-LOOKS_MAX = 1_000  # partitions that a slice looks at, which takes some 5 ms
+LOOKS_MAX = 1_000  # partitions checked in a slice, some 5 ms
 
-# Changes one partition; returns whether that was all, or the draft is full.
+# Changes one partition; returns False if the draft is full and more is left.
 Change = Callable[[Draft, TopicPartition], bool]
 
 _Position = tuple[tuple[TopicPartition, ...], int, Hosting | None]
 
 
 class Sweep:
-    """How far such a change has got.
+    """The progress of a change in slices.
 
-    Other changes are committed between two slices. So a partition one of whose blocks was changed
-    meanwhile, or that the broker was given, is looked at again: the slice that says that it is the
-    last one has seen all of them as they are then.
+    Other changes are committed between two slices. So the sweep visits a partition again if one of
+    its blocks changed meanwhile, or if the broker got a block of it. With the last slice, the sweep
+    has seen the present state of all partitions.
     """
 
     def __init__(self, broker: str) -> None:
-        self.changed: list[TopicPartition] = []  # by the slice that was planned last
+        self.changed: list[TopicPartition] = []  # by the latest planned slice
         self._broker = broker
         self._names: tuple[TopicPartition, ...] = ()
-        self._at = 0  # in them, after the last committed slice
-        self._hosting: Hosting | None = None  # of the image that they were found in
-        self._sequence = 0  # of its changes, after the last committed slice
+        self._at = 0  # position in the names, after the last committed slice
+        self._hosting: Hosting | None = None  # index of the image that the names are from
+        self._sequence = 0  # sequence of that index, after the last committed slice
         self._planned: _Position = ((), 0, None)
 
     def plan(self, draft: Draft, change: Change) -> bool:
         """Draft the next slice; returns whether nothing is left after it.
 
-        Planned again without :meth:`commit` between, it is the same slice once more.
+        Without :meth:`commit` in between, it drafts the same slice again.
         """
         names, at = self._left(draft.image.hosting)
         self.changed = []
@@ -62,18 +62,18 @@ class Sweep:
         return is_whole
 
     def commit(self) -> list[TopicPartition]:
-        """The slice that was planned last is committed; returns what it has changed.
+        """Take in that the latest slice is committed; returns the partitions that it changed.
 
-        Nobody else has changed anything since it was planned.
+        No other change may have been committed since the slice was planned.
         """
         self._names, self._at, self._hosting = self._planned
         self._sequence = self._hosting.sequence if self._hosting is not None else 0
         return self.changed
 
     def _left(self, hosting: Hosting) -> tuple[tuple[TopicPartition, ...], int]:
-        """What is to be looked at, and from where on."""
+        """Return the partitions to visit, and the position of the next one."""
         late = None
-        if hosting is self._hosting:  # Else the tree was read anew.
+        if hosting is self._hosting:  # Otherwise the tree was read again.
             late = hosting.changed(self._broker, self._sequence)
         if late is None:
             return hosting.hosted(self._broker), 0

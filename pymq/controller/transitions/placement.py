@@ -1,4 +1,4 @@
-"""Which brokers get a new block: as few changes as can be, and the load spread evenly."""
+"""Chooses the brokers of a new block: few changes of replicas, evenly spread load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymq.hash.place import load_cost, place, ring_of
 
 
 class BrokerLoad:
-    """How much each broker carries; counts on as blocks are placed."""
+    """The load of each broker, including the blocks placed so far."""
 
     def __init__(self, image: Image, brokers: Collection[str]) -> None:
         hosting = image.hosting
@@ -21,13 +21,13 @@ class BrokerLoad:
         self.leading = Counter({name: hosting.leads[name] for name in brokers})
 
     def add(self, replicas: tuple[str, ...]) -> None:
-        """One block more."""
+        """Count one more block."""
         self.hosting.update(replicas)
         self.leading.update(replicas[:1])
 
 
 def usable(image: Image, live: Collection[str]) -> list[str]:
-    """The brokers that may be given new blocks."""
+    """The live brokers that may get new blocks."""
     return [name for name in sorted(live) if not image.brokers[name].is_draining]
 
 
@@ -42,7 +42,7 @@ def choose(
     """Pick *count* of *brokers* for a new block, those in *keep* first.
 
     Raises:
-        NotEnoughBrokers: there are fewer.
+        NotEnoughBrokers: there are fewer than *count*.
     """
     keep = keep[:count]
     weights = {name: float(image.brokers[name].weight) for name in sorted({*brokers, *keep})}
@@ -68,17 +68,20 @@ def succeed(
     wanted: Wanted,
     holders: Collection[str],
 ) -> tuple[str, ...]:
-    """The replicas of the block after the open one: who can stay stays, the dead are replaced.
+    """Return the replicas of the block after the open one.
 
-    Fewer than are wanted only when fewer are alive; never none, as long as anybody is. When some
-    have to go, *holders* stay. One may go although it could stay, if another broker has much less
-    to carry: a new block has no data to move, and so a broker that was added gets its share.
+    - Live replicas stay; dead ones are replaced.
+    - The block gets fewer replicas than wanted only if fewer brokers are alive, and at least one if
+      any broker is alive.
+    - If some replicas must go, *holders* stay.
+    - One replica may move to a broker with much less load. A new block has no data to move, so an
+      added broker gets its share this way.
     """
     found = image.partition(*name)
     brokers = usable(image, live)
     stay = wanted.replicas
     if stay is None:
-        # False comes first, and sorting keeps the order of equals.
+        # Holders first, otherwise in the present order (the sort is stable).
         stay = tuple(sorted(found.open_block.replicas, key=lambda broker: broker not in holders))
     count = wanted.count if wanted.count is not None else found.node.replicas
     keep = tuple(broker for broker in stay if broker in brokers)
@@ -96,10 +99,10 @@ def succeed(
 def _relieved(
     image: Image, load: BrokerLoad, name: TopicPartition, keep: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The same replicas, but for one that carries a good deal more than a broker outside of them.
+    """Replace one replica if a broker outside *keep* has much less load.
 
-    Who leads goes on, unless it is the only one. A partition of the groups' offsets stays where
-    the groups are.
+    The leader stays, unless it is the only replica. Internal partitions stay, because their group
+    coordinators would have to move.
     """
     leader = image.partition(*name).open_block.leader
     movable = [broker for broker in keep if broker != leader or len(keep) == 1]
@@ -108,7 +111,7 @@ def _relieved(
         return keep
     nodes, hosting = image.brokers, load.hosting
     busiest = max(movable, key=lambda broker: (hosting[broker] / nodes[broker].weight, broker))
-    # As far apart as before: on the same rack, or on one that has no other replica.
+    # Keep the spread over racks: the same rack, or one without another replica.
     racks = {nodes[broker].rack for broker in keep if broker != busiest}
     fit = [b for b in idle if nodes[b].rack == nodes[busiest].rack or nodes[b].rack not in racks]
     if not fit:
@@ -121,9 +124,9 @@ def _relieved(
 
 
 def is_manned(image: Image, members: BrokerLiveness, name: TopicPartition) -> bool:
-    """Whether what is wanted of the next block can be had, or never will be.
+    """Whether enough brokers are alive for the next block, or no more can be expected.
 
-    A zkserver that has just taken over knows of few live brokers yet.
+    A zkserver that has just taken over does not know all live brokers yet.
     """
     node = image.partition(*name).node
     count = node.replicas
@@ -144,7 +147,7 @@ def is_better(image: Image, members: BrokerLiveness, name: TopicPartition) -> bo
 def _is_sound(
     image: Image, members: BrokerLiveness, name: TopicPartition, block: BlockNode, broker: str
 ) -> bool:
-    """Whether a replica of the open block is good, or will be if one has patience."""
+    """Whether a replica of the open block is healthy, or may still recover."""
     if members.offline.is_given_up(broker, name):
         return False
     if image.brokers[broker].is_draining or not has_storage(image, block, broker):
@@ -153,7 +156,7 @@ def _is_sound(
 
 
 def has_storage(image: Image, block: BlockNode, broker: str) -> bool:
-    """Whether a replica is still on the disk that it was made on, as far as is known."""
+    """Whether a replica is still on the disk where it was created, as far as known."""
     if not block.storages:
         return True
     made_on = block.storages[block.replicas.index(broker)]

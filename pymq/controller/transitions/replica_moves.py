@@ -1,13 +1,12 @@
-"""One sealed block changes one of its replicas for another: what that means for the tree.
+"""Moves a replica of a sealed block to another broker, in two commits.
 
-A move takes two commits. The first one adds a replica that has nothing yet: its broker is told, and
-completes its copy as it does after a roll or with a new disk
-(:mod:`~pymq.core.repair.block_repair`). The second one is made when that broker reports that its
-copy is whole and durable: it counts from then on, and the other replica leaves in the same commit.
-So there is always what there was, whatever crashes; and whoever retires the block or deletes the
-topic meanwhile has ended the move.
+1. The first commit adds an empty replica. Its broker completes the copy, as after a roll or with a
+   new disk (:mod:`~pymq.core.repair.block_repair`).
+2. When the broker reports that its copy is complete and durable, the second commit counts the new
+   replica and removes the old one.
 
-Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
+So no crash reduces the number of complete copies. If the block is retired or its topic deleted, the
+move ends. Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pymq.core.types import TopicPartition
 
 
 def begin(draft: Draft, name: TopicPartition, number: int, move: Move) -> None:
-    """Add a replica, which has nothing of the block yet."""
+    """Begin a move: add an empty replica."""
     image = draft.image.partition(*name)
     block, brokers = image.blocks[number], draft.image.brokers
     mark("moves.begun")
@@ -40,7 +39,7 @@ def begin(draft: Draft, name: TopicPartition, number: int, move: Move) -> None:
 
 
 def cancel(draft: Draft, name: TopicPartition, number: int) -> None:
-    """Take back a move that is not over; nothing happens to one that is."""
+    """Cancel a move; does nothing if the move is finished."""
     image = draft.image.find(name)
     block = image.blocks.get(number) if image is not None else None
     if image is None or block is None or block.move is None:
@@ -52,7 +51,7 @@ def cancel(draft: Draft, name: TopicPartition, number: int) -> None:
 
 
 def finished(block: BlockNode, broker: str) -> BlockNode:
-    """A block of which *broker* has a whole copy now; if that ends its move, without the other."""
+    """The block after *broker* completed its copy; if that ends a move, without the old replica."""
     move = block.move
     if move is None or move.adding != broker:
         return block
@@ -61,7 +60,7 @@ def finished(block: BlockNode, broker: str) -> BlockNode:
 
 
 def _without(block: BlockNode, broker: str) -> BlockNode:
-    """A block that has one replica less."""
+    """The block without one replica."""
     pairs = zip(block.replicas, block.storages, strict=True)
     left = [(name, storage) for name, storage in pairs if name != broker]
     return attrs.evolve(
@@ -79,10 +78,10 @@ def _replace(draft: Draft, name: TopicPartition, image: PartitionImage, node: Bl
 
 
 def set_sealed_to(draft: Draft, name: TopicPartition, brokers: tuple[str, ...]) -> bool:
-    """Note where an administrator wants the sealed blocks, or that he has them there: ()."""
+    """Note where an administrator wants the sealed blocks; () when all are there."""
     image = draft.image.find(name)
     if image is None or image.node.sealed_to == brokers:
         return False
-    # Nothing that brokers are told has changed, so the version stays.
+    # Brokers need not know it, so the version stays.
     draft.put(paths.partition(*name), attrs.evolve(image.node, sealed_to=brokers))
     return True

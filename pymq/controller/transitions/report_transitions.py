@@ -1,4 +1,4 @@
-"""What leaders and replicas report of their blocks, and what that means for the tree.
+"""Drafts what follows from reports of leaders and replicas.
 
 Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
 """
@@ -20,20 +20,20 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
-    """Whether a report is about a topic of that name that was deleted, and made anew since.
+    """Whether a report concerns a deleted topic of the same name.
 
-    Blocks and epochs of the two have the same numbers, so nothing else tells them apart.
+    Blocks and epochs of the two topics have the same numbers, so only the id distinguishes them.
     """
     found = image.topics.get(topic)
     return found is not None and topic_id not in ("", found.node.id)
 
 
 def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
-    """Another in-sync set, if whoever asks may ask for it (KIP-497); else nothing is changed.
+    """Change the in-sync set on request of its leader (KIP-497); ignores other requests.
 
-    Who may not join is left out, and that is a new version in any case: what was asked for before
-    can not be granted any more, so the leader need not count on it. It is a new version as well if
-    the set that there is was asked for, by which a leader takes back what it wished for before.
+    Brokers that may not join are left out. A refusal raises the version in any case: the leader's
+    earlier requests become invalid, so it need not count on them. The version also rises if the
+    leader requests the present set, which withdraws its earlier requests.
     """
     name = TopicPartition(m.topic, m.partition)
     topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
@@ -49,8 +49,8 @@ def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
         or not set(m.in_sync) <= set(block.replicas)
     ):
         return
-    # Who was wiped, is away, or has lost since what its leader knew of must not be counted on
-    # again by a late wish (KIP-903).
+    # A late request must not add a broker that has a new disk, is away, or has restarted since
+    # (KIP-903).
     known = dict(zip(m.in_sync, m.incarnations, strict=False))
     refused = [b for b in joining if not _may_join(draft, name, block, members, b, known.get(b, 0))]
     wanted = [broker for broker in m.in_sync if broker not in refused]
@@ -80,7 +80,7 @@ def _may_join(
 
 
 def become_leader(draft: Draft, m: BecomeLeader) -> None:
-    """A Raft block has elected a leader; one that is known, or an older one, changes nothing."""
+    """Note the elected leader of a Raft block; ignores a leader of a known or older epoch."""
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.partition(*name)
     block = image.open_block
@@ -97,9 +97,9 @@ def become_leader(draft: Draft, m: BecomeLeader) -> None:
 
 
 def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
-    """Sealed blocks that a broker holds whole, or does no more; adds what has *changed*.
+    """Note which sealed blocks a broker has completely, or no longer has; extends *changed*.
 
-    Returns whether that was all, or there is more than fits into one commit.
+    Returns whether all fitted into this commit.
     """
     found: dict[TopicPartition, dict[int, int]] = {}
     ids = m.topic_ids or ("",) * len(m.ends)
@@ -114,7 +114,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
         blocks = {}
         for number, end in ends.items():
             if draft.is_full:
-                is_whole = False  # What was noted is not found again.
+                is_whole = False  # The next slice skips the noted ones.
                 break
             block = _note_end(draft, name, image, m.broker, number, end)
             if block is not None:
@@ -132,7 +132,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
 def _note_end(
     draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
 ) -> BlockNode | None:
-    """Note how far a copy goes; returns the block if it is another one by that."""
+    """Note the end of a copy; returns the block if that changes it."""
     block = image.blocks.get(number)
     if block is None or block.end is None or broker not in block.replicas:
         return None
@@ -156,9 +156,9 @@ def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
 
 
 def retire(draft: Draft, m: RetireBlocks) -> bool:
-    """Forget the blocks that retention has let go of; their files go after the commit.
+    """Remove the blocks that retention has retired; brokers delete the files after the commit.
 
-    Returns whether that was all, or there is more than fits into one commit.
+    Returns whether all fitted into this commit.
     """
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
@@ -177,7 +177,7 @@ def retire(draft: Draft, m: RetireBlocks) -> bool:
 
 
 def resize(draft: Draft, m: BlockSizes) -> bool:
-    """Note the sizes of blocks that were compacted; returns whether that was all, as above."""
+    """Note the sizes of compacted blocks; returns whether all fitted into this commit."""
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
     is_whole = True

@@ -1,7 +1,7 @@
-"""What requests about topics and clients mean for the tree; pure functions over the image.
+"""Drafts requests about topics, subscriptions and producers; pure functions over the image.
 
-Each takes the image and the request and writes into a :class:`~pymq.controller.state.image.Draft`.
-It raises what the caller is to be told, and then nothing is changed.
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If it raises, nothing is
+changed, and the error is the client's answer.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from pymq.errors import (
 
 PARTITIONS_MAX = 100_000
 SUBSCRIPTIONS_MAX = 10_000  # of a topic: groups, and as many readers; some 150 bytes each
-NAMES_MAX = 100_000  # of producers in a cluster, which are for good; some 150 bytes each
+NAMES_MAX = 100_000  # of producers in a cluster, kept forever; some 150 bytes each
 MODES = ("ptp", "psb")  # of subscriptions
 OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
 
 
 def folders(draft: Draft) -> None:
-    """Make what an empty tree needs before anything else."""
+    """Create the folders of an empty tree."""
     for path in (
         paths.ROOT,
         paths.brokers(),
@@ -75,23 +75,23 @@ def folders(draft: Draft) -> None:
 
 
 class Making:
-    """A topic on the way, of which each commit makes some partitions.
+    """A topic that is being created, some partitions in each commit.
 
-    It is hidden until the last one is made. A zkserver that takes over removes what it finds
-    hidden, so a topic is there as a whole or not at all.
+    The topic is hidden until its last partition exists. A zkserver that takes over removes hidden
+    topics, so a topic exists completely or not at all.
     """
 
     def __init__(self, topic_id: str, wall_ms: int, *, fewer: bool = False) -> None:
         self.topic_id = topic_id
         self.wall_ms = wall_ms
-        self.fewer = fewer  # replicas will do, if there are not enough brokers
+        self.fewer = fewer  # allow fewer replicas if there are not enough brokers
         self.replicas = 0  # of each partition
         self._load: BrokerLoad | None = None
-        self._brokers: list[str] = []  # that it counts
-        self._disks: dict[str, str] = {}  # that partitions were placed on
+        self._brokers: list[str] = []  # counted in the load
+        self._disks: dict[str, str] = {}  # storage ids on which partitions were placed
 
     def load(self, image: Image, brokers: list[str], made: Iterable[PartitionImage]) -> BrokerLoad:
-        """How much the brokers carry, with what was placed on them and is hidden."""
+        """The load of the brokers, including the hidden partitions of this topic."""
         if self._load is None or brokers != self._brokers:
             self._load, self._brokers = BrokerLoad(image, brokers), brokers
             for partition in made:
@@ -101,7 +101,7 @@ class Making:
         return self._load
 
     def check(self, image: Image) -> None:
-        """Raise :class:`NotEnoughBrokers` if partitions were placed on a disk that is no more."""
+        """Raise :class:`NotEnoughBrokers` if partitions were placed on a disk that is gone."""
         for broker, disk in self._disks.items():
             if image.brokers[broker].storage_id != disk:
                 raise NotEnoughBrokers(f"the disk of {broker} was replaced meanwhile; try again")
@@ -159,7 +159,7 @@ def _add_partitions(
     making: Making,
     made: Iterable[PartitionImage] = (),
 ) -> int:
-    """Make partitions, as many as fit and one at least; returns how many."""
+    """Create as many partitions as fit, at least one; returns how many."""
     brokers = usable(draft.image, live)
     load = making.load(draft.image, brokers, made)
     for number, name in enumerate(names):
@@ -192,15 +192,16 @@ def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wa
 
 
 def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool]:
-    """Remove a topic; returns the brokers that have something of it, and whether that is all.
+    """Remove a topic; returns the brokers with files of it, and whether the removal is complete.
 
-    What is too large for one commit is hidden by this one, and :func:`remove_topic` does the rest.
+    If the topic is too large for one commit, this one hides it, and :func:`remove_topic` does the
+    rest.
 
-    The brokers are kept in the tree until they have confirmed: a broker removes files only when it
-    is told to, never because it does not know what they are (K7).
+    The tree keeps the brokers until they have confirmed: a broker removes files only on request,
+    never because they are unknown to it (K7).
 
     Raises:
-        InvalidRequest: it is pymq's own.
+        InvalidRequest: the topic is internal.
     """
     name = topic.node.name
     if is_internal(name):
@@ -209,7 +210,7 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool
     for image in topic.partitions.values():
         brokers.update(image.hosts, image.node.leaving)
     if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
-        # How far groups have got in it means nothing to a topic of its name that is made later.
+        # Group coordinators must drop its offsets: a later topic of that name starts without any.
         for image in offsets.partitions.values():
             brokers.update(image.open_block.replicas)
     rest = Draft(draft.image, draft.bytes_max)
@@ -226,7 +227,7 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool
 
 
 def remove_topic(draft: Draft, topic: TopicImage) -> bool:
-    """Remove what the tree has of a topic, from the leaves up; returns whether that is all."""
+    """Remove a topic's nodes, from the leaves up; returns whether the removal is complete."""
     name = topic.node.name
     for partition, image in topic.partitions.items():
         for number in image.blocks:
@@ -245,10 +246,10 @@ def remove_topic(draft: Draft, topic: TopicImage) -> bool:
 
 
 def check_in_sync(config: TopicConfig, replicas: int) -> None:
-    """Whether a partition with so many replicas can ever have ``min_in_sync`` of them.
+    """Check that a partition has enough replicas for ``min_in_sync``.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: ``min_in_sync`` is more than *replicas*.
     """
     if config.min_in_sync > replicas:
         raise ConfigError(
@@ -278,10 +279,10 @@ def offsets_topic(
     replicas: int,
     brokers: int,
 ) -> CreateTopic:
-    """The request that makes the internal topic of the group coordinators, where *brokers* are.
+    """The request that creates the group coordinators' topic, with *brokers* the number alive.
 
-    Its ack mode is ``raft`` where a majority outlives the loss of a broker. Of two replicas either
-    one must be able to go on alone, which is what the in-sync set of ``leader`` is for.
+    Its ack mode is ``raft`` if a majority survives the loss of one broker. With two replicas,
+    either must be able to continue alone, so the mode is ``leader``, with its in-sync set.
     """
     names = tuple(str(index) for index in range(partitions))
     acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER
@@ -292,15 +293,15 @@ def offsets_topic(
 
 
 def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
-    """Record a subscription; one that is there already is left as it is, or replaced.
+    """Create or replace a subscription; does nothing if the same one exists.
 
-    A group's is kept: it says who consumes the topic, now or later. A reader's goes with its reader
-    or its zkserver (see :mod:`~pymq.controller.operations.subscribers`), so recording it writes
-    nothing to a disk, which may be full.
+    A group's subscription is permanent. A reader's ends with its reader or its zkserver (see
+    :mod:`~pymq.controller.operations.subscribers`), so it needs no write to a disk, which may be
+    full.
 
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.
-        InvalidRequest: there is no such mode, or the name is for somebody else.
+        InvalidRequest: the mode is unknown, or the name belongs to another client.
         GroupLimitReached: the topic has as many subscriptions of groups, or of readers, as it may.
     """
     topic = draft.image.topic(m.topic)
@@ -331,10 +332,10 @@ def _check_room(topic: TopicImage, *, is_group: bool) -> None:
 
 
 def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str) -> None:
-    """Whether a subscription of that name is for *source*.
+    """Check that *source* may use a subscription of that name.
 
-    A group's has the name of the group; whether *source* may use that, the door has looked at. A
-    reader's lies under the name of its node, which alone may have it.
+    A group's subscription has the group's name; access rules have checked that *source* may use it.
+    A reader's name begins with the name of its node, and only that node may use it.
     """
     before = topic.subscriptions.get(m.name)
     if m.group is not None:
@@ -349,11 +350,11 @@ def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str
 
 
 def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> bool:
-    """Forget a subscription; returns whether there was one.
+    """Remove a subscription; returns whether there was one.
 
     Raises:
-        InvalidName: the names cannot be a subscription's.
-        InvalidRequest: the subscription is somebody else's.
+        InvalidName: the topic or the subscription cannot have that name.
+        InvalidRequest: the subscription belongs to another client.
     """
     if (topic := draft.image.topics.get(m.topic)) is not None:
         _check_subscriber(topic, m, source)
@@ -362,7 +363,7 @@ def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> bool:
 
 
 def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
-    """Have the secret that grants of producers' ids are made with."""
+    """Create the secret of producer-id grants, if there is none."""
     if not draft.image.secret:
         draft.create(paths.secret(), SecretNode(bytes.fromhex(new_id())))
 
@@ -370,14 +371,14 @@ def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
 def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> ProducerIds | int:
     """Raise the epoch of a named producer, unless it is the same run; or give out a block of ids.
 
-    A name that was opened before ids were given out keeps the one that it hashes to, so that its
-    sequences go on. It is protected by its grant like any other.
+    A name from before ids were given out keeps the id that it hashes to, so that its sequences
+    continue. A grant protects that id like any other.
 
     Raises:
-        InvalidName: the name or the run may not be one.
-        InvalidRequest: the name has an id, and who asks would take another for it.
-        ProducerLimitReached: the name is new, and the cluster has as many as it may.
-        NoBrokers: none has registered yet, so there is nothing to produce to.
+        InvalidName: the name or the run is not valid.
+        InvalidRequest: the name has an id, and the client would use a different one.
+        ProducerLimitReached: the name is new, and the cluster has as many names as it may.
+        NoBrokers: no broker has registered yet.
     """
     secret = draft.image.secret
     if not m.name and m.takes_ids:

@@ -1,9 +1,8 @@
-"""Which sealed blocks change a replica for another one, and which one; pure over the image.
+"""Decides which replicas of sealed blocks move, and where to; pure functions over the image.
 
 A sealed block is copied for three reasons only: one of its brokers is lost, one was decommissioned,
-or an administrator wants its partition's sealed blocks elsewhere. The number of its copies stays
-what it was made with. *lost* are the brokers that have been dead for too long, *live* those that
-are alive.
+or an administrator wants the sealed blocks on other brokers. The number of copies never changes.
+*live* are the brokers that are alive, *lost* those that have been dead for too long.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from pymq.controller.state.image import Image, PartitionImage
 from pymq.core.metadata.nodes import BlockNode, Move
 from pymq.core.types import TopicPartition
 
-REASONS_MAX = 5  # blocks that are named as what keeps a broker from being empty
+REASONS_MAX = 5  # reasons in an answer why a broker is not empty
 
 Place = tuple[TopicPartition, int]  # a block
 
 
 def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> list[Place]:
-    """The sealed blocks that are to change a replica: the fewest living copies first."""
+    """The sealed blocks with a replica that must move, those with the fewest live copies first."""
     found: dict[Place, int] = {}
     for broker in _sources(image, lost):
         for name in image.hosting.hosted(broker):
@@ -36,12 +35,12 @@ def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> li
 
 
 def _sources(image: Image, lost: Collection[str]) -> list[str]:
-    """The brokers that are to have no sealed block."""
+    """The brokers that must have no sealed blocks."""
     return sorted({*image.draining, *lost})
 
 
 def sealed_on_sources(image: Image, lost: Collection[str]) -> int:
-    """How many copies of sealed blocks are on brokers that are to have none."""
+    """How many copies of sealed blocks are on brokers that must have none."""
     hosting = image.hosting
     return sum(hosting.blocks[b] - hosting.opened_count(b) for b in _sources(image, lost))
 
@@ -55,7 +54,7 @@ def _alive(block: BlockNode, live: Collection[str]) -> int:
 
 
 def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | None:
-    """A replica that is not where an administrator wants it, if another could be."""
+    """A replica that must move to a broker that an administrator named, or None."""
     wanted = found.node.sealed_to
     if all(b in block.replicas for b in wanted if not image.brokers[b].is_draining):
         return None
@@ -65,7 +64,7 @@ def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | No
 def choose(
     image: Image, live: Collection[str], lost: Collection[str], place: Place
 ) -> Move | str | None:
-    """Which replica of a block is to become which; or why that cannot be; None: all is well."""
+    """Return the move of one replica of a block, or why it cannot move, or None if none must."""
     name, number = place
     found = image.find(name)
     block = found.blocks.get(number) if found is not None else None
@@ -73,7 +72,7 @@ def choose(
         return None
     sources = _sources(image, lost)
     bad = [broker for broker in block.replicas if broker in sources]
-    # First those that are gone, then those that only have to go.
+    # Dead brokers first, then live ones that are decommissioned.
     removing = min(bad, key=lambda broker: (broker in live, broker), default=None)
     wanted: tuple[str, ...] = ()
     if removing is None:
@@ -83,7 +82,7 @@ def choose(
     if not _alive(block, live):
         return "no broker that holds all of it is alive"
     if found.open_block.replicas == (removing,):
-        # What follows this block may be readable with it alone (pymq.core.block.recovery).
+        # Recovery of the open block may need this one's producer state (pymq.core.block.recovery).
         return "the block that takes records is on that broker alone"
     adding = _target(image, live, block, removing, wanted)
     if adding is None:
@@ -98,7 +97,7 @@ def _target(
     removing: str,
     wanted: Sequence[str],
 ) -> str | None:
-    """Who is to have the copy: on a rack of its own if it can be, with the least to carry."""
+    """The broker for the new copy: on a rack of its own if possible, with the least load."""
     brokers, carried = image.brokers, image.hosting.blocks
     able = [
         broker
@@ -114,7 +113,7 @@ def _target(
 
 
 def is_void(image: Image, live: Collection[str], lost: Collection[str], place: Place) -> bool:
-    """Whether a move that was begun is not to go on."""
+    """Whether a move under way must be cancelled."""
     name, number = place
     found = image.partition(*name)
     move = found.blocks[number].move
@@ -125,12 +124,12 @@ def is_void(image: Image, live: Collection[str], lost: Collection[str], place: P
     if move.removing in image.draining or move.removing in lost:
         return False
     is_wanted = move.adding in found.node.sealed_to and move.removing not in found.node.sealed_to
-    # Who is away, but not lost, was lost to the zkserver that was active before, perhaps.
+    # If the old replica is away but not lost, an earlier zkserver may have seen it as lost.
     return move.removing in live and not is_wanted
 
 
 def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
-    """Whether a move waits for brokers that are away; it takes no other one's turn then."""
+    """Whether a move waits for brokers that are away; then it does not count as under way."""
     block = image.partition(*place[0]).blocks[place[1]]
     return block.move is not None and (block.move.adding not in live or not _alive(block, live))
 
@@ -148,7 +147,7 @@ def is_settled(image: Image, name: TopicPartition) -> bool:
 
 
 def under_replicated(image: Image, live: Collection[str]) -> int:
-    """How many sealed blocks have fewer whole copies alive than they are to have."""
+    """How many sealed blocks have fewer complete live copies than they should have."""
     short: dict[Place, None] = dict(image.not_whole)
     for broker in image.brokers:
         if broker in live:
@@ -163,7 +162,7 @@ def under_replicated(image: Image, live: Collection[str]) -> int:
 def kept_by(
     image: Image, live: Collection[str], lost: Collection[str], broker: str
 ) -> tuple[str, ...]:
-    """Why a broker that is to be empty is not, in words; nothing when it is."""
+    """Why a decommissioned broker is not empty, in words; empty when it is."""
     whys: Counter[str] = Counter()
     firsts: dict[str, str] = {}
     for name in image.hosting.hosted(broker):

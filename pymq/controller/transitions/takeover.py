@@ -1,20 +1,23 @@
-"""Whose answers end a block that has no leader and gets none; pure functions over the image.
+"""Decides which replicas' answers suffice to seal a block without a leader; pure functions.
 
-A leader of a fetch block that is gone has no successor in it: any one of the committed in-sync set
-holds all that was committed. A Raft block elects another leader, as long as a majority of its
-replicas can vote. A replica whose disk was replaced never votes again, for what it had promised is
-lost with the disk; and when so many are gone that no majority is left, the rest is asked as it is
-in a fetch block. Whatever was committed is on some majority, so those that see all of it between
-them are any so many that no majority fits beside them: one of two, two of four. No leader can
-arise meanwhile: it would need the vote of one of those that have stopped to answer.
+| block | replicas that together have all committed records |
+|---|---|
+| fetch | any one of the committed in-sync set |
+| fetch, all in-sync disks replaced | all that were in sync until they restarted (see below) |
+| Raft, a majority can vote | none is asked: the block elects another leader |
+| Raft, no majority can vote | so many that the others are no majority: one of two, two of four |
 
-Where the disks of all that were in sync in a fetch block were replaced, those count that were in
-sync until they started anew, if the leader cannot have gone on without them since: all of them
-together have what was committed, but for what they had not synced by then.
+If all in-sync disks of a fetch block were replaced, the replicas count that were in sync until they
+restarted, provided that the leader cannot have continued without them since. Together they have all
+committed records, except those that they had not synced by then.
 
-With fewer than that, records that were committed may be lost. Then a partition goes on only where
-its topic's ``unclean_election`` says so and the rest is gone for good as far as anybody knows, or
-when an administrator insists.
+A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
+take-over of a Raft block no leader can be elected: it would need the vote of a replica that has
+answered the seal, and such a replica votes no more.
+
+With fewer replicas, committed records may be lost. The partition then continues only if its topic
+has ``unclean_election`` and no replica that is needed is expected back, or if an administrator
+requests it.
 """
 
 from __future__ import annotations
@@ -31,27 +34,27 @@ from pymq.replication.quorum import majority
 
 
 def survivors(image: Image, block: BlockNode) -> tuple[str, ...]:
-    """The replicas that have the disk that they were made on, alive or not."""
+    """The replicas, alive or not, that are still on the disk where they were created."""
     return tuple(broker for broker in block.replicas if has_storage(image, block, broker))
 
 
 def able(
     image: Image, members: BrokerLiveness, name: TopicPartition, block: BlockNode
 ) -> tuple[str, ...]:
-    """The survivors that are alive and whose disk does not fail them."""
+    """The survivors that are alive and not offline."""
     left = survivors(image, block)
     return tuple(broker for broker in left if members.can_act(broker, name))
 
 
 def is_enough(block: BlockNode, brokers: Collection[str]) -> bool:
-    """Whether *brokers*, of the surviving replicas, hold all that was committed between them."""
+    """Whether *brokers*, of the surviving replicas, together have all committed records."""
     if block.acks is AckMode.RAFT:
         count = len(block.replicas)
         return len(brokers) > count - majority(count)
     if block.in_sync:
         return any(broker in block.in_sync for broker in brokers)
-    # All of those had their disks replaced. Whoever was in sync until it started anew has what was
-    # committed, but for what it had not synced; so all of them together are the best there is.
+    # The disks of all in-sync replicas were replaced. A replica that was in sync until it restarted
+    # has all committed records except unsynced ones, so all such replicas together are the best.
     known = [entry.broker for entry in block.interrupted]
     return bool(known) and block.leader is None and all(broker in brokers for broker in known)
 
@@ -64,9 +67,9 @@ def is_needed(
     *,
     is_forced: bool = False,
 ) -> bool:
-    """Whether the open block is to be ended without a leader; else its leader is asked.
+    """Whether the open block must be sealed without a leader; otherwise its leader seals it.
 
-    *is_forced*: also when those that are away could elect one if they came back.
+    *is_forced*: also if replicas that are away could elect a leader when they come back.
     """
     if block.acks is not AckMode.RAFT:
         if block.leader is None or not members.may_live(block.leader):
@@ -83,9 +86,9 @@ def is_needed(
 def seal_targets(
     image: Image, members: BrokerLiveness, name: TopicPartition, *, is_forced: bool = False
 ) -> tuple[str, ...] | None:
-    """The replicas that are to say where they end; None if that would lead to nothing.
+    """The replicas to ask for their ends; None if the block cannot be sealed now.
 
-    Nobody at all if there is nothing left of the block, and it is to go on all the same.
+    Empty if nothing is left of the block and the partition may continue without it.
     """
     block = image.partition(*name).open_block
     left = survivors(image, block)
@@ -94,14 +97,14 @@ def seal_targets(
     if is_enough(block, sound):
         return sound
     if is_enough(block, live):
-        return live  # A disk that cannot be written may yet be read.
+        return live  # An offline disk may still be readable.
     if is_forced:
         return live
     if not image.topics[name.topic].node.config.unclean_election:
         return None
     hopes = left
     if block.acks is not AckMode.RAFT:
-        # Whoever was silent for a session is given up here; who votes is given up with its disk.
+        # Fetch: a broker that was silent for a session is given up. Raft: only with its disk.
         hopes = tuple(b for b in left if members.may_live(b))
     if is_enough(block, hopes) or (left and not live):
         return None
@@ -109,16 +112,16 @@ def seal_targets(
 
 
 def rank(m: Sealed) -> tuple[int, int]:
-    """How much of what was committed a copy may hold; copies of one rank are the same.
+    """Rank of a copy by how complete it may be; copies of one rank are equal.
 
-    A later epoch goes before a longer log, as in an election of Raft: its leader had all that was
-    committed before. A fetch block has but one epoch.
+    A later epoch ranks before a longer log, as in an election of Raft: its leader had all records
+    that were committed before. A fetch block has only one epoch.
     """
     return (m.epochs[-1][0] if m.epochs else 0, m.end)
 
 
 def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str | None:
-    """Why a partition cannot be written to, in words for those who look after it."""
+    """Why a partition cannot be written to, in words for administrators; None if it can."""
     found = image.partition(*name)
     block = found.open_block
     if found.node.acks is AckMode.UNSET:
