@@ -278,7 +278,7 @@ class BatchCopies:
             )
             self._host.on_partition(COPIES, produce, now)
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- completion -----------------------------------------------------------------------------
 
     def _produced(self, job: _Job, m: Produced, now: int) -> None:
         if m.error is not None:

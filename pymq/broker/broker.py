@@ -156,7 +156,7 @@ class BrokerMachine:
         self._is_busy = False
         self._registration.register(self.out, now)
 
-    # --- what others look at --------------------------------------------------------------------
+    # --- state for other machines and metrics ---------------------------------------------------
 
     @property
     def partitions(self) -> Mapping[tuple[str, str], Partition]:

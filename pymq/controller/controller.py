@@ -216,7 +216,7 @@ class Controller:
         self._parked: list[tuple[str, Message]] = []  # messages, until the active zkserver is known
         self._is_busy = False
 
-    # --- what others look at --------------------------------------------------------------------
+    # --- state for other machines and metrics ---------------------------------------------------
 
     @property
     def is_active(self) -> bool:
@@ -356,7 +356,7 @@ class Controller:
     def _wall(self, now: int) -> int:
         return now + self._wall_offset_ms
 
-    # --- being active or not --------------------------------------------------------------------
+    # --- hooks of the election ------------------------------------------------------------------
 
     def take_over(self, image: Image, now: int) -> None:
         """Become active. No broker counts as alive until it registers."""

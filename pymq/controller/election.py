@@ -170,7 +170,7 @@ class Election:
         else:
             self._stand_by(None, now, error)
 
-    # --- the steps ------------------------------------------------------------------------------
+    # --- steps of the election ------------------------------------------------------------------
 
     def _load(self, root: str) -> None:
         self._tag = self._backend.next_tag()

@@ -1,4 +1,4 @@
-"""Which reports the active zkserver accepts: a broker reports only about itself."""
+"""Checks the senders of reports: a broker may report only about itself."""
 
 from __future__ import annotations
 

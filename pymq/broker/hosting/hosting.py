@@ -97,7 +97,7 @@ class HostedPartitions:
         self._orders = RequestFence()
         self._parts = MessageChunks()
 
-    # --- how it is kept -------------------------------------------------------------------------
+    # --- new states, seals and transfers --------------------------------------------------------
 
     def leader_and_isr(self, source: str, m: LeaderAndIsr, now: int) -> None:
         """Adopt the zkserver's states of partitions; the answer has an error or None for each."""
@@ -191,7 +191,7 @@ class HostedPartitions:
             partition.hand_over(now, m.target)
             self._schedule.touch(partition)
 
-    # --- what goes ------------------------------------------------------------------------------
+    # --- removal --------------------------------------------------------------------------------
 
     def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
         """Give up a partition or a whole topic; `Stopped` leaves once that is durable."""

@@ -162,7 +162,7 @@ class BrokerRegistry:
         scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
         self._commits.do(plan, scope=scope)
 
-    # --- disks that fail ------------------------------------------------------------------------
+    # --- offline replicas -----------------------------------------------------------------------
 
     def offline(self, m: OfflineReplicas, now: int) -> None:
         """Take in a broker's report of offline replicas."""
@@ -213,7 +213,7 @@ class BrokerRegistry:
 
         self._commits.do(plan, sliced=sliced, is_urgent=True)
 
-    # --- what has to wait -----------------------------------------------------------------------
+    # --- held requests --------------------------------------------------------------------------
 
     def hold(self, task: CommitTask, error: PymqError) -> bool:
         """Hold a failed request until brokers have had time to register; returns whether held."""
@@ -228,7 +228,7 @@ class BrokerRegistry:
         for task in held:
             self._commits.redo(task)
 
-    # --- time -----------------------------------------------------------------------------------
+    # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Detect dead brokers, and roll or replace what concerns them."""

@@ -98,7 +98,7 @@ class BrokerUpdates:
         self._topics.clear()
         self._topics_at = NEVER
 
-    # --- telling --------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------
 
     def open(self, broker: str, incarnation: int, now: int) -> None:
         """Send a newly registered broker all its states and removals."""
@@ -298,7 +298,7 @@ class BrokerUpdates:
         self._send(broker, stop)
         return True
 
-    # --- being answered -------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------
 
     def answered(self, m: LeaderAndIsrAnswer) -> None:
         """Take in a broker's answer, with an error or None for each partition."""
@@ -332,7 +332,7 @@ class BrokerUpdates:
         if box.is_empty:
             box.retry_at = NEVER
 
-    # --- time -----------------------------------------------------------------------------------
+    # --- timers ---------------------------------------------------------------------------------
 
     def _arm(self, broker: str, box: Mailbox, now: int) -> None:
         """Set the retry timer after a message was sent."""

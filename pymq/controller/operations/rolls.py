@@ -132,7 +132,7 @@ class Rolls:
             roll.is_withdrawn = False
         roll.callers.append(caller)
         if is_forced and not roll.is_committing:
-            # Else the callers of the earlier roll might wait for ever.
+            # Otherwise the callers of the earlier roll might wait forever.
             mark("rolls.forced")
             roll.is_forced = True
             self._ask(roll, now)
@@ -209,7 +209,7 @@ class Rolls:
         able = takeover.able(self._commits.image, self._members, name, block)
         return 2 * len(able) > len(block.replicas)
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- seal requests --------------------------------------------------------------------------
 
     def _ask(self, roll: Roll, now: int) -> None:
         """Send the seal request, or send it again to replicas that have not answered."""
@@ -252,7 +252,7 @@ class Rolls:
     def _is_same_disk(self, block: BlockNode, broker: str) -> bool:
         return has_storage(self._commits.image, block, broker)
 
-    # --- being answered -------------------------------------------------------------------------
+    # --- answers of replicas --------------------------------------------------------------------
 
     def sealed(self, m: Sealed, now: int) -> None:
         """Take in where a replica's block ends, or why the replica cannot seal it."""
@@ -442,7 +442,7 @@ class Rolls:
 
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
-    # --- what happens to brokers and blocks -----------------------------------------------------
+    # --- registrations, deaths and elections ----------------------------------------------------
 
     def registered(self, broker: str, now: int) -> None:
         """Take in that a broker has registered: its earlier answers are void."""
@@ -465,7 +465,7 @@ class Rolls:
         if roll is not None and not roll.is_committing:
             self._ask(roll, now)
 
-    # --- time -----------------------------------------------------------------------------------
+    # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Do what is due."""
@@ -486,5 +486,5 @@ class Rolls:
 
     @property
     def deadline(self) -> int:
-        """When :meth:`tick` has something to do, at the earliest."""
+        """The earliest deadline of :meth:`tick`."""
         return min(self._agenda.deadline, self._candidates.deadline)

@@ -72,7 +72,7 @@ class Topics:
         """Whether a request waits for a topic name that is not free yet."""
         return any((source, request) in waiting for waiting in self._waiting.values())
 
-    # --- making ---------------------------------------------------------------------------------
+    # --- creating -------------------------------------------------------------------------------
 
     def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
         """Create a topic; *fewer* allows fewer replicas if there are not enough brokers."""

@@ -199,7 +199,7 @@ class Transactions:
     def _queue(self, is_urgent: bool) -> deque[CommitTask]:
         return self._urgent if is_urgent else self._tasks
 
-    # --- the right to commit --------------------------------------------------------------------
+    # --- becoming active, and resigning ---------------------------------------------------------
 
     def begin(self, image: Image) -> None:
         """Begin as the active zkserver, with *image*."""
@@ -295,7 +295,7 @@ class Transactions:
             scopes.add(task.scope)
         tasks.extendleft(reversed(passed))
 
-    # --- what became of it ----------------------------------------------------------------------
+    # --- outcomes of commits --------------------------------------------------------------------
 
     def settle(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
         """Take in the coordinator's answer to a commit."""

@@ -102,7 +102,7 @@ def _interrupted(
     if not in_sync and not is_wiped:
         in_sync = block.in_sync  # Its remaining records are still the best copy.
     interrupted = block.interrupted
-    if is_wiped:  # Else its entry holds: after the first restart its records were synced.
+    if is_wiped:  # Otherwise its entry holds: what it had after that restart was synced.
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
         # A leader continues without a replica only after the zkserver has confirmed it.

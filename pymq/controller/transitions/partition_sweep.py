@@ -1,4 +1,4 @@
-"""A change of all partitions that a broker hosts, made in slices."""
+"""Changes all partitions that a broker hosts, in slices."""
 
 from __future__ import annotations
 

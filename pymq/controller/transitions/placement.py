@@ -136,7 +136,7 @@ def is_manned(image: Image, members: BrokerLiveness, name: TopicPartition) -> bo
 
 
 def is_better(image: Image, members: BrokerLiveness, name: TopicPartition) -> bool:
-    """Whether a roll would give a partition more sound replicas than it has."""
+    """Whether a roll would give a partition more healthy replicas than it has."""
     found = image.partition(*name)
     block = found.open_block
     brokers = usable(image, members.able(name))

@@ -259,7 +259,7 @@ def check_in_sync(config: TopicConfig, replicas: int) -> None:
 
 
 def alter_topic(draft: Draft, m: AlterTopic) -> None:
-    """Change options.
+    """Change options of a topic.
 
     Raises:
         UnknownTopic, ConfigError: as they say.

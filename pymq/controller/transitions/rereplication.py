@@ -135,7 +135,7 @@ def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
 
 
 def is_settled(image: Image, name: TopicPartition) -> bool:
-    """Whether the sealed blocks of a partition are where an administrator wanted them."""
+    """Whether the sealed blocks of a partition are on the brokers that an administrator named."""
     found = image.partition(*name)
     return not any(
         block.move is not None or _unwanted(image, found, block) is not None
@@ -143,7 +143,7 @@ def is_settled(image: Image, name: TopicPartition) -> bool:
     )
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- descriptions -------------------------------------------------------------------------------
 
 
 def under_replicated(image: Image, live: Collection[str]) -> int:

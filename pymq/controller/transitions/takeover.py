@@ -7,13 +7,15 @@
 | Raft, a majority can vote | none is asked: the block elects another leader |
 | Raft, no majority can vote | so many that the others are no majority: one of two, two of four |
 
+A fetch block cannot elect a leader. In a Raft block, every committed record is on a majority.
+
 If all in-sync disks of a fetch block were replaced, the replicas count that were in sync until they
 restarted, provided that the leader cannot have continued without them since. Together they have all
 committed records, except those that they had not synced by then.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
 take-over of a Raft block no leader can be elected: it would need the vote of a replica that has
-answered the seal, and such a replica votes no more.
+answered the seal, and such a replica no longer votes.
 
 With fewer replicas, committed records may be lost. The partition then continues only if its topic
 has ``unclean_election`` and no replica that is needed is expected back, or if an administrator
