@@ -372,6 +372,8 @@ class FetchHandler:
             may_hold = block.end is None or block.max_timestamp >= m.timestamp_ms
             if block.number > after and may_hold and block.end != block.start:
                 error = self._unreadable(block.start, block.start, any_replica=m.any_replica)
+                if error is None and block.end is None and partition.opened.log is None:
+                    error = self._no_copy  # Without a leader, a client may ask any replica.
                 if error is not None:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
                     return False
