@@ -1,1 +1,1 @@
-"""What pymq is made of: values and machines. Nothing in here knows files, sockets or clocks."""
+"""Values and machines, without files, sockets or clocks."""

@@ -1,8 +1,8 @@
-"""CBOR in its cage: the only place that calls cbor2.
+"""Strict CBOR: the only module that calls cbor2.
 
-Whatever is decoded here may come from a stranger, so every tag is refused (they make regular
-expressions, cyclic lists and numbers that explode when printed), indefinite lengths and repeated
-keys too, nesting is bounded, and bytes that follow the item are an error instead of being ignored.
+The input is untrusted. So the decoder refuses tags (they make regular expressions, cyclic lists and
+numbers that explode when printed), indefinite lengths, repeated keys and bytes after the item, and
+it bounds the nesting.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pymq.errors import InvalidRequest
 
 DEPTH_MAX = 16
 
-dumps = cbor2.dumps  # definite lengths, no tags as long as only plain types go in
+dumps = cbor2.dumps  # for plain types: definite lengths and no tags
 
 
 class _RefuseTags(Mapping[int, Any]):
-    """Answers for every tag there is, by refusing it."""
+    """A decoder for every tag, which refuses it."""
 
     def __getitem__(self, tag: int) -> Any:
         return self._refuse
@@ -48,10 +48,10 @@ _NO_TAGS = _RefuseTags()
 
 
 def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> Any:
-    """Decode exactly one item that fills *data*.
+    """Decode the one item that fills *data*.
 
     Raises:
-        InvalidRequest: the bytes are not one plain CBOR item.
+        InvalidRequest: *data* is not one plain CBOR item.
     """
     source = BytesIO(data)
     try:
@@ -66,10 +66,10 @@ def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> An
 def items(
     data: bytes | bytearray | memoryview, count: int, most: int, *, depth: int = DEPTH_MAX
 ) -> Iterator[list[Any]]:
-    """Decode *count* items that follow each other and fill *data*, up to *most* at a time.
+    """Decode the *count* consecutive items that fill *data*, up to *most* at a time.
 
     Raises:
-        InvalidRequest: the bytes are not just these plain CBOR items.
+        InvalidRequest: *data* is not exactly *count* plain CBOR items.
     """
     source = BytesIO(data)
     decode = _decoder(source, depth).decode

@@ -1,9 +1,9 @@
-"""What a machine asks of the loop that drives it, as plain values.
+"""The work that a machine hands to the loop, as plain values.
 
-A machine never does anything. It hands over a :class:`Ready`, and what the field is called says
-when the work may be done: ``send`` may leave now; ``write`` must be durable, as far as each write
-asks for it, before ``after`` leaves. The loop merges the work of all machines of one turn, so that
-many producers share one write and one sync.
+A machine does no I/O. It returns a :class:`Ready`, whose fields say when the loop does what:
+``send`` may leave now; ``write`` must be durable, as far as each write asks for it, before
+``after`` leaves. The loop merges the work of all machines of one turn, so that many producers share
+one write and one sync.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pymq.core.values import Factory, define, value
 if TYPE_CHECKING:
     from pymq.core.message import Fetched, Message, RaftAppend, ReplicaFetched
 
-Envelope = tuple[str, "Message"]  # (whom it is for, the message)
+Envelope = tuple[str, "Message"]  # (destination, message)
 
 
-# --- writes: what a block store does ------------------------------------------------------------
+# --- writes of a block store --------------------------------------------------------------------
 
 
 @value
 class CreateBlock:
-    """Begin an empty block at offset *start*; nothing to do when it is there already."""
+    """Create an empty block at offset *start*; does nothing if the block exists."""
 
     block: BlockId
     start: int
-    topic: str  # names, for people who look into the file
+    topic: str  # names, for people who read the file
     partition: str
 
 
@@ -39,12 +39,12 @@ class CreateBlock:
 class Append:
     """Write *batches*, already stamped, at the end of the block.
 
-    Who appends stamps ``durable`` with what its *own* disk holds: all of the block before it was
-    synced here when the batch was made. Recovery takes what lies before it and is bad for damage,
-    and refuses it; what lies behind it and is bad for a write that was cut short, and cuts it off.
-    So a follower stamps what its leader sends anew
-    (:func:`pymq.core.batch.batch_sequence.restamp`): the leader's disk was ahead, and its word
-    would turn a torn tail of the follower's into damage.
+    Each broker stamps ``durable`` with what its *own* disk holds: the offset before which the whole
+    block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
+    damage, and raises an error. It treats bad bytes after it as a torn write, and truncates them.
+    A follower therefore stamps the leader's batches anew
+    (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was ahead, so its value
+    would turn a torn tail of the follower into damage.
     """
 
     block: BlockId
@@ -54,14 +54,14 @@ class Append:
 
 @value
 class Sync:
-    """Make durable what was appended without."""
+    """Sync earlier appends that did not ask for it."""
 
     block: BlockId
 
 
 @value
 class Truncate:
-    """Cut the block so that it ends at offset *end*, durably."""
+    """Truncate the block to end at offset *end*, durably."""
 
     block: BlockId
     end: int
@@ -69,21 +69,21 @@ class Truncate:
 
 @value
 class SealBlock:
-    """The block takes no more appends: make it durable and keep its index beside it."""
+    """Seal the block: sync it and store its index beside it. No append follows."""
 
     block: BlockId
 
 
 @value
 class RemoveBlock:
-    """Delete the block; nothing to do when it is not there."""
+    """Delete the block; does nothing if there is none."""
 
     block: BlockId
 
 
 @value
 class Checkpoint:
-    """Keep *snapshot*, the machine's state as of the block's end, to spare reading at recovery."""
+    """Store *snapshot*, the machine's state at the block's end, so that recovery reads less."""
 
     block: BlockId
     snapshot: bytes
@@ -91,12 +91,11 @@ class Checkpoint:
 
 @value
 class SaveState:
-    """Keep *state*, a few bytes that a replica must not forget (term, vote), durably.
+    """Store *state*, a few bytes that a replica must not lose (term, vote), durably.
 
-    It takes the place of what was saved for the block before, and goes with the block. It is
-    durable before anything else of the same turn is done, and stays even if that fails: a replica
-    may find that it saved a later term than it ever told anybody. Of two in one turn the last
-    counts. The block need not have been created.
+    It replaces the block's earlier state and is removed with the block. It is durable before
+    anything else of the same turn is done, and stays even if that fails, so a replica may find a
+    later term than it ever sent. Of two in one turn the last counts. The block need not exist yet.
     """
 
     block: BlockId
@@ -108,11 +107,11 @@ Write = CreateBlock | Append | Sync | Truncate | SealBlock | RemoveBlock | Check
 
 @value
 class WriteFailed:
-    """A write of this turn failed; nothing of the turn's writes to *block* counts."""
+    """A write of this turn failed; none of the turn's writes to *block* counts."""
 
     block: BlockId
     error: Exception
-    fatal: bool  # after a failed sync nobody knows what is on disk: the replica must stop
+    fatal: bool  # after a failed sync the content of the disk is unknown: the replica must stop
 
 
 # --- reads --------------------------------------------------------------------------------------
@@ -120,25 +119,25 @@ class WriteFailed:
 
 @value
 class Recover:
-    """Find out where a block ends; answered by :class:`Recovered` or :class:`RecoverFailed`."""
+    """Find the end of a block; answered by :class:`Recovered` or :class:`RecoverFailed`."""
 
     block: BlockId
     start: int
-    is_open: bool  # whether a torn tail may be cut
+    is_open: bool  # whether a torn tail may be truncated
 
 
 @value
 class Recovered:
-    """A block as it was found, after a torn tail was cut."""
+    """A block as the store found it, after a torn tail was truncated."""
 
     block: BlockId
     start: int
     end: int
     size: int  # bytes of all batches
-    snapshot: bytes | None  # of the last checkpoint that still holds
+    snapshot: bytes | None  # of the last checkpoint that is still valid
     headers: list[Header]  # of the batches after it, or of all when there is none
-    cut_bytes: int  # what was torn off the tail
-    state: bytes | None = None  # what was saved last with SaveState
+    cut_bytes: int  # bytes truncated from the tail
+    state: bytes | None = None  # of the last SaveState
 
 
 @value
@@ -147,12 +146,12 @@ class RecoverFailed:
 
     block: BlockId
     error: Exception
-    fatal: bool = False  # after a failed sync, as for a write, or for good: the replica must stop
+    fatal: bool = False  # failed for good, or after a failed sync: the replica must stop
 
 
 @value
 class Read:
-    """Fill *answer* with batches of the block from *offset* on, then send it to *peer*."""
+    """Fill *answer* with batches of the block, starting at *offset*, and send it to *peer*."""
 
     peer: str
     answer: Fetched | ReplicaFetched | RaftAppend
@@ -160,12 +159,12 @@ class Read:
     offset: int
     end: int  # read nothing at or beyond it
     max_bytes: int
-    verify: bool = False  # check bodies, and return nothing of what is damaged
+    verify: bool = False  # check bodies, and return no damaged batch
 
 
 @value
 class FindTime:
-    """Find the first offset of *block*, before *end*, whose record is not older than a time."""
+    """Find the first offset of *block*, before *end*, whose record is at or after a timestamp."""
 
     block: BlockId
     end: int
@@ -187,13 +186,13 @@ class TimeFound:
 
 @value
 class Compact:
-    """Rewrite sealed blocks so that of each key only the last record stays."""
+    """Rewrite sealed blocks so that only the last record of each key stays."""
 
     topic: str
     partition: str
     blocks: tuple[BlockId, ...]  # sealed, in order
-    tombstones_before_ms: int  # deletions older than this are dropped themselves
-    min_dirty: float = 0.0  # do nothing while less than this share of the bytes was never compacted
+    tombstones_before_ms: int  # tombstones older than this are removed
+    min_dirty: float = 0.0  # do nothing while a smaller share of the bytes is uncompacted
 
 
 @value
@@ -202,7 +201,7 @@ class Compacted:
 
     topic: str
     partition: str
-    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now; none if too little was new
+    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now; empty if too little was new
     error: Exception | None = None
 
 
@@ -211,7 +210,7 @@ StoreEvent = Recovered | RecoverFailed | WriteFailed | TimeFound | Compacted
 
 @define
 class Ready:
-    """What a machine wants done, in the order in which it must be done."""
+    """The work of a machine, in the order in which it must be done."""
 
     send: list[Envelope] = Factory(list)  # may leave now
     write: list[Write] = Factory(list)  # must be durable before ...
@@ -219,7 +218,7 @@ class Ready:
     read: list[Read] = Factory(list)
     ask: list[Recover | FindTime] = Factory(list)  # answered by a StoreEvent
     meta: list[CoordRequest] = Factory(list)  # answered by a CoordEvent
-    jobs: list[Compact] = Factory(list)  # take long; answered by a StoreEvent, some time
+    jobs: list[Compact] = Factory(list)  # long work; answered by a StoreEvent later
 
     def __bool__(self) -> bool:
         return bool(

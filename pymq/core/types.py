@@ -1,4 +1,4 @@
-"""The small nouns that everything else is written with."""
+"""Types that all packages share: ack modes, names of partitions and blocks, checks of names."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 INTERNAL_PREFIX = "__"
 OFFSETS_TOPIC = "__consumer_offsets"
 
-NEVER = 1 << 62  # the deadline of what is not due
+NEVER = 1 << 62  # the deadline of a machine without one
 
 
 class AckMode(IntEnum):
-    """What an acknowledgement means, and by which discipline a partition replicates."""
+    """When a produce is acknowledged, and how the partition replicates."""
 
     UNSET = -2  # created, takes no records yet
-    RAFT = -1  # answered when a majority has it durably
-    NONE = 0  # not answered
-    LEADER = 1  # answered when the leader has written it
+    RAFT = -1  # acknowledged when a majority has it durably
+    NONE = 0  # not acknowledged
+    LEADER = 1  # acknowledged when the leader has written it
 
     @classmethod
     def of(cls, value: AckMode | int | str) -> AckMode:
-        """Read a mode from its number or its name in any case.
+        """Return the mode with a number or a name (in any case).
 
         Raises:
-            ConfigError: it is none of the four.
+            ConfigError: *value* is none of the four.
         """
         try:
             if not isinstance(value, str) and type(value) not in (int, cls):
@@ -45,7 +45,7 @@ class AckMode(IntEnum):
 
 
 class Rng(Protocol):
-    """The dice that a machine is given; ``random.Random`` is one."""
+    """The random generator that a machine takes as an argument, such as ``random.Random``."""
 
     def randrange(self, start: int, stop: int) -> int:
         """Return an integer of ``start <= n < stop``."""
@@ -63,7 +63,7 @@ class TopicPartition(NamedTuple):
 
 
 class BlockId(NamedTuple):
-    """A block for ever: a topic that is deleted and made again has another *topic_id*."""
+    """The permanent id of a block. A topic that is deleted and created again has a new id."""
 
     topic_id: str  # 32 hex digits
     partition: int  # the partition's index
@@ -74,20 +74,23 @@ class BlockId(NamedTuple):
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic is pymq's own."""
+    """Whether a topic is internal to pymq."""
     return topic.startswith(INTERNAL_PREFIX)
 
 
 def node_of(machine: str) -> str:
-    """The node of a machine that is not a node itself; nodes may have dots, and parts have none."""
+    """Return the node that *machine* runs on: the part before the last dot, if there is one.
+
+    Names of nodes may have dots, names of machines within a node have none.
+    """
     return machine.rpartition(".")[0] or machine
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """Return *name* if it may name a topic, a partition, a group or a broker.
+    """Return *name* if it is a valid name of a topic, a partition, a group or a broker.
 
     Raises:
-        InvalidName: it may not.
+        InvalidName: it is not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidName(
@@ -98,13 +101,13 @@ def check_name(name: object, what: str = "name") -> str:
 
 
 def check_topic_id(topic_id: object) -> str:
-    """Return *topic_id* if it may be the id of a topic.
+    """Return *topic_id* if it is a valid topic id.
 
-    A zkserver makes ids of 32 hex digits. The check is wider than that, and excludes all that means
-    something in a path, because a topic's id is the name of the folder that holds its blocks.
+    The controller makes ids of 32 hex digits. The check accepts more, but no character with a
+    meaning in a path, because the folder of a topic's blocks is named after its id.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: it is not.
     """
     if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
         raise InvalidRequest(f"{str(topic_id)[:64]!r} is not the id of a topic")

@@ -1,16 +1,15 @@
-"""How values are written: ``@value`` for what travels or is compared, ``@define`` for what lives.
+"""Class decorators: ``@value`` for messages and other values, ``@define`` for objects with state.
 
-A frozen attrs class costs four times as much to create as one that is only slotted, and values are
-created for every request. So ``value`` is frozen for the type checker, which rejects every
-assignment, and merely slotted when the program runs.
+============================  ====================================================================
+``value`` is only slotted     A frozen attrs class takes four times as long to create, and every
+                              request creates values. For the type checker it is frozen.
+``value`` shares three        ``__eq__``, ``__hash__`` and ``__repr__`` serve all classes. To
+methods                       generate them for over a hundred took 30 ms of ``import pymq``.
+attrs generates ``__init__``  on first use (:class:`_Later`). This took half of ``import pymq``,
+                              and most processes use a third of the classes (docs/decisions/0069).
+============================  ====================================================================
 
-``value`` also leaves comparing, hashing and showing to three functions that serve all classes:
-writing them anew for each of more than a hundred classes took 30 ms of every ``import pymq``. What
-is a key on a hot path is a ``NamedTuple`` instead.
-
-And attrs is asked for the rest of a class, its ``__init__`` and what it knows of the fields, when
-somebody first wants it (:class:`_Later`). To generate that took half of the time that ``import
-pymq`` took, and most processes use a third of the classes (docs/decisions/0069).
+Keys on a hot path are ``NamedTuple`` classes instead.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
 else:
 
     def define(cls: type) -> type:
-        """Make a class of things that live: each is equal to itself alone."""
+        """Make a class of objects with state, which compare by identity."""
         return _slotted(cls)
 
     def value(cls: type) -> type:
-        """Make a class of values; see the top of the module."""
+        """Make a class of values; see the module's docstring."""
         made = _slotted(cls)
         made.__eq__, made.__hash__, made.__repr__ = _Value.__eq__, _Value.__hash__, _Value.__repr__
         return made
 
 
 class _Later:
-    """Stands in a class for what attrs will generate, and lets it do so when it is looked up.
+    """A placeholder for an attribute that attrs generates when it is first read.
 
-    Nothing is locked: two threads that come at once generate the same twice.
+    There is no lock: two threads that read it at once generate the same attribute twice.
     """
 
     __slots__ = ("_made", "_name", "_twin")
@@ -64,10 +63,10 @@ class _Later:
 
 
 def _slotted(cls: type) -> type:
-    """*cls* with slots for its fields, as ``attrs.define`` makes it but for what comes later.
+    """Return *cls* with slots for its fields, as ``attrs.define`` does, without the later parts.
 
-    Every field is an argument of ``__init__``, and no class has a validator or a converter: what
-    comes from outside is checked where it enters.
+    Every field is an argument of ``__init__``. No class has a validator or a converter, because
+    input is checked where it enters.
     """
     body = dict(vars(cls))
     hints = body.get("__annotations__", {})
@@ -83,7 +82,7 @@ def _slotted(cls: type) -> type:
     body[_ARGS] = tuple(dict.fromkeys([name for name in known if name not in own] + own))
     made = type(cls)(cls.__name__, cls.__bases__, body)
     for member in body.values():
-        # What `super()` looks at is the class that was there when the method was compiled.
+        # `super()` reads the class from a closure cell, which still holds the original class.
         function = getattr(member, "__func__", None) or getattr(member, "fget", member)
         for cell in getattr(function, "__closure__", None) or ():
             if cell.cell_contents is cls:
@@ -93,12 +92,12 @@ def _slotted(cls: type) -> type:
     return made
 
 
-_ARGS = "__match_args__"  # the names of all fields: for `match`, and for what is in _Value
+_ARGS = "__match_args__"  # the names of all fields: for `match` and for _Value
 _SHARED = ("__annotations__", "__module__", "__qualname__", "__attrs_post_init__")
 
 
 class _Value:
-    """What all values do in the same way."""
+    """The methods that all values share."""
 
     __match_args__: tuple[str, ...]  # attrs puts the names of all fields here
 

@@ -1,1 +1,1 @@
-"""What can be seen of machines: metrics, events, coverage marks."""
+"""Metrics, events and coverage marks of machines."""

@@ -1,9 +1,8 @@
-"""Marks, by which tests see where a machine has been, and invariants, which are always checked.
+"""Coverage marks, which tests count, and invariants, which are always checked.
 
-A mark stands at a branch that is easily never reached: a test that claims to be about it can ask
-whether it was. Outside of tests a mark costs one comparison. An invariant is no ``assert``: it is
-checked in production too, because a machine that has broken a rule of its own must stop before it
-answers anybody.
+A mark stands at a branch that is rarely reached, so that a test can assert that it was. Outside of
+tests a mark costs one comparison. An invariant, unlike an ``assert``, is checked in production too:
+a machine that has broken a rule of its own must stop before it answers.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ _counts: Counter[str] | None = None
 
 
 class BrokenInvariant(InternalError):
-    """A machine is in a state that must be impossible; it must not act any more."""
+    """A machine is in an impossible state and must stop."""
 
 
 def mark(name: str) -> None:
-    """Note that the program came by here."""
+    """Count that this line was reached, if marks are counted."""
     if _counts is not None:
         _counts[name] += 1
 
 
 @contextmanager
 def counting(counts: Counter[str] | None = None) -> Iterator[Counter[str]]:
-    """Count the marks passed within the ``with``; an outer one does not see what an inner saw."""
+    """Count marks within the ``with``; an outer one does not count the marks of an inner one."""
     global _counts  # noqa: PLW0603 # the one switch: a mark must cost next to nothing when off
     before = _counts
     _counts = Counter() if counts is None else counts
@@ -40,10 +39,10 @@ def counting(counts: Counter[str] | None = None) -> Iterator[Counter[str]]:
 
 
 def invariant(holds: bool, name: str, **facts: object) -> None:
-    """Stop here unless *holds*.
+    """Check an invariant.
 
     Raises:
-        BrokenInvariant: it does not; *name* says which rule, and *facts* what was found.
+        BrokenInvariant: *holds* is false; *name* is the rule, and *facts* are its values.
     """
     if not holds:
         found = ", ".join(f"{key}={fact!r}" for key, fact in facts.items())

@@ -1,7 +1,7 @@
-"""What has happened to a node that people want to hear of: counted, and told to whoever listens.
+"""Events of a node for its operators: counted, and passed to a listener.
 
-The names of events are as stable as those of metrics, for they are searched for in logs. They are
-rare, so that each may cost a line.
+Names of events are as stable as those of metrics, because people search logs for them. Events are
+rare, so each may cost a log line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-# What each says, and which fields come with it.
+# The text and the fields of each event.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http", "descriptors")),
     "stopped": ("It has ended in order", ("node", "endpoint", "pid", "http")),
@@ -70,14 +70,14 @@ Listener = Callable[[str, dict[str, object]], object]
 
 
 class EventLog:
-    """Counts events, and tells *listener* of each if there is one."""
+    """Counts events, and passes each to *listener* if there is one."""
 
     def __init__(self, listener: Listener | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.listener = listener
 
     def note(self, event: str, **fields: object) -> None:
-        """It has happened."""
+        """Count *event* and pass it to the listener."""
         self.counts[event] += 1
         if self.listener is not None:
             self.listener(event, fields)

@@ -1,7 +1,7 @@
-"""Every metric that there is: its name, its kind, its labels, and what it says.
+"""All metrics: name, kind, labels and help text.
 
-Names are Prometheus's way: a unit at the end, ``_total`` for what only rises. Nothing is renamed or
-given another meaning within a major version; docs/monitoring.md has the table.
+Names follow Prometheus: a unit at the end, ``_total`` for counters. Names and meanings do not
+change within a major version. docs/monitoring.md has the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GROUP = ("group", "topic", "partition")
 
 
 class Spec(NamedTuple):
-    """What a metric is."""
+    """The kind, the labels and the help text of a metric."""
 
     kind: str  # counter, gauge or histogram
     labels: tuple[str, ...]

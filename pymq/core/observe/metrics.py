@@ -1,8 +1,7 @@
-"""Metrics: what there is, how times are counted, and how all of it is written down.
+"""Metrics: histograms, a snapshot of all values, and the text for Prometheus.
 
-Whoever counts does so in plain numbers of his own, and pays tens of nanoseconds a batch. Only when
-somebody asks are they gathered into :class:`Metrics`, by the thread that owns them; to write them
-down as text is another thread's work.
+Machines count in plain integers of their own, at tens of nanoseconds a batch. On request the thread
+that owns them gathers them into :class:`Metrics`. Another thread formats the text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pymq.core.values import define
 
 __all__ = ["BOUNDS", "METRICS", "Histogram", "Metrics", "Spec"]
 
-# Upper bounds in seconds: a request in one process takes 20 us, one that waits for a disk 200.
+# Upper bounds in seconds: a request in one process takes 20 us, with a wait for a disk 200 us.
 BOUNDS: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -25,37 +24,37 @@ BOUNDS: Final = (
 
 @define
 class Histogram:
-    """How often something took how long, in seconds; written by one thread at a time."""
+    """A histogram of durations in seconds; one thread writes to it at a time."""
 
-    counts: list[int]  # one for each bound, and one for what is beyond the last
+    counts: list[int]  # one for each bound, and one above the last
     total: float = 0.0
 
     @classmethod
     def new(cls) -> Histogram:
-        """One that has counted nothing."""
+        """Return an empty histogram."""
         return cls([0] * (len(BOUNDS) + 1))
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """Return a copy."""
         return Histogram(self.counts.copy(), self.total)
 
     def plus(self, other: Histogram) -> Histogram:
-        """What both have counted."""
+        """Return the sum of both histograms."""
         counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         return Histogram(counts, self.total + other.total)
 
     @property
     def count(self) -> int:
-        """How many were counted."""
+        """How many durations were counted."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """The bound below which a *share* of all lies; 0 if nothing was counted."""
+        """Return the bound below which a *share* of all durations lies; 0 if there is none."""
         left = share * self.count
         if not left:
             return 0.0
@@ -71,7 +70,7 @@ Labels = tuple[str, ...]
 
 
 class Metrics:
-    """What was found at one moment, by the names of the catalogue.
+    """The values of all metrics at one moment, by the names of the catalogue.
 
     ``metrics["pymq_messages_in_total"]`` is the sum over all labels; :meth:`value` takes some of
     them. ``str(metrics)`` is the text that Prometheus reads.
@@ -81,16 +80,16 @@ class Metrics:
         self._found: dict[str, list[tuple[Labels, Found]]] = {}
 
     def add(self, name: str, found: Found, *labels: str) -> None:
-        """Note a value, with as many *labels* as the catalogue has for it."""
+        """Add a value, with as many *labels* as the catalogue has for it."""
         self._found.setdefault(name, []).append((labels, found))
 
     def merge(self, other: Metrics) -> None:
-        """Note all that *other* has, too."""
+        """Add all values of *other*."""
         for name, samples in other._found.items():
             self._found.setdefault(name, []).extend(samples)
 
     def join(self) -> None:
-        """Make one value of those with the same labels, which several have noted: their sum."""
+        """Replace values with the same labels by their sum."""
         for name, samples in self._found.items():
             joined: dict[Labels, Found] = {}
             for labels, found in samples:
@@ -110,7 +109,7 @@ class Metrics:
         return self.value(name)
 
     def samples(self, name: str) -> Sequence[tuple[Mapping[str, str], Found]]:
-        """All values of a name, each with its labels."""
+        """Return all values of a metric, each with its labels."""
         names = METRICS[name].labels
         return [
             (dict(zip(names, labels, strict=True)), found)
@@ -118,10 +117,10 @@ class Metrics:
         ]
 
     def value(self, name: str, /, **labels: str) -> float:
-        """The sum of the values that have these *labels*; of a histogram, how many it counted.
+        """Return the sum of the values with these *labels*; of a histogram, its count.
 
         Raises:
-            KeyError: there is no metric of that name, or none of its labels is called so.
+            KeyError: there is no such metric, or it has no such label.
         """
         names, total = METRICS[name].labels, 0.0
         if unknown := sorted(labels.keys() - set(names)):

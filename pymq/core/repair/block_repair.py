@@ -1,13 +1,12 @@
-"""Completing this broker's copy of a sealed block from the brokers that hold all of it.
+"""Repairs one sealed block: completes this broker's copy from brokers that hold all of it.
 
-A block is sealed when its end is committed, not when every replica has it. The others bring
-themselves to exactly that end: what they have and the sealed log has not is cut off, what they lack
-is fetched. Nothing is cut before the end is committed. How many of them ask at the same time is the
-broker's affair (:mod:`~pymq.core.repair.repair_scheduler`).
+A block is sealed when its end is committed, which may be before every replica has it. A replica
+whose copy differs then truncates what the sealed log does not have, and fetches what it lacks. It
+truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler` bounds how
+many repairs fetch at the same time.
 
-A copy that is damaged is left as it is until another broker has sent the beginning of a sound one;
-then that takes its place. Meanwhile whoever wants to read the block here is told what is wrong with
-it, and all other blocks are served.
+A damaged copy stays until another broker has sent the first part of a sound one, which replaces it.
+Until then reads of the block on this broker return the error. All other blocks are served.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from pymq.errors import (
     PymqError,
 )
 
-REST = 10  # times retry_ms is how long nothing is written after a write that failed, at first ...
-REST_MAX = 600  # ... and at most, where the store has failed for good
+REST = 10  # times retry_ms: the pause after a failed write
+REST_MAX = 600  # times retry_ms: the longest pause, when the store has failed for good
 
 
 class RepairHost(ReplicaHost, LogHost, Protocol):
-    """What a repair needs of the broker around it."""
+    """The parts of the broker that a repair uses."""
 
     @property
     def slots(self) -> RepairScheduler:
-        """Whose turn it is to ask others."""
+        """The scheduler of this broker's repairs."""
         ...
 
     @property
     def lending(self) -> RepairThrottle:
-        """What others have asked for."""
+        """The reads for repairs of other brokers."""
         ...
 
 
 class BlockRepair:
-    """One sealed block that this broker is to hold and does not, or does not know to."""
+    """The repair of one sealed block of which this broker may not have a whole copy."""
 
     __slots__ = (
         "_asked",
@@ -77,30 +76,30 @@ class BlockRepair:
         self._host = host
         self._block = block
         self.log = log
-        self.deadline = NEVER  # of a rest: what waits for others has its deadlines with the slots
+        self.deadline = NEVER  # the end of a pause; the scheduler has the deadlines of answers
         self.is_done = False  # the copy is whole, durable and sealed
-        self._asked: str | None = None  # who is to answer, ...
-        self._asks = 0  # ... and what; answers have the number of what was asked
-        self._turn = 0  # which of the holders is asked first
-        self._refusals = 0  # answers in a row that were of no use
+        self._asked: str | None = None  # the holder that has a request of this repair
+        self._asks = 0  # the id of the last request
+        self._turn = 0  # rotates the order of holders
+        self._refusals = 0  # useless answers in a row
         self._is_sealing = False
-        self._failures = 0  # writes in a row that the store has refused for good
-        self._rests = False  # a write has failed: the next one is not before the deadline
-        self._is_short = False  # when it was read, the copy lacked something
-        self._is_unread = False  # the store could not say where the copy ends: it is asked again
-        self._create: CreateBlock | None = None  # the copy is begun with the first part of it
-        self.problem: PymqError | None = None  # why the copy here cannot be read, if so
+        self._failures = 0  # writes in a row that failed for good
+        self._rests = False  # a write failed: none before the deadline
+        self._is_short = False  # the copy was incomplete when it was recovered
+        self._is_unread = False  # the store could not find the end of the copy, and will try again
+        self._create: CreateBlock | None = None  # to be written with the first part
+        self.problem: PymqError | None = None  # why the copy cannot be read, if so
 
     def recover(self) -> None:
-        """Have the store say where the copy ends; :meth:`recovered` or :meth:`unreadable` follows.
+        """Let the store find the end of the copy; :meth:`recovered` or :meth:`unreadable` follows.
 
-        With replicas, what a crash has torn off comes from others. The only one was durable before
-        the block was sealed: what is bad in it is damage, and nothing may be cut off.
+        With other replicas a torn tail may be truncated, because they have it. A single replica was
+        durable before the block was sealed, so bad bytes are damage and nothing is truncated.
         """
         self.log.recover(is_open=len(self._block.replicas) > 1)
 
     def begin(self, topic: str, partition: str) -> None:
-        """Bring the log to where the sealed one is; it is recovered."""
+        """Truncate what the sealed log does not have and fetch the rest, once the log is recovered."""
         block, log = self._block, self.log
         if log.is_recovering:
             return
@@ -108,7 +107,7 @@ class BlockRepair:
         agreed = log.agreed(block.epochs, block.end) if block.epochs else min(log.end, block.end)
         if agreed < log.end:
             if self._rests:
-                # A cut has failed, and what is there was read at once: it is cut after the rest.
+                # A truncation has failed and the copy was read at once: truncate after the pause.
                 mark("repair.cut_later")
                 self._is_unread = True
                 return
@@ -124,26 +123,23 @@ class BlockRepair:
             self._go_on()
 
     def adopt(self, block: BlockNode) -> None:
-        """Others may hold the block now."""
+        """Take over the new metadata of the block: other brokers may hold it now."""
         self._block = block
         self._go_on()
 
     @property
     def is_known(self) -> bool:
-        """Whether the zkserver takes the copy for whole."""
+        """Whether the controller counts this copy as whole."""
         return self._host.me in self._block.in_sync
 
     def recovered(self, found: Recovered, topic: str, partition: str) -> None:
-        """The store has found where the copy ends."""
+        """Take in the end of the copy, which the store has found."""
         self.log.restore(found, ProducerTable())
         self.problem = None
         self.begin(topic, partition)
 
     def unreadable(self, error: PymqError, topic: str, partition: str, now: int) -> None:
-        """The store cannot say where the copy ends, because it is damaged or for some other reason.
-
-        What is damaged stays so; anything else may pass.
-        """
+        """Handle a failed recovery: replace a damaged copy, and try again after any other error."""
         self.problem = error
         if not isinstance(error, CorruptBlock | CorruptMetadata):
             mark("repair.unreadable")
@@ -158,15 +154,14 @@ class BlockRepair:
 
     @property
     def is_overrated(self) -> bool:
-        """Whether the zkserver takes the copy for whole, and it is not.
+        """Whether the controller counts this copy as whole, and it is not.
 
-        Where nobody waits for a disk, a copy counts that was not synced, and a power cut may take
-        the end of it.
+        Without syncs the controller counts copies whose end a power cut may remove.
         """
         end = self._block.end or 0
         return self._is_short and self.is_known and self.log.stable_end < end
 
-    # --- asking others --------------------------------------------------------------------------
+    # --- fetching from holders ------------------------------------------------------------------
 
     def _go_on(self) -> None:
         if self._rests or self.log.is_recovering:
@@ -176,12 +171,12 @@ class BlockRepair:
 
     @property
     def is_begun(self) -> bool:
-        """Whether some of the block is here."""
+        """Whether this broker has some of the block."""
         return self.log.size > 0
 
     @property
     def paced_bytes(self) -> int:
-        """About how many bytes it asks for next, if the block moves here; else 0."""
+        """About how many bytes the next request fetches, if the block moves here; else 0."""
         move = self._block.move
         if move is None or move.adding != self._host.me:
             return 0
@@ -190,7 +185,7 @@ class BlockRepair:
 
     @property
     def holders(self) -> Sequence[str]:
-        """The others that hold all of the block, those first that are heard of."""
+        """The other brokers that hold all of the block, live ones first."""
         host = self._host
         others = [name for name in self._block.in_sync if name != host.me]
         alive = [name for name in others if host.is_alive(name)]
@@ -202,7 +197,7 @@ class BlockRepair:
         return names[first:] + names[:first]
 
     def ask(self, holder: str) -> None:
-        """Ask *holder* for the next part; it is this repair's turn."""
+        """Request the next part from *holder*; the scheduler calls this."""
         if self._asked is not None:
             mark("repair.asked_again")
             self._turn += 1
@@ -213,7 +208,7 @@ class BlockRepair:
         host.send(holder, ReplicaFetch(self._asks, log.name, log.end, last, 0, limit, 0))
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> None:
-        """Take in a part of the block."""
+        """Take in the answer of a holder."""
         if source != self._asked or m.id != self._asks or m.offset != self.log.end:
             return
         self._asked = None
@@ -222,13 +217,13 @@ class BlockRepair:
             self._refusals = 0
         else:
             self._refusals += 1
-            self._turn += 1  # Another holder may have it sound.
+            self._turn += 1  # Another holder may have a sound copy.
             self._host.slots.rest(self, self._refusals, now)
 
     def _take(self, data: bytes) -> bool:
         end = self.log.end
         try:
-            # Who holds the block may have compacted it meanwhile.
+            # The holder may have compacted the block since the last part.
             clipped = clip(data, end)
             if clipped is not data:
                 mark("repair.clipped")
@@ -243,7 +238,7 @@ class BlockRepair:
         return True
 
     def _begin_copy(self) -> None:
-        """Begin a copy where there is none, or one that is damaged."""
+        """Create the block if it is missing, or replace a damaged copy."""
         if self._create is None:
             return
         if self.problem is not None:
@@ -254,14 +249,14 @@ class BlockRepair:
         self._create = None
 
     def leave(self) -> None:
-        """Ask for nothing any more."""
+        """Stop fetching."""
         self._asked = None
         self._host.slots.leave(self)
 
     # --- the disk -------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Go on after a rest."""
+        """Resume after a pause."""
         if now >= self.deadline:
             self._rests = False
             self.deadline = NEVER
@@ -272,25 +267,25 @@ class BlockRepair:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to write."""
+        """Whether :meth:`flush` has something to write."""
         log = self.log
         if log.is_recovering or log.is_writing or self.is_done or self._rests:
             return False
         return log.has_unwritten or (log.end == self._block.end and not self._is_sealing)
 
     def flush(self, ready: Ready) -> None:
-        """Add what is to be written to *ready*."""
+        """Add the pending writes to *ready*."""
         self.log.flush(ready, sync=False)
         if self.log.end == self._block.end:
             self._is_sealing = True
             self.log.seal_block(ready)
 
     def advance(self) -> None:
-        """The write is done."""
+        """Take in that the write is done."""
         if not self.log.advance():
             return
         self._failures = 0
-        self.log.release()  # Nobody is sent anything from here before it is whole.
+        self.log.release()  # Nothing is sent from an incomplete copy.
         if self._is_sealing:
             self.is_done = True
             self.leave()
@@ -298,11 +293,11 @@ class BlockRepair:
             self._go_on()
 
     def failed(self, now: int, *, is_fatal: bool) -> None:
-        """The write failed: try again, later, from what is on the disk by now.
+        """Handle a failed write: recover the copy and try again after a pause.
 
-        The store may have sealed the copy where it ended when its disk was full, and takes nothing
-        more into it then. After a failed sync nobody knows what is there before the next start,
-        and each part that is fetched until then is likely to be lost: the pauses grow.
+        When the disk was full the store may have sealed the copy where it ended, and appends no
+        more to it. After a failed sync the content of the disk is unknown until the next start, and
+        parts fetched until then are likely to be lost, so the pauses grow.
         """
         self.log.fail()
         mark("repair.write_failed")

@@ -1,7 +1,6 @@
-"""The sealed blocks of one partition that this broker is bringing to their end.
+"""The repairs of one partition on this broker.
 
-There may be thousands of them, as after a disk was replaced: nothing that happens to one of them
-has the others looked at.
+After a disk was replaced there may be thousands. No step of one repair iterates over the others.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pymq.errors import PymqError, ReplicaNotAvailable, StoreError
 
 
 class PartitionRepairs:
-    """The sealed blocks of one partition that this broker is bringing to their end."""
+    """The sealed blocks of one partition that this broker is repairing."""
 
     __slots__ = (
         "_dirty",
@@ -38,10 +37,10 @@ class PartitionRepairs:
     def __init__(self, host: RepairHost) -> None:
         self._host = host
         self._repairs: dict[int, BlockRepair] = {}  # by block number, as all of these
-        self._dirty: dict[int, BlockRepair] = {}  # have something to write
-        self._writing: dict[int, BlockRepair] = {}  # a write of theirs is under way
-        self._whole: dict[int, BlockRepair] = {}  # are whole, and the zkserver does not know
-        self._overrated: dict[int, BlockRepair] = {}  # are not, and it knows otherwise
+        self._dirty: dict[int, BlockRepair] = {}  # with something to write
+        self._writing: dict[int, BlockRepair] = {}  # with a write under way
+        self._whole: dict[int, BlockRepair] = {}  # whole, and the controller does not know
+        self._overrated: dict[int, BlockRepair] = {}  # not whole, and the controller counts it
         self._timers: TimerHeap[int] = TimerHeap()
         self.deadline = NEVER
 
@@ -49,7 +48,7 @@ class PartitionRepairs:
         return number in self._repairs
 
     def start(self, state: PartitionState, block: BlockNode, log: BlockLog | None) -> None:
-        """Bring *block* to its end, from *log* if it was open here until now."""
+        """Start to repair *block*, from *log* if it was open here until now."""
         fresh = log is None
         if log is None:
             name = state.block_id(block)
@@ -61,11 +60,11 @@ class PartitionRepairs:
         else:
             repair.begin(state.topic, state.partition)
             if log.is_writing:
-                self._writing[block.number] = repair  # of what was open when it was written
+                self._writing[block.number] = repair  # The write began while the block was open.
         self._note(block.number, repair)
 
     def adopt(self, state: PartitionState) -> None:
-        """Begin what is missing, and end what the zkserver knows to be whole."""
+        """Start missing repairs, and end those that the controller counts as whole."""
         me = self._host.me
         numbers = {block.number for block in state.blocks[:-1] if me in block.replicas}
         for number in [number for number in self._repairs if number not in numbers]:
@@ -79,16 +78,16 @@ class PartitionRepairs:
                 self.start(state, block, None)
 
     def stop(self) -> None:
-        """Nothing of the partition is to be here any more."""
+        """Drop all repairs: this broker no longer hosts the partition."""
         for number in list(self._repairs):
             self.drop(number)
 
     def ends(
         self, state: PartitionState, numbers: Iterable[int] | None = None
     ) -> list[tuple[str, str, int, int]]:
-        """How far copies go that the zkserver knows otherwise: (topic, partition, number, end).
+        """Return the ends of copies to report: (topic, partition, block number, end).
 
-        Of all that there are, or of those with *numbers*, which are whole.
+        These are the copies with *numbers*, or all of which the controller knows another end.
         """
         if numbers is None:
             numbers = (*self._whole, *self._overrated)
@@ -98,7 +97,7 @@ class PartitionRepairs:
         ]
 
     def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
-        """The store has found where a copy ends; whether it was one of these."""
+        """Take in the end of a copy, which the store has found; return whether it is repaired."""
         repair = self._repairs.get(found.block.number)
         if repair is None or not repair.log.is_recovering:
             return False
@@ -120,23 +119,23 @@ class PartitionRepairs:
 
     @property
     def are_overrated(self) -> bool:
-        """Whether the zkserver takes any of them for whole that is not."""
+        """Whether the controller counts a copy as whole that is not."""
         return bool(self._overrated)
 
     def problem(self, number: int) -> PymqError | None:
-        """Why the copy of a block that is here cannot be read, if so."""
+        """Return why this broker's copy of a block cannot be read, or None."""
         repair = self._repairs.get(number)
         return repair.problem if repair is not None else None
 
     @property
     def problems(self) -> list[PymqError]:
-        """Why copies that are here cannot be read."""
+        """Why copies on this broker cannot be read."""
         if not self._repairs:
             return []
         return [r.problem for r in self._repairs.values() if r.problem is not None]
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> bool:
-        """Take in a part of a block; whether it was for one of these."""
+        """Take in a part of a block; return whether that block is repaired here."""
         repair = self._repairs.get(m.block.number)
         if repair is None:
             return False
@@ -147,7 +146,7 @@ class PartitionRepairs:
     def lend(
         self, source: str, m: ReplicaFetch, state: PartitionState, problem: PymqError | None
     ) -> None:
-        """Let another broker complete its copy from a sealed block that is whole here."""
+        """Serve a part of a sealed block that is whole here to another broker's repair."""
         host = self._host
         blocks, number = state.blocks, m.block.number
         at = bisect_left(blocks, number, key=lambda block: block.number)
@@ -171,18 +170,18 @@ class PartitionRepairs:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to write."""
+        """Whether :meth:`flush` has something to write."""
         return bool(self._dirty)
 
     def flush(self, ready: Ready) -> None:
-        """Add what is to be written to *ready*."""
+        """Add the pending writes to *ready*."""
         dirty, self._dirty = self._dirty, {}
         for repair in dirty.values():
             repair.flush(ready)
         self._writing |= dirty
 
     def advance(self) -> list[int]:
-        """The write is done; which copies are whole by it, and the zkserver does not know."""
+        """Take in that the write is done; return the blocks that are whole and unreported."""
         writing, self._writing = self._writing, {}
         for number, repair in writing.items():
             repair.advance()
@@ -190,7 +189,7 @@ class PartitionRepairs:
         return [number for number in writing if number in self._whole]
 
     def failed(self, number: int, now: int, *, is_fatal: bool) -> bool:
-        """A write failed; whether it was of one of these."""
+        """Handle a failed write; return whether the block is repaired here."""
         repair = self._repairs.get(number)
         if repair is None:
             return False
@@ -198,10 +197,10 @@ class PartitionRepairs:
         self._note(number, repair)
         return True
 
-    # --- who has something to do ----------------------------------------------------------------
+    # --- sets by state --------------------------------------------------------------------------
 
     def _note(self, number: int, repair: BlockRepair) -> None:
-        """Take down what has become of one of them."""
+        """Update the sets and the timer of a repair after a change."""
         if repair.is_done and repair.is_known:
             self.drop(number)
             return
@@ -215,7 +214,7 @@ class PartitionRepairs:
         self.deadline = self._timers.due
 
     def drop(self, number: int) -> None:
-        """Let go of one, if there is such a one."""
+        """Drop the repair of a block, if there is one."""
         repair = self._repairs.pop(number, None)
         if repair is None:
             return

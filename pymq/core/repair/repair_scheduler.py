@@ -1,17 +1,18 @@
-"""Which repairs of one broker ask others for parts of sealed blocks: so many at once, in order.
+"""Schedules the repairs of one broker: a bounded number at once, in order.
 
-A broker whose disk was replaced lacks all of its sealed blocks at the same time. Of those a bounded
-number has a slot, whatever the partition: it keeps it from its first part to the end of its block,
-so that what is in memory and on its way is bounded, too. The others wait in line, and have no
-deadlines of their own. What was begun goes before what was not.
+A broker whose disk was replaced lacks all of its sealed blocks at the same time.
 
-Who holds blocks and leaves an ask unanswered is asked by nobody for as long as it was waited for,
-then by one repair at a time, and is waited for twice as long each time. So a broker that is away
-costs one slot, and one that is slow is given the time that it needs. A repair that none of its
-holders answers gives its slot to another one.
-
-Copies of blocks that move here are asked for at a bounded rate, and have no slot while they wait
-for that: they are no haste, while one that was rolled just now lacks what others have.
+==========  ========================================================================================
+slots       A bounded number of repairs has a slot each, across all partitions, and keeps it from
+            the first part to the end of the block. This bounds memory and requests in flight.
+queue       Other repairs wait without a deadline of their own. Begun repairs go first.
+timeouts    If a holder does not answer in time, no repair asks it for as long again, then one
+            repair at a time, with a timeout that doubles. So a broker that is away costs one slot,
+            and a slow broker gets the time that it needs.
+no holder   A repair whose holders all fail to answer gives its slot to another one.
+moves       Copies of blocks that move here are fetched at a bounded rate, without a slot while they
+            wait. They are less urgent than blocks that were just rolled.
+==========  ========================================================================================
 """
 
 from __future__ import annotations
@@ -26,46 +27,46 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.core.values import define
 
-PATIENCE = 2  # times retry_ms is how long an answer is waited for, and a rest lasts, at first ...
-PATIENCE_MAX = 50  # ... and at most
-SLOWER = 4  # an answer may take so many times as long as the last one
+PATIENCE = 2  # times retry_ms: the first timeout of an answer, and the first pause
+PATIENCE_MAX = 50  # times retry_ms: the longest of both
+SLOWER = 4  # times the duration of the last answer: the next timeout
 
 
 class Asker(Protocol):
-    """A repair, as far as it asks others."""
+    """A repair, as the scheduler uses it."""
 
     def __hash__(self) -> int:
-        """By what it is, not by how far it has got."""
+        """Hash by identity, not by progress."""
         ...
 
     @property
     def is_begun(self) -> bool:
-        """Whether some of the block is here."""
+        """Whether this broker has some of the block."""
         ...
 
     @property
     def paced_bytes(self) -> int:
-        """What it asks for next, if that counts towards the bounded rate; else 0."""
+        """Bytes of the next request, if they count towards the bounded rate; else 0."""
         ...
 
     @property
     def holders(self) -> Sequence[str]:
-        """Who may have what it lacks, whom to ask first first."""
+        """Brokers that may have the block, in the order in which to ask them."""
         ...
 
     def ask(self, holder: str) -> None:
-        """Ask *holder* for the next part."""
+        """Request the next part from *holder*."""
         ...
 
 
 @define
 class _Holder:
-    """A broker that is asked for parts."""
+    """A broker that repairs fetch from."""
 
-    patience_ms: int  # so long it is waited for
-    is_silent: bool = False  # it has left an ask unanswered, ...
-    since: int = 0  # ... as was found then, ...
-    until: int = 0  # ... and is not asked before this
+    patience_ms: int  # the timeout of its answers
+    is_silent: bool = False  # a request has timed out
+    since: int = 0  # when that was found
+    until: int = 0  # no request before this time
 
 
 class _Ask(NamedTuple):
@@ -74,36 +75,36 @@ class _Ask(NamedTuple):
 
 
 class RepairScheduler:
-    """The slots of one broker, and the repairs that wait for one."""
+    """The slots of one broker, and the repairs that wait for a slot."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
-        self._slots: dict[Asker, _Ask | None] = {}  # and what waits for an answer, if anything
+        self._slots: dict[Asker, _Ask | None] = {}  # with the request in flight, if any
         self._waiting: OrderedDict[Asker, None] = OrderedDict()
-        self._timers: TimerHeap[Asker] = TimerHeap()  # of answers and of rests
+        self._timers: TimerHeap[Asker] = TimerHeap()  # timeouts of answers, and ends of pauses
         self._holders: dict[str, _Holder] = {}
-        self._paced_until_us = 0  # what was asked for by now takes so long at the bounded rate
-        self.deadline = NEVER  # when :meth:`tick` has something to do; perhaps too early
+        self._paced_until_us = 0  # when the requested bytes are through at the bounded rate
+        self.deadline = NEVER  # when :meth:`tick` has something to do; may be too early
 
     @property
     def is_wanted(self) -> bool:
         """Whether :meth:`fill` may have something to do."""
         return bool(self._waiting)
 
-    # --- what repairs say -----------------------------------------------------------------------
+    # --- calls of repairs -----------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
-        """*repair* lacks a part; may be repeated. It is asked for when it is its turn."""
+        """Queue *repair*, which lacks a part. A repeated call changes nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
         if repair not in self._waiting:
             self._waiting[repair] = None
             if repair in self._slots or repair.is_begun:
-                # A block that was rolled just now lacks little, and nobody has more copies of it.
+                # A block that was just rolled lacks little, and has no further copies yet.
                 self._waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
-        """*holder* has answered what *repair* asked last, be it late."""
+        """Take in that *holder* has answered the last request of *repair*, perhaps late."""
         found = self._holders.get(holder)
         ask = self._slots.get(repair)
         if found is not None:
@@ -118,22 +119,22 @@ class RepairScheduler:
             self._slots[repair] = None
 
     def rest(self, repair: Asker, times: int, now: int) -> None:
-        """What was answered is of no use, for the *times*-th time in a row: ask later again."""
+        """Pause *repair* after the *times*-th useless answer in a row, then queue it again."""
         self.leave(repair)
         retry = self._config.retry_ms
         self._timers.set(repair, now + min(PATIENCE << min(times - 1, 16), PATIENCE_MAX) * retry)
         self.deadline = self._timers.due
 
     def leave(self, repair: Asker) -> None:
-        """*repair* lacks nothing, or cannot go on now, or is given up."""
+        """Remove *repair*: it is complete, cannot continue now, or is dropped."""
         self._slots.pop(repair, None)
         self._waiting.pop(repair, None)
         self._timers.drop(repair)
 
-    # --- what the broker does -------------------------------------------------------------------
+    # --- calls of the broker --------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due: answers that have not come, and rests that are over."""
+        """Queue repairs again whose answer has timed out or whose pause has ended."""
         for repair in self._timers.over(now):
             ask = self._slots.pop(repair, None)
             if ask is not None:
@@ -145,14 +146,14 @@ class RepairScheduler:
     def _missed(self, ask: _Ask, now: int) -> None:
         holder = self._holders[ask.holder]
         if holder.is_silent and ask.at < holder.since:
-            return  # One of several that were asked before it was known.
+            return  # One of several requests from before the first timeout.
         holder.is_silent, holder.since = True, now
         holder.until = now + holder.patience_ms
         most = PATIENCE_MAX * self._config.retry_ms
         holder.patience_ms = min(2 * holder.patience_ms, most)
 
     def fill(self, now: int) -> None:
-        """Let those ask whose turn it is; once a turn, when all of it is known."""
+        """Give free slots to waiting repairs and let them ask; called at the end of each turn."""
         waiting = self._waiting
         while waiting:
             repair = next(iter(waiting))
@@ -177,7 +178,7 @@ class RepairScheduler:
                 holder = self._holders[name] = _Holder(patience_ms)
             if not holder.is_silent or now >= holder.until:
                 due = now + holder.patience_ms
-                holder.until = due  # If it is silent, the next one waits for what becomes of this.
+                holder.until = due  # If it is silent, other repairs wait for this answer.
                 self._slots[repair] = _Ask(name, now)
                 self._timers.set(repair, due)
                 if paced:
@@ -186,7 +187,7 @@ class RepairScheduler:
                 repair.ask(name)
                 return
             until = holder.until if until is None else min(until, holder.until)
-        self._slots.pop(repair, None)  # It comes again when there are others to be asked.
+        self._slots.pop(repair, None)  # It is queued again when a holder may be asked.
         if until is not None:
             mark("repair.nobody_answers")
             self._timers.set(repair, until)

@@ -1,8 +1,7 @@
-"""What a broker sends others of sealed blocks: a bounded number of bytes a turn, in their order.
+"""Bounds how many bytes a turn a broker reads for the repairs of others.
 
-What is read in a turn is in memory at the same time, and whoever waits for the open blocks waits
-for it, too. So what comes beyond the bound is read in the turns that follow; and what others ask
-otherwise takes nothing from it.
+All reads of a turn are in memory together, and they delay answers about open blocks. Reads beyond
+the bound are done in later turns, in order. Other requests do not count towards it.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from pymq.core.types import NEVER, BlockId
 
 
 class RepairThrottle:
-    """The parts of sealed blocks that others have asked one broker for.
+    """The queue of reads for repairs of other brokers.
 
-    *turn_bytes* are what they ask for; the store reads more where a single batch is larger.
+    *turn_bytes* bounds the requested bytes; the store reads more if a single batch is larger.
     """
 
     def __init__(self, turn_bytes: int) -> None:
         self._turn_bytes = turn_bytes
         self._line: OrderedDict[tuple[str, BlockId], Read] = OrderedDict()
-        self._at = -1  # the last turn in which something was read ...
-        self._left = 0  # ... and what may be read in that
+        self._at = -1  # the last turn with a read
+        self._left = 0  # bytes left in that turn
         self.deadline = NEVER  # when :meth:`fill` has something to do
 
     def add(self, read: Read) -> None:
-        """Have *read* done when it is its turn. Who asks again keeps its place, and asks once."""
+        """Queue *read*. A repeated request replaces the first one and keeps its place."""
         self._line[read.peer, read.block] = read
         self.deadline = self._at + 1
 
     def fill(self, ready: Ready, now: int) -> None:
-        """Add to *ready* what may be read by now; at least one, however large."""
+        """Add reads to *ready* up to the bound of this turn; the first one however large."""
         line = self._line
         if not line:
             return

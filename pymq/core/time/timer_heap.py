@@ -1,4 +1,4 @@
-"""When what is due, of many things, found without a look at all of them."""
+"""Deadlines of many keys, with the expired ones found without a scan."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TimerHeap(Generic[K]):
-    """Deadlines by key. Putting one off is as cheap as a dictionary, so most cost no more.
+    """Deadlines by key. To postpone one costs a dictionary write, the most frequent case.
 
-    What is in the heap may be too early, never too late: it is looked at when it seems due.
+    Entries of the heap may be too early, never too late, and are checked when they expire.
     """
 
     __slots__ = ("_armed", "_armings", "_due", "_heap", "due")
 
     def __init__(self) -> None:
-        self.due = NEVER  # of the first; any thread may read it, and it may be too early
+        self.due = NEVER  # the first deadline, perhaps too early; any thread may read it
         self._due: dict[K, int] = {}
-        self._armed: dict[K, int] = {}  # the earliest of each in the heap
+        self._armed: dict[K, int] = {}  # the earliest entry of each key in the heap
         self._heap: list[tuple[int, int, K]] = []
         self._armings = 0
 
@@ -30,7 +30,7 @@ class TimerHeap(Generic[K]):
         return key in self._due
 
     def set(self, key: K, due: int) -> None:
-        """*key* is due at *due*, whatever was said of it before."""
+        """Set the deadline of *key* to *due*."""
         self._due[key] = due
         if due < self._armed.get(key, NEVER):
             self._armed[key] = due
@@ -39,23 +39,23 @@ class TimerHeap(Generic[K]):
             self.due = min(self.due, due)
 
     def sooner(self, key: K, due: int) -> None:
-        """*key* is due at *due*, or before that if it was."""
+        """Set the deadline of *key* to *due*, unless it has an earlier one."""
         if due < self._due.get(key, NEVER):
             self.set(key, due)
 
     def drop(self, key: K) -> None:
-        """*key* is not due any more."""
+        """Remove the deadline of *key*."""
         self._due.pop(key, None)
 
     def clear(self) -> None:
-        """Nothing is due any more."""
+        """Remove all deadlines."""
         self._due.clear()
         self._armed.clear()
         self._heap.clear()
         self.due = NEVER
 
     def settle(self) -> None:
-        """Let :attr:`due` be exact, until something is changed."""
+        """Make :attr:`due` exact, until the next change."""
         heap = self._heap
         while heap:
             armed, _, key = heap[0]
@@ -65,18 +65,18 @@ class TimerHeap(Generic[K]):
                     break
                 del self._armed[key]
                 if due is not None:
-                    self.set(key, due)  # Later, so that it does not come to be the first before.
+                    self.set(key, due)  # It is later, so this loop does not see it as due.
             heappop(heap)
         self.due = heap[0][0] if heap else NEVER
 
     def over(self, now: int) -> list[K]:
-        """Take out what is due."""
+        """Remove and return the keys whose deadline is at or before *now*."""
         found: list[K] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
             armed, _, key = heappop(heap)
             if self._armed.get(key) != armed:
-                continue  # An earlier one took its place.
+                continue  # An earlier entry replaced it.
             del self._armed[key]
             due = self._due.get(key)
             if due is None:
