@@ -1,12 +1,12 @@
-"""What clients, brokers and zkservers say to each other: one value class a message.
+"""Messages between clients, brokers and zkservers: one value class each.
 
-A request carries an ``id`` that its sender chose; the answer carries it back. An answer either
-holds its result or an ``error``, never both. Payload is a list of record batches, which every hop
-passes on by reference.
+A request carries an ``id`` that its sender chose, and the answer carries it back. An answer holds
+either its result or an ``error``. Payload is a list of record batches, which every hop passes on by
+reference.
 
-There is a module for each conversation, and here all of it under one name. :data:`Message` is any
-of the messages, ``get_args(Message)`` their classes; what is only a part of messages, as
-:class:`Lease`, is not among them.
+Each conversation has a module; this package exports all of them. :data:`Message` is the union of
+all messages and ``get_args(Message)`` their classes, without parts of messages such as
+:class:`Lease`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients ask the active zkserver."""
+"""Requests of clients to the controller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pymq.errors import PymqError
 
 @value
 class CreateTopic:
-    """Make a topic with partitions; *acks* UNSET leaves them without replicas."""
+    """Create a topic with partitions; *acks* UNSET leaves them without replicas."""
 
     id: int
     name: str
@@ -74,7 +74,7 @@ class Reassign:
     topic: str
     partition: str
     replicas: tuple[str, ...]
-    move_sealed: bool = False  # the sealed blocks are copied there, too
+    move_sealed: bool = False  # copy the sealed blocks there too
 
 
 @value
@@ -87,7 +87,7 @@ class Decommission:
 
 @value
 class Recommission:
-    """Take a decommission back: the broker may be given new blocks again."""
+    """Cancel a decommission: new blocks may be placed on the broker again."""
 
     id: int
     broker: str
@@ -95,14 +95,14 @@ class Recommission:
 
 @value
 class BalanceLeaders:
-    """Let brokers lead as many partitions as each other; answered with how many change leaders."""
+    """Spread leaderships evenly over brokers; the answer is how many partitions change leader."""
 
     id: int
 
 
 @value
 class RecoverPartition:
-    """Let a partition that nobody can lead go on with what is left, even if something is lost."""
+    """Let a partition without a possible leader continue with what is left, even with losses."""
 
     id: int
     topic: str
@@ -111,7 +111,7 @@ class RecoverPartition:
 
 @value
 class DescribeTopic:
-    """Ask for all about a topic."""
+    """Get the full description of a topic."""
 
     id: int
     name: str
@@ -119,21 +119,21 @@ class DescribeTopic:
 
 @value
 class ListTopics:
-    """Ask for the names of all topics."""
+    """Get the names of all topics."""
 
     id: int
 
 
 @value
 class DescribeCluster:
-    """Ask for the brokers and the controller."""
+    """Get the brokers and the controller."""
 
     id: int
 
 
 @value
 class GetMetadata:
-    """Ask where a topic's partitions are led (find_leader); makes internal topics on demand."""
+    """Get the leaders of a topic's partitions; creates internal topics on demand."""
 
     id: int
     topic: str
@@ -141,7 +141,7 @@ class GetMetadata:
 
 @value
 class Subscribe:
-    """Record who consumes a topic: a group for good, a reader for as long as it lives."""
+    """Record the subscription of a group, which is permanent, or of a reader while it lives."""
 
     id: int
     name: str
@@ -153,7 +153,7 @@ class Subscribe:
 
 @value
 class Unsubscribe:
-    """Forget a subscription: a group's if *group* names it, and else a reader's own."""
+    """Remove a subscription: the one of *group* if it is given, else the reader's own."""
 
     id: int
     name: str
@@ -163,7 +163,7 @@ class Unsubscribe:
 
 @value
 class Locate:
-    """Ask which live broker serves an offset of each partition of a subscription."""
+    """Find a live broker that serves a given offset of each partition of a subscription."""
 
     id: int
     name: str
@@ -173,7 +173,7 @@ class Locate:
 
 @value
 class Location:
-    """Where one partition can be read from; *error* says why it cannot."""
+    """The broker that serves one partition; *error* says why there is none."""
 
     partition: str
     offset: int
@@ -185,13 +185,13 @@ class Location:
 
 @value
 class InitProducer:
-    """Take over a producer's name: its epoch rises and fences the one before.
+    """Take over a producer's name: its epoch rises and fences the earlier producer.
 
-    A request with the *run* of the one before gets the same epoch: processes that work on one task
-    together do not fence each other. An empty *run* is like no other.
+    A request with the same *run* as the last one gets the same epoch, so that processes of one task
+    do not fence each other. An empty *run* equals no other.
 
-    Without a name it asks for a block of ids. The answer is :class:`ProducerIds`; to those who do
-    not say that they take one it is the epoch alone, and the id is a hash of the name.
+    Without a name the request is for a block of ids. The answer is :class:`ProducerIds`. A client
+    without *takes_ids* gets the epoch alone, and its id is a hash of the name.
     """
 
     id: int
@@ -216,9 +216,9 @@ Result = (
 
 @value
 class UnderWay:
-    """The zkserver has begun to carry out a request that takes several commits; an Answer follows.
+    """The controller is carrying out a request that takes several commits; an Answer follows.
 
-    It is sent to a client that asks again, and only while the request is being carried out.
+    It answers repeated requests of a client in the meantime.
     """
 
     id: int
@@ -226,7 +226,7 @@ class UnderWay:
 
 @value
 class Answer:
-    """The zkserver's answer to a request."""
+    """The controller's answer to a request."""
 
     id: int
     result: Result = None

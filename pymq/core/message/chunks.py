@@ -1,9 +1,11 @@
-"""States of partitions that are too large for one message: taken apart, and put together again.
+"""Splits partition states that are too large for one message, and joins them again.
 
-A partition has as many blocks as it has rolled and not retired. A message takes only so much, so
-what is too much is told in several, each with some of the blocks: first the older ones, all of
-them sealed, at last those with the open one. Only the last one is confirmed, and only if the ones
-before have come; else all of them are sent again.
+A partition may have any number of blocks, but a message is bounded. So the controller sends a large
+state in several messages, each with some of the blocks:
+
+1. The older blocks come first, all of them sealed. The last message has the open block.
+2. The broker confirms only the last message, and only if it has all messages before it.
+3. Without a confirmation the controller sends all of them again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pymq.core.types import TopicPartition
 
 
 def size(state: PartitionState) -> int:
-    """How many bytes of a message a state takes, at least about."""
+    """Return about how many bytes a state takes in a message."""
     return 500 + sum(map(_block_size, state.blocks))
 
 
@@ -27,7 +29,7 @@ def _block_size(block: BlockNode) -> int:
 
 
 def split(state: PartitionState, most: int) -> Iterator[PartitionState]:
-    """The state in parts of about *most* bytes, which have at least one block each."""
+    """Split the state into parts of about *most* bytes, with at least one block each."""
     if size(state) <= most:
         yield state
         return
@@ -42,14 +44,14 @@ def split(state: PartitionState, most: int) -> Iterator[PartitionState]:
 
 
 class MessageChunks:
-    """What a broker has been told of states that are not complete yet."""
+    """The received parts of states that are incomplete."""
 
     def __init__(self) -> None:
-        # By partition: topic id, epoch and version, and the blocks by how many lie before them.
+        # By partition: (topic id, epoch and version), and blocks by the number of earlier blocks.
         self._held: dict[TopicPartition, tuple[object, dict[int, tuple[BlockNode, ...]]]] = {}
 
     def is_part(self, state: PartitionState) -> bool:
-        """Whether more follows; if so, it is kept for :meth:`whole`."""
+        """Return whether more parts follow, and if so keep this one for :meth:`whole`."""
         if not state.blocks or state.blocks[-1].end is None:
             return False
         mark("parts.kept")
@@ -61,7 +63,7 @@ class MessageChunks:
         return True
 
     def whole(self, state: PartitionState) -> PartitionState | None:
-        """The state with what was told of it before; None if something of that has not come."""
+        """Join the last part with the earlier ones; None if one of them is missing."""
         which, found = self._held.pop(TopicPartition(state.topic, state.partition), (None, {}))
         if not state.earlier:
             return state
@@ -75,7 +77,7 @@ class MessageChunks:
         return attrs.evolve(state, blocks=(*blocks, *state.blocks), earlier=0)
 
     def forget(self) -> None:
-        """Nobody goes on with what was begun."""
+        """Drop all incomplete states: their sender has been replaced."""
         self._held.clear()
 
 

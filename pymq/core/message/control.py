@@ -1,4 +1,4 @@
-"""What brokers and the active zkserver say to each other, and what only brokers can report."""
+"""Messages between brokers and the controller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pymq.errors import PymqError
 
 @value
 class RegisterBroker:
-    """A broker has started, or the zkserver has; answered by LeaderAndIsr for all it hosts."""
+    """Registers a broker after it or the controller has started.
+
+    The answer is a LeaderAndIsr with all that the broker hosts.
+    """
 
     id: int
     name: str
@@ -30,9 +33,9 @@ class BrokerHeartbeat:
 
 @value
 class ControlledShutdown:
-    """A broker is about to stop, and asks that others lead what it leads (as in KIP-143).
+    """A broker is about to stop and hands over its leaderships (as in KIP-143).
 
-    Answered with how many partitions it leads still; it asks again until there are none.
+    The answer is the number of partitions that it still leads. It asks again until that is 0.
     """
 
     id: int
@@ -42,10 +45,10 @@ class ControlledShutdown:
 
 @value
 class LeaderAndIsr:
-    """What a broker is to host, as far as it has changed; *full* lists all there is.
+    """The changed partitions that a broker hosts; with *full*, all of them.
 
-    It is for one *incarnation* of the broker: one that has been started anew since, perhaps with
-    another disk, has nothing to do with what was meant for the one before (KIP-380).
+    It is for one *incarnation* of the broker. A later one, which may have another disk, ignores it
+    (KIP-380).
     """
 
     id: int
@@ -54,7 +57,7 @@ class LeaderAndIsr:
     partitions: tuple[PartitionState, ...]
     full: bool = False
     incarnation: int = 0
-    secret: bytes = b""  # that grants of producers' ids are checked with
+    secret: bytes = b""  # for checking grants of producer ids
 
 
 @value
@@ -69,11 +72,11 @@ class LeaderAndIsrAnswer:
 
 @value
 class StopReplica:
-    """Give up a partition; *delete* removes its blocks too. Answered by :class:`Stopped`.
+    """Stop hosting a partition; *delete* removes its blocks too. Answered by :class:`Stopped`.
 
-    Without a *partition*, it is for all of the topic that has *topic_id*, whatever is left of it.
-    It is sent until it is confirmed, so what it names may have been given up before, and the broker
-    may have been started anew since and know of nothing but files.
+    Without a *partition* it is about all that is left of the topic with *topic_id*. The controller
+    repeats it until it is confirmed. So the partition may be gone already, or the broker may have
+    restarted and know only of the files.
     """
 
     id: int
@@ -81,14 +84,16 @@ class StopReplica:
     topic: str
     topic_id: str
     partition: str
-    epoch: int  # a partition that the broker has at a later epoch was given to it again since
+    epoch: (
+        int  # a broker that has the partition at a later epoch was assigned it again, and keeps it
+    )
     delete: bool
     index: int = -1  # of the partition; -1 for the whole topic
 
 
 @value
 class Stopped:
-    """What StopReplica named is not here, and that is durable."""
+    """The broker has nothing of what StopReplica named, durably."""
 
     id: int
     broker: str
@@ -96,10 +101,10 @@ class Stopped:
 
 @value
 class Seal:
-    """Take no more records into a block; *epoch* fences every leader before.
+    """Seal a block; *epoch* fences all earlier leaders.
 
-    The leader answers once everything that it has taken in is committed. With *takeover* the leader
-    is gone: each in-sync replica stops following it and answers where its own copy ends.
+    The leader answers once everything that it has appended is committed. With *takeover* the leader
+    is gone: each in-sync replica stops following it and answers with the end of its own copy.
     """
 
     controller_epoch: int
@@ -108,15 +113,15 @@ class Seal:
     block: int
     epoch: int
     takeover: bool = False
-    topic_id: str = ""  # of the topic that is meant; "": not told
+    topic_id: str = ""  # of the topic that is meant; "": not given
 
 
 @value
 class Sealed:
-    """The block ends at *end*, durably, and nothing can be added to it.
+    """The block ends at *end*, durably, and takes no more appends.
 
-    *holders* are the replicas that are known to hold all of it; *leader_epoch* is the epoch under
-    which it was sealed, which in a Raft block may be higher than the zkserver's.
+    *holders* are the replicas that are known to hold all of it. *leader_epoch* is the epoch under
+    which it was sealed; in a Raft block it may be higher than the controller's.
     """
 
     topic: str
@@ -130,18 +135,18 @@ class Sealed:
     holders: tuple[str, ...] = ()
     leader_epoch: int = 0
     error: PymqError | None = None
-    incarnation: int = 0  # of the broker; 0: not told
-    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins) of the block's batches
-    past: bytes = b""  # the producers as of *end*, for the next block
-    topic_id: str = ""  # of the topic that is meant; "": not told
-    controller_epoch: int = 0  # of the zkserver that has asked; 0: not told
+    incarnation: int = 0  # of the broker; 0: not given
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset) of the block's batches
+    past: bytes = b""  # the producer state as of *end*, for the next block
+    topic_id: str = ""  # of the topic that is meant; "": not given
+    controller_epoch: int = 0  # of the request; 0: not given
 
 
 @value
 class TransferLeader:
-    """The leader of a Raft block is to hand its leadership to *target*, if that has all of it.
+    """Transfer the leadership of a Raft block to *target*, if that replica has all of it.
 
-    Nothing answers it but the change of the leader; it is sent again.
+    There is no answer. The controller repeats it until the leader has changed.
     """
 
     controller_epoch: int
@@ -154,7 +159,7 @@ class TransferLeader:
 
 @value
 class RollWanted:
-    """The leader finds its open block large or old enough."""
+    """The leader's open block is large or old enough to roll."""
 
     topic: str
     partition: str
@@ -165,34 +170,34 @@ class RollWanted:
 
 @value
 class RetireBlocks:
-    """The leader finds all blocks before number *before* beyond the retention."""
+    """The blocks before number *before* are past the retention, as the leader finds."""
 
     topic: str
     partition: str
     epoch: int
     before: int
-    topic_id: str = ""  # of the topic that is meant; "": not told
+    topic_id: str = ""  # of the topic that is meant; "": not given
 
 
 @value
 class BlockSizes:
-    """Compaction has rewritten sealed blocks."""
+    """The sizes of sealed blocks after compaction."""
 
     topic: str
     partition: str
     sizes: tuple[tuple[int, int], ...]  # (block number, bytes)
-    topic_id: str = ""  # of the topic that is meant; "": not told
+    topic_id: str = ""  # of the topic that is meant; "": not given
 
 
 @value
 class AlterIsr:
-    """The leader of a fetch block wants another in-sync set.
+    """The leader of a fetch block requests another in-sync set.
 
-    The new :class:`~pymq.core.metadata.nodes.PartitionState` is the answer; until it comes, the
-    leader counts on both sets. *version* is that of the state that the leader goes by: the wish is
-    refused, and the newer state sent again, when another change came before it (KIP-497), and when
-    the leader was started anew meanwhile: its disk may be another one. Who is to join and was
-    started anew since the leader has heard of it, as *incarnations* tell, is left out (KIP-903).
+    The answer is the new :class:`~pymq.core.metadata.nodes.PartitionState`. Until it comes, the
+    leader waits for the replicas of both sets. The controller refuses the request and sends the
+    newer state again in two cases: *version* is not the current one (KIP-497), or the leader has
+    restarted since, perhaps with another disk. It leaves out joining replicas whose broker has
+    restarted since the leader read its *incarnations* (KIP-903).
     """
 
     topic: str
@@ -201,54 +206,51 @@ class AlterIsr:
     epoch: int
     broker: str
     in_sync: tuple[str, ...]
-    version: int = 0  # 0: not told
-    incarnation: int = 0  # of *broker*; 0: not told
-    topic_id: str = ""  # of the topic that is meant; "": not told
-    incarnations: tuple[int, ...] = ()  # of those *in_sync*, one for each; 0, or (): not told
+    version: int = 0  # of the leader's state; 0: not given
+    incarnation: int = 0  # of *broker*; 0: not given
+    topic_id: str = ""  # of the topic that is meant; "": not given
+    incarnations: tuple[int, ...] = ()  # of *in_sync*, one for each; 0, or (): not given
 
 
 @value
 class BecomeLeader:
-    """The replicas of a Raft block have elected *broker* at *epoch*; repeated until it is known."""
+    """The replicas of a Raft block elected *broker* at *epoch*; repeated until it is recorded."""
 
     topic: str
     partition: str
     block: int
     epoch: int
     broker: str
-    topic_id: str = ""  # of the topic that is meant; "": not told
+    topic_id: str = ""  # of the topic that is meant; "": not given
 
 
 @value
 class Progress:
-    """Sealed blocks of which a broker now has all up to *end*; sent for many at once."""
+    """The ends of a broker's copies of sealed blocks; one message for many."""
 
     broker: str
     ends: tuple[tuple[str, str, int, int], ...]  # (topic, partition, block number, end)
-    incarnation: int = 0  # of the broker; 0: not told
-    topic_ids: tuple[str, ...] = ()  # of the topics in *ends*, one for each; (): not told
+    incarnation: int = 0  # of the broker; 0: not given
+    topic_ids: tuple[str, ...] = ()  # of the topics in *ends*, one for each; (): not given
 
 
 @value
 class OfflineReplica:
-    """A partition whose open block a broker cannot act on, because of its disk.
-
-    If it *is_damaged* that is all: the broker's disk is good for another block.
-    """
+    """A partition on whose open block a broker cannot act, because of its disk."""
 
     topic: str
     partition: str
     topic_id: str
-    is_damaged: bool
+    is_damaged: bool  # only this block is damaged: the disk can take another one
     why: str  # for people
 
 
 @value
 class OfflineReplicas:
-    """All replicas that are offline because of a broker's disk, alive as the broker is.
+    """All replicas of a live broker that are offline because of its disk.
 
-    As the offline log directories of KIP-858, but each partition by itself. It is told when that
-    changes, and again and again; of two reports the one with the lower *version* is out of date.
+    Like the offline log directories of KIP-858, but by partition. The broker sends it on each
+    change and repeats it. Of two reports the one with the lower *version* is outdated.
     """
 
     broker: str
@@ -259,7 +261,7 @@ class OfflineReplicas:
 
 @value
 class ReplicaEnds:
-    """How far a broker's replicas of open blocks reach; a hint, at most once a second."""
+    """The ends of a broker's replicas of open blocks; a hint, at most once a second."""
 
     broker: str
     incarnation: int
@@ -269,7 +271,7 @@ class ReplicaEnds:
 
 @value
 class DescribePartitions:
-    """Ask a broker for the state of partitions that it leads."""
+    """Get the state of partitions from the broker that leads them."""
 
     id: int
     partitions: tuple[tuple[str, str], ...]
@@ -277,7 +279,7 @@ class DescribePartitions:
 
 @value
 class PartitionReport:
-    """What only the leader knows of a partition."""
+    """The state of a partition that only its leader knows."""
 
     topic: str
     partition: str

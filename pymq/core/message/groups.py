@@ -1,4 +1,4 @@
-"""What members of consumer groups say to their coordinator."""
+"""Messages between members of consumer groups and their coordinator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Range = tuple[int, int]  # offsets from the first up to, not including, the seco
 
 @value
 class Join:
-    """Become a member of a group; a member that is known already may change what it wants."""
+    """Join a group; a known member may change its options."""
 
     id: int
     group: str
@@ -18,21 +18,22 @@ class Join:
     topic: str
     partitions: tuple[str, ...]  # as the member knows them
     assignor: str
-    session_ms: int  # the member is gone when it is silent for longer
+    session_ms: int  # a member that is silent for longer is removed
     ack_wait_ms: int
     max_deliver: int  # 0: no limit
-    reset: int  # BEGIN or END: where the group starts when it has no offset
-    topic_id: str = ""  # of the topic that is meant; "": not told
-    # Whether a partition is worked on by one member at a time: True always, False never, None where
+    reset: int  # BEGIN or END: where a group without an offset starts
+    topic_id: str = ""  # of the topic that is meant; "": not given
+    # Whether one member at a time consumes a partition: True always, False never, None if its
     # records have keys.
     ordered: bool | None = None
 
 
 @value
 class Heartbeat:
-    """A member is alive; *partitions* tells when the topic has grown, and is empty otherwise.
+    """A member is alive.
 
-    That is until it is answered (as in KIP-848, where what is not said has not changed).
+    *partitions* lists the topic's partitions after it has grown, until the coordinator answers;
+    otherwise it is empty (as in KIP-848, where missing fields are unchanged).
     """
 
     id: int
@@ -43,7 +44,7 @@ class Heartbeat:
 
 @value
 class Assigned:
-    """What a member of a group is to consume, as of a generation."""
+    """The partitions assigned to a member, as of a generation."""
 
     id: int
     generation: int = 0
@@ -53,7 +54,7 @@ class Assigned:
 
 @value
 class Leave:
-    """A member goes; *unread* are the leases that its application never saw."""
+    """A member leaves; *unread* are leased ranges that were not delivered to its application."""
 
     id: int
     group: str
@@ -65,9 +66,9 @@ class Leave:
 class Acquire:
     """Lease up to *max_records* for *member*.
 
-    *known* holds, for each partition that the member has been told of, where its log starts and
-    ends, and *unkeyed* ranges in them whose records have no key. Without anything to lease the
-    answer waits, at most *max_wait_ms*; the member's next Acquire ends the wait of the one before.
+    *known* holds the log start and end of each partition that the member knows, and *unkeyed* the
+    ranges in them whose records have no key. If there is nothing to lease, the answer waits for at
+    most *max_wait_ms*, or until the member's next Acquire.
     """
 
     id: int
@@ -77,14 +78,14 @@ class Acquire:
     max_records: int
     max_wait_ms: int
     unkeyed: tuple[tuple[str, int, int], ...] = ()
-    # Whether it takes records of partitions that are not its own, if it may. None: not told; then
-    # several members that have the same partition may be at work on what has keys.
+    # Whether it takes records of other members' partitions, if it may. None: not given; then
+    # several members of one partition may hold records with keys at a time.
     shares: bool | None = None
 
 
 @value
 class Lease:
-    """Records of one partition, leased to one member until it acknowledges or the time is up."""
+    """Records of one partition, leased to one member until it acknowledges or the lease expires."""
 
     partition: str
     start: int
@@ -95,34 +96,34 @@ class Lease:
 
 @value
 class Acquired:
-    """The leases; none when the wait was over."""
+    """The leases; none if the wait has ended without any."""
 
     id: int
     leases: tuple[Lease, ...] = ()
-    generation: int = 0  # another one than the member's: it is to send a heartbeat and see
+    generation: int = 0  # if it is not the member's, the member sends a heartbeat
     error: PymqError | None = None
 
 
 @value
 class Settle:
-    """What became of leased records. Not answered when *id* is 0."""
+    """Settles leased records. There is no answer if *id* is 0."""
 
     id: int
     group: str
     member: str
     acks: tuple[tuple[str, Range], ...] = ()
     nacks: tuple[tuple[str, Range, int], ...] = ()  # with the delay in ms before the next delivery
-    renewals: tuple[tuple[str, Range], ...] = ()  # still being worked on: the time begins anew
-    unread: tuple[tuple[str, Range], ...] = ()  # given back, as if never delivered
-    durable: bool = False  # answered once this, and all that came before, would survive a power cut
+    renewals: tuple[tuple[str, Range], ...] = ()  # still in work: their leases start anew
+    unread: tuple[tuple[str, Range], ...] = ()  # returned, as if never delivered
+    durable: bool = False  # answer when this and all before it survives a power cut
 
 
 @value
 class Settled:
-    """The acknowledgements are written; *refused* records had been leased to somebody else.
+    """The acknowledgements are written; *refused* records were not leased to the member.
 
-    *lapsed* says how many of those are not done and are delivered again. The others were done
-    already, or retention has taken them.
+    *lapsed* of those are not acknowledged and will be delivered again. The others were acknowledged
+    before, or removed by retention.
     """
 
     id: int
@@ -133,7 +134,7 @@ class Settled:
 
 @value
 class CommitOffset:
-    """Move a group's offset in a partition; only while the group has no members."""
+    """Set a group's offset in a partition; only while the group has no members."""
 
     id: int
     group: str
@@ -144,7 +145,7 @@ class CommitOffset:
 
 @value
 class DeleteGroup:
-    """Forget a group with its offsets; only while it has no members. Answered by Settled."""
+    """Delete a group and its offsets; only while it has no members. Answered by Settled."""
 
     id: int
     group: str
@@ -152,7 +153,7 @@ class DeleteGroup:
 
 @value
 class GetGroup:
-    """Ask for a group's state."""
+    """Get the state of a group."""
 
     id: int
     group: str
@@ -160,7 +161,7 @@ class GetGroup:
 
 @value
 class GetLeases:
-    """Ask what has become, in a group, of the records of a partition from *offset* on."""
+    """Get the state, in a group, of a partition's records from *offset* on."""
 
     id: int
     group: str
@@ -172,10 +173,10 @@ class GetLeases:
 
 @value
 class ListGroups:
-    """Ask for the names of the groups of one partition of the offsets topic.
+    """Get the names of the groups of one partition of the offsets topic.
 
-    Without a partition it is those of all that this broker coordinates, which need not be all of
-    those that whoever asks believes it to coordinate.
+    Without a partition these are all groups that the broker coordinates, which may be fewer than
+    the client expects.
     """
 
     id: int
@@ -184,31 +185,31 @@ class ListGroups:
 
 @value
 class GroupOffset:
-    """How far a group has got in one partition."""
+    """The position of a group in one partition."""
 
     topic: str
     partition: str
     committed: int
     delivered: int  # the offset after the last one that was ever leased
     in_flight: int  # records leased and not yet acknowledged
-    waiting: int = 0  # records that were given back and are to be delivered again
+    waiting: int = 0  # returned records that wait for redelivery
     holders: tuple[str, ...] = ()  # the members that hold those in flight
-    is_full: bool = False  # so much is open that no new record is leased
+    is_full: bool = False  # too much is unacknowledged to lease a new record
 
 
 @value
 class GroupMember:
-    """A member, what it has been assigned and what it asks for."""
+    """A member, its assignment and its pending request."""
 
     member: str
     topic: str
     partitions: tuple[str, ...]
-    source: str = ""  # the machine that speaks for it
+    source: str = ""  # the machine that sends its messages
     assignor: str = ""
     ack_wait_ms: int = 0
     max_deliver: int = 0
-    silent_ms: int = 0  # since it was last heard of
-    asks: tuple[str, ...] | None = None  # partitions it waits for records of; None: it asks nothing
+    silent_ms: int = 0  # since its last message
+    asks: tuple[str, ...] | None = None  # partitions of its waiting Acquire; None: there is none
 
 
 @value
@@ -225,23 +226,23 @@ class GroupState:
 
 @value
 class LeaseSpan:
-    """Records of a partition that have the same fate in a group."""
+    """A range of records with the same state in a group."""
 
     start: int
     end: int
-    state: str  # "available" (to be delivered again), "leased" or "acked"
-    member: str | None = None  # that holds them
+    state: str  # "available" (for redelivery), "leased" or "acked"
+    member: str | None = None  # the holder
     delivery_count: int = 0
-    due_ms: int = 0  # from now on: until they are available, or the lease runs out
+    due_ms: int = 0  # until they are available, or the lease expires
 
 
 @value
 class GroupLeases:
     """The answer to GetLeases.
 
-    What lies before *committed* is acknowledged, and what lies from *delivered* on was never handed
-    out. The spans are in order, and no more than were asked for; *known_end* is how far the group
-    knows the partition to reach.
+    Records before *committed* are acknowledged, and records from *delivered* on were never leased.
+    The spans are in order, at most as many as requested. *known_end* is the log end that the group
+    knows.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""What producers and readers say to the broker that leads a partition."""
+"""Messages between producers or readers and the broker that leads a partition."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import PymqError
 
-BEGIN = -2  # instead of an offset: where the log starts now
+BEGIN = -2  # instead of an offset: the current log start
 END = -1  # instead of an offset: the high watermark
 
 
 @value
 class Produce:
-    """Append one batch. ``acks`` NONE is not answered, unless another broker leads."""
+    """Append one batch. With ``acks`` NONE there is no answer, unless another broker leads."""
 
     id: int
     topic: str
     partition: str
     acks: AckMode
     batch: EncodedBatch
-    sync: bool = False  # durable when it is answered, whatever the topic's ``fsync``
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
-    grant: bytes = b""  # of the producer's id, where the cluster has keys
+    sync: bool = False  # synced before the answer, whatever the topic's ``fsync``
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    grant: bytes = b""  # of the producer's id, if the cluster has keys
 
 
 @value
 class Produced:
-    """The batch is in the log at *base_offset*, as safely as was asked for."""
+    """The batch is in the log at *base_offset*, as durable as the request's ``acks`` require."""
 
     id: int
     base_offset: int = -1
     epoch: int = 0
-    duplicate: bool = False  # it was there already
+    duplicate: bool = False  # the log had the batch before
     error: PymqError | None = None
 
 
 @value
 class GetSequence:
-    """Ask how far a producer has got in a partition."""
+    """Get the next sequence of a producer in a partition."""
 
     id: int
     topic: str
     partition: str
     producer_id: int
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
 
 
 @value
 class Sequence:
-    """The sequence that the producer's next record must have; 0 when nothing is known of it."""
+    """The sequence that the producer's next record must have; 0 for an unknown producer."""
 
     id: int
     next_sequence: int = 0
@@ -60,51 +60,51 @@ class Sequence:
 
 @value
 class Fetch:
-    """Read a partition from an offset (or BEGIN, END) on; waits at the high watermark."""
+    """Fetch a partition from an offset (or BEGIN, END); waits at the high watermark."""
 
     id: int
     topic: str
     partition: str
     offset: int
-    max_bytes: int  # 0: only tell where the log starts and ends, once it ends beyond *offset*
+    max_bytes: int  # 0: only return the log's start and end, once it ends beyond *offset*
     max_wait_ms: int
     end: int | None = None  # read nothing at or beyond it
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
-    any_replica: bool = False  # a follower may answer with what it knows to be committed (KIP-392)
-    verify: bool = False  # check bodies, too: what was sent for it before was damaged
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    any_replica: bool = False  # a follower may answer with records it knows as committed (KIP-392)
+    verify: bool = False  # check bodies too: the last answer was damaged
 
 
 @value
 class Fetched:
-    """Whole batches from the one that holds the asked offset on; what is before is skipped."""
+    """Whole batches from the one that holds the offset; the client skips earlier records."""
 
     id: int
     topic: str
     partition: str
-    offset: int  # the asked one, resolved
+    offset: int  # of the request, with BEGIN and END resolved
     log_start: int
     high_watermark: int
-    data: bytes = b""  # batches, one after the other
+    data: bytes = b""  # consecutive batches
     error: PymqError | None = None
-    # Ranges whose records have no key, as far as the leader knows; only if no data was asked for.
+    # Ranges whose records have no key, as far as the leader knows; only with *max_bytes* 0.
     unkeyed: tuple[tuple[int, int], ...] = ()
 
 
 @value
 class FindOffset:
-    """Ask for the first offset whose record is not older than a time."""
+    """Find the first offset whose record is at or after a timestamp."""
 
     id: int
     topic: str
     partition: str
     timestamp_ms: int
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
-    any_replica: bool = False  # a follower may answer by what it knows to be committed
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    any_replica: bool = False  # a follower may answer from records it knows as committed
 
 
 @value
 class OffsetFound:
-    """The offset; the high watermark when all records are older."""
+    """The offset, or the high watermark if all records are older."""
 
     id: int
     offset: int = -1
@@ -112,7 +112,7 @@ class OffsetFound:
 
 
 class Piece(NamedTuple):
-    """One batch of a topic, named by where it is."""
+    """One batch of a topic, by its place."""
 
     partition: str
     offset: int  # of its first record
@@ -121,9 +121,9 @@ class Piece(NamedTuple):
 
 @value
 class Copy:
-    """Append batches that another topic holds, in this order, as *producer_id* would have.
+    """Append batches of another topic, in this order, in the name of *producer_id*.
 
-    Only a broker that leads the partition and every one that the batches are in can do it.
+    The broker must lead the partition and all partitions of the batches.
     """
 
     id: int
@@ -132,17 +132,17 @@ class Copy:
     acks: AckMode  # LEADER or RAFT
     producer_id: int
     producer_epoch: int
-    base_sequence: int  # of the first record; those of all the others follow
-    origin: str  # the topic that holds them
+    base_sequence: int  # of the first record; the others follow
+    origin: str  # the topic of the batches
     pieces: tuple[Piece, ...]
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
     origin_id: str = ""
-    grant: bytes = b""  # of the producer's id, where the cluster has keys
+    grant: bytes = b""  # of the producer's id, if the cluster has keys
 
 
 @value
 class Copied:
-    """All of it is in the log, as safely as was asked for; an *error*: some of it may be."""
+    """All batches are in the log, as durable as ``acks`` require. After an *error* some may be."""
 
     id: int
     records: int = 0

@@ -1,4 +1,4 @@
-"""What brokers say to each other: that they are alive, and what belongs in their copies."""
+"""Messages between brokers: liveness and replication."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pymq.errors import PymqError
 
 @value
 class Ping:
-    """A broker is alive, as *incarnation*; *failed* are the open blocks on which it cannot act.
+    """A broker is alive, as *incarnation*; *failed* are open blocks on which it cannot act.
 
-    One for a pair of brokers, however many blocks they share: an idle block costs nothing. Where
-    *failed* would be long, most pings leave it out: what it *omits* is as it was told last.
+    There is one for each pair of brokers, however many blocks they share, so an idle block costs
+    nothing. If *failed* would be long, most pings leave it out.
     """
 
     incarnation: int
     failed: tuple[BlockId, ...] = ()
-    omits: bool = False
+    omits: bool = False  # *failed* is left out, and unchanged since the last ping that had it
 
 
 @value
 class ReplicaFetch:
-    """A follower asks for what comes after its own end, by whose log the last batch is *epoch*'s.
+    """A follower fetches what follows its log, whose last batch has *last_epoch*.
 
-    *offset* tells the leader how far the follower is safe, in the sense of the block's ack mode. Of
-    an *incarnation* that is no more it tells nothing, for the next may have lost what this one had
+    Before *offset* the follower's log is as durable as the block's ack mode requires. The
+    leader does not count this for a past *incarnation*: the next one may have lost that part
     (KIP-903).
     """
 
@@ -33,18 +33,18 @@ class ReplicaFetch:
     block: BlockId
     offset: int
     last_epoch: int
-    leader_epoch: int  # of the leader that the follower follows; 0: of a sealed block, from anyone
+    leader_epoch: int  # of the follower's leader; 0: a sealed block, from any holder
     max_bytes: int
     max_wait_ms: int
-    incarnation: int = 0  # of the follower; 0: not told
+    incarnation: int = 0  # of the follower; 0: not given
 
 
 @value
 class ReplicaFetched:
-    """Whole batches, or where the follower's log leaves the leader's.
+    """Whole batches, or the point where the follower's log diverges from the leader's.
 
     *diverging* is the largest epoch in the leader's log that is not above the follower's last one,
-    and the offset where it ends there: all that the follower has beyond is not of this log.
+    and the offset where that epoch ends in the leader's log. The follower truncates what is beyond.
     """
 
     id: int
@@ -59,25 +59,25 @@ class ReplicaFetched:
 
 @value
 class RaftAppend:
-    """AppendEntries (Raft, figure 2): what follows *prev*, whose last batch is of *prev_epoch*."""
+    """AppendEntries (Raft, figure 2): batches from *prev* on; the one before has *prev_epoch*."""
 
     block: BlockId
     epoch: int
     prev: int
     prev_epoch: int
     commit: int
-    data: bytes = b""  # batches, one after the other; empty to probe or to tell *commit*
+    data: bytes = b""  # consecutive batches; empty for a probe or a new *commit*
     round: int = 0  # of a read index that waits for an answer
-    error: PymqError | None = None  # the leader's disk could not be read: not sent on
+    error: PymqError | None = None  # of reading the leader's disk; such a message is not sent
 
 
 @value
 class RaftAppended:
-    """The follower's log is durable and the leader's up to *end*; or where to try again.
+    """The follower's log matches the leader's up to *end*, durably; or the point to retry from.
 
-    When *conflict* is set, a message that claimed the log up to *end* was refused, and so will be
-    all that was sent after it: the leader is to go on from the pair (epoch, end) of a batch that it
-    may have too. -1 for *end* tells a leader of an earlier term nothing but the term.
+    With *conflict* set, the follower refused a message that claimed the log up to *end*, and will
+    refuse those sent after it. The leader continues from *conflict*, the (epoch, end) of a batch
+    that it may have too. With *end* -1 the message only gives a leader of an earlier term the term.
     """
 
     block: BlockId
@@ -90,14 +90,14 @@ class RaftAppended:
 
 @value
 class RaftVote:
-    """RequestVote for a log that ends at *end* with *last_epoch*; *pre* only asks (thesis 9.6)."""
+    """RequestVote for a log that ends at *end* with *last_epoch*; *pre*: PreVote (thesis 9.6)."""
 
     block: BlockId
     epoch: int
     end: int
     last_epoch: int
     pre: bool
-    transfer: bool = False  # the leader wants it: its being alive is no reason to refuse
+    transfer: bool = False  # the leader asked for it, so voters ignore that it is alive
 
 
 @value
@@ -112,7 +112,7 @@ class RaftVoted:
 
 @value
 class RaftTimeout:
-    """TimeoutNow (thesis 3.10): campaign at once, without asking first."""
+    """TimeoutNow (thesis 3.10): campaign at once, without PreVote."""
 
     block: BlockId
     epoch: int
@@ -120,7 +120,7 @@ class RaftTimeout:
 
 @value
 class RaftSnapshot:
-    """InstallSnapshot: the state before *end*, for a follower to which the log goes not back."""
+    """InstallSnapshot: the state before *end*, for a follower that is behind the log's start."""
 
     block: BlockId
     epoch: int

@@ -99,7 +99,7 @@ class BlockRepair:
         self.log.recover(is_open=len(self._block.replicas) > 1)
 
     def begin(self, topic: str, partition: str) -> None:
-        """Truncate what the sealed log does not have and fetch the rest, once the log is recovered."""
+        """Truncate what the sealed log does not have and fetch the rest, if the log is known."""
         block, log = self._block, self.log
         if log.is_recovering:
             return
