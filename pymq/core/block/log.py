@@ -49,7 +49,7 @@ class LogHost(Protocol):
 
     @property
     def out(self) -> Ready:
-        """What the broker wants done in this turn."""
+        """The broker's :class:`Ready` of this turn."""
         ...
 
     def wall_ms(self, now: int) -> int:

@@ -1,11 +1,12 @@
-"""Finding out what the log of an open block holds, after a start.
+"""Recovery of an open block after a start: the end of its log, and its producer table.
 
-The store says where the block ends and what its batches tell of their producers since the last
-checkpoint. When there is none, the producers before it are known to the blocks before it only, so
-these are asked too, one by one, until one has a checkpoint.
+1. The store finds where the block ends, and reads its last checkpoint and the headers after it.
+2. If neither a checkpoint nor the metadata has a producer table, the store reads the blocks
+   before, newest first, until one has a checkpoint.
+3. The headers are replayed, oldest block first.
 
-A disk may fail to read what it can read the next time. So the store is asked again, ever more
-seldom, and until then the replica takes no part. What is damaged stays so.
+If the disk cannot read a block, it may succeed later. So the store retries with growing pauses, and
+meanwhile the replica takes no part. Damage is final.
 """
 
 from __future__ import annotations
@@ -22,51 +23,51 @@ from pymq.errors import CorruptBlock, CorruptMetadata, PymqError, StoreError
 
 
 def as_told(error: Exception) -> PymqError:
-    """What a store has met, as everybody else is told of it."""
+    """Return a store's error as a :class:`PymqError`, for answers and reports."""
     return error if isinstance(error, PymqError) else StoreError(str(error))
 
 
 def passes(error: Exception) -> bool:
-    """Whether a store has failed for want of what it gets again without anybody's help."""
+    """Whether a store lacks a resource that becomes free again, such as file descriptors."""
     return isinstance(error, StoreError) and error.details.get("passes") is True
 
 
 def may_pass(failed: RecoverFailed) -> bool:
-    """Whether what could not be read may be readable the next time."""
+    """Whether the store may be able to read the block the next time."""
     if failed.fatal or isinstance(failed.error, CorruptBlock | CorruptMetadata):
         return False
     return isinstance(failed.error, OSError)
 
 
 class Recovery:
-    """The parts that the store has found, newest block first."""
+    """Collects the parts that the store has found, newest block first."""
 
     __slots__ = ("_asked", "_found", "_host", "_is_known")
 
     def __init__(self, host: LogHost, is_known: Callable[[BlockNode], bool]) -> None:
         self._host = host
-        self._is_known = is_known  # whether all that a sealed block tells of producers is here
+        self._is_known = is_known  # whether a sealed block's producer table is complete here
         self._found: list[Recovered] = []
-        self._asked: BlockId | None = None  # the last of the blocks before it that was asked for
+        self._asked: BlockId | None = None  # the last earlier block that was requested
 
     def begin(self) -> None:
-        """Forget what was found."""
+        """Begin anew: drop what was found."""
         self._found, self._asked = [], None
 
     def awaits(self, block: BlockId, log: BlockLog) -> bool:
-        """Whether the store is to say something about *block*; it may have been asked for others.
+        """Whether recovery waits for the store's answer about *block*.
 
-        What was asked for a sealed block may come when that is not kept any more.
+        The store may also answer about others, such as a sealed block that is no longer kept.
         """
         return log.is_recovering and block == (self._asked or log.name)
 
     def add(self, found: Recovered, log: BlockLog, state: PartitionState) -> Recovered | None:
-        """Take in a part; once there is enough, restore *log* and return the open block's part.
+        """Take in a part. Once no more are needed, restore *log* and return the open block's part.
 
         Raises:
-            CorruptBlock: what was on the disk is not there any more.
+            CorruptBlock: records that were durable in this process are missing.
             CorruptMetadata: a checkpoint cannot be read.
-            StoreError: what was voted on is missing.
+            StoreError: the block has records, and its saved Raft state is missing.
         """
         self._found.append(found)
         first = self._found[0]
@@ -74,7 +75,7 @@ class Recovery:
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
         if is_voted and first.state is None and first.end > first.start:
             mark("partition.votes_lost")
-            # Nothing is accepted before a term is saved, so what was promised here is lost.
+            # A replica saves its term before it accepts records, so its votes are lost.
             raise StoreError(f"{first.block} has records, and what it has voted on is missing")
         if not self._restore(log, state):
             return None
@@ -87,7 +88,7 @@ class Recovery:
         if blocks[-1].past:
             before = ProducerTable.restore(blocks[-1].past)
         elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
-            # Without a snapshot the producers before this block are only in the block before.
+            # Without a snapshot, only the block before has the producer table.
             index = [block.number for block in blocks].index(found[-1].block.number) - 1
             earlier = blocks[index]
             if self._is_known(earlier):

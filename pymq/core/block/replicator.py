@@ -1,13 +1,13 @@
-"""What a partition asks of a replication discipline, and what it gives it, whichever it is.
+"""The contract between a partition and a replication discipline.
 
-The partition owns the open block's log: it stamps batches, hands them to the disk and knows what is
-durable. The replicator decides who may append, what of the log is committed, and what a follower
-must add or cut. The disciplines are :mod:`pymq.replication.solo`,
-:mod:`~pymq.replication.raft.raft` and
-:mod:`~pymq.replication.fetch`; a new one is a class with these methods, and a line in a factory.
+The partition owns the open block's log: it stamps batches, writes them and knows which are durable.
+The replicator decides which replica may append, what is committed, and what a follower must append
+or truncate. The disciplines are :mod:`pymq.replication.solo`, :mod:`~pymq.replication.raft.raft`
+and :mod:`~pymq.replication.fetch`. A new one is a class with the methods of :class:`Replicator`,
+and a line in a factory.
 
-What must not leave before something is durable is added to ``after`` in :meth:`Replicator.flush`,
-in the same :class:`~pymq.core.ready.Ready` as the write that it waits for.
+A message that must not leave before a write is durable is added to ``after`` in
+:meth:`Replicator.flush`, in the same :class:`~pymq.core.ready.Ready` as the write.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pymq.core.values import define
 
 @define
 class ReplicationConfig:
-    """How long replicas wait, and how much they send at once; milliseconds and bytes."""
+    """Timeouts (milliseconds) and sizes (bytes) of replication."""
 
     ping_ms: int = 50  # between two pings of a pair of brokers
-    election_ms: int = 150  # without a ping for so long, up to twice that, a broker seems gone
-    retry_ms: int = 100  # what was not answered is sent again
-    tell_ms: int = 20  # so long the word of a commit waits for data to go with; 0: goes at once
+    election_ms: int = 150  # without a ping, up to twice that, before a broker seems dead
+    retry_ms: int = 100  # before an unanswered message is sent again
+    tell_ms: int = 20  # a new high watermark waits for data to go with; 0: is sent at once
     append_bytes: int = 1 << 20  # in one message
-    in_flight: int = 8  # messages to a follower that has not answered yet
-    fetch_wait_ms: int = 500  # a follower's fetch waits so long for something new
-    lag_max_ms: int = 10_000  # a follower that has not caught up for so long leaves the in-sync set
-    repairs: int = 8  # sealed blocks for which a broker asks others at the same time
-    lend_bytes: int = 16 << 20  # of sealed blocks to others, in one turn of a broker
-    copy_bytes_s: int = 50 << 20  # a second, of sealed blocks that move to a broker; 0: no bound
+    in_flight: int = 8  # unanswered messages to a follower
+    fetch_wait_ms: int = 500  # a follower's fetch waits for new data
+    lag_max_ms: int = 10_000  # before a follower that has not caught up leaves the in-sync set
+    repairs: int = 8  # sealed blocks that a broker fetches at the same time
+    lend_bytes: int = 16 << 20  # of sealed blocks sent in one turn of a broker
+    copy_bytes_s: int = 50 << 20  # a second, of sealed blocks that move to a broker; 0: no limit
 
 
 class ReplicatedLog(Protocol):
@@ -44,7 +44,7 @@ class ReplicatedLog(Protocol):
 
     start: int  # of the block
     end: int  # the offset of the next record, written or not
-    stable_end: int  # what is before it is on the disk, as durable as the block's mode asks for
+    stable_end: int  # records before it are on disk, as durable as the ack mode requires
 
     def epoch_at(self, end: int) -> int:
         """The epoch of the batch that holds offset ``end - 1``; 0 at the start of the block."""
@@ -64,34 +64,34 @@ class ReplicatedLog(Protocol):
     def extend(self, data: bytes) -> None:
         """Append batches that the leader has stamped, as its follower.
 
-        They are checked here: any that does not follow on the one before, or is damaged, raises
-        :class:`~pymq.errors.CorruptBatch`, and nothing of *data* is appended.
+        Raises:
+            CorruptBatch: they are damaged or not contiguous; nothing is appended then.
         """
         ...
 
     def truncate(self, end: int) -> None:
-        """Cut off what is at *end* and beyond; *end* is where a batch ends."""
+        """Truncate the log to *end*, which is the end of a batch."""
         ...
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
-        """Whole batches from *offset* on if they are still in memory, at least one; else None.
+        """Return whole batches from *offset* on if they are cached, at least one; else None.
 
-        *offset* is where a batch begins. Empty when it is the end.
+        *offset* is where a batch begins. The result is empty if it is the end of the log.
         """
         ...
 
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
     ) -> None:
-        """Let the store fill ``answer.data`` from *offset* on, up to what is stable, and send it.
+        """Let the store fill ``answer.data`` with stable batches from *offset* on, and send it.
 
-        The store's end of it is asynchronous: what is sent is known by the follower's answer.
+        The store reads asynchronously; the follower's answer shows what was sent.
         """
         ...
 
 
 class ReplicaHost(Protocol):
-    """What a replicator needs of the broker around it."""
+    """The broker, as far as a replicator needs it."""
 
     @property
     def me(self) -> str:
@@ -100,17 +100,17 @@ class ReplicaHost(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """The number of this broker's life; a later one may have another disk."""
+        """This broker's incarnation; a later one may have another disk."""
         ...
 
     @property
     def rng(self) -> Rng:
-        """The dice."""
+        """The broker's random generator."""
         ...
 
     @property
     def replication(self) -> ReplicationConfig:
-        """How long to wait, and how much to send."""
+        """The replication timeouts and sizes."""
         ...
 
     def send(self, peer: str, message: Message) -> None:
@@ -122,7 +122,7 @@ class ReplicaHost(Protocol):
         ...
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker has been heard of lately and can act on the block."""
+        """Whether another broker seems alive and can act on the block."""
         ...
 
 
@@ -130,13 +130,13 @@ class Replicator(Protocol):
     """How the replicas of one open block agree."""
 
     high_watermark: int  # the first offset that is not committed; never goes back
-    leader: str | None  # who leads at that epoch, as far as is known
+    leader: str | None  # at this epoch, as far as this replica knows
     is_dirty: bool  # :meth:`flush` has something to add
     deadline: int  # when :meth:`tick` has something to do
 
     @property
     def epoch(self) -> int:
-        """The leader epoch (Raft's term) that this replica is at."""
+        """This replica's leader epoch (Raft's term)."""
         ...
 
     @property
@@ -146,23 +146,23 @@ class Replicator(Protocol):
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """The leader's: the replicas that keep up, as the discipline counts them."""
+        """On the leader: the in-sync replicas, as the discipline defines them."""
         ...
 
     def holders(self, end: int) -> tuple[str, ...]:
-        """The leader's: the replicas that are known to hold all of the log up to *end*."""
+        """On the leader: the replicas that are known to hold the log up to *end*."""
         ...
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """The zkserver has changed something about the block that is still open."""
+        """Adopt the controller's new state, in which the block is still open."""
         ...
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in what another replica says."""
+        """Take in a message of another replica."""
         ...
 
     def appended(self, now: int) -> None:
-        """The leader's: the log has a new end; send what is new."""
+        """On the leader: send the batches that were appended."""
         ...
 
     def tick(self, now: int) -> None:
@@ -170,42 +170,42 @@ class Replicator(Protocol):
         ...
 
     def flush(self, ready: Ready, now: int) -> None:
-        """Add to *ready* what must become durable, and what may leave only then.
+        """Add to *ready* the replicator's writes, and the messages that may leave after them.
 
         The log's own appends of this turn are in the same *ready*, up to ``log.end``.
         """
         ...
 
     def stable(self, end: int, now: int) -> None:
-        """What :meth:`flush` added is durable, and so is the own log up to *end*."""
+        """Take in that the writes of :meth:`flush`, and the log up to *end*, are durable."""
         ...
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Another broker seems gone, is back, or has started anew: ask :meth:`is_alive`."""
+        """Take in that :meth:`ReplicaHost.is_alive` has changed, or that a broker has restarted."""
         ...
 
     def transfer(self, peer: str, now: int) -> None:
-        """The leader's: hand leadership to *peer*, as soon as it has everything."""
+        """On the leader: transfer leadership to *peer* as soon as it has the whole log."""
         ...
 
     def relinquish(self, now: int) -> None:
-        """The leader's: hand leadership over at once, since the own disk has failed.
+        """On the leader: transfer leadership at once, because its disk has failed.
 
-        Nothing that is asked of this replica afterwards counts.
+        The partition does not use the replicator afterwards.
         """
         ...
 
 
 @define
 class Replica:
-    """What a replicator is made from."""
+    """The arguments from which a replicator is made."""
 
     block: BlockId
     log: ReplicatedLog
     host: ReplicaHost
-    state: PartitionState  # whose last block is the open one
-    saved: bytes | None  # what it saved last, before a restart
-    is_new: bool  # the block has just been made here, by the roll that named its leader
+    state: PartitionState  # its last block is the open one
+    saved: bytes | None  # the replicator's last saved state, from before a restart
+    is_new: bool  # created here just now, by the roll that appointed its leader
 
 
 ReplicatorFactory = Callable[[Replica, int], Replicator]

@@ -1,4 +1,4 @@
-"""Which blocks of a partition are to be kept; a pure function of what they are."""
+"""Retention: which blocks of a partition are kept, as a pure function."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pymq.core.metadata.topic_config import TopicConfig
 def first_kept(
     blocks: Sequence[BlockNode], open_bytes: int, config: TopicConfig, wall_ms: int
 ) -> int:
-    """The number of the oldest block to keep.
+    """Return the number of the oldest block to keep.
 
-    The open block, which is the last and has *open_bytes*, is always kept. By size, a block goes as
-    soon as the rest still holds ``retention_bytes``; by age, when its newest record is older than
-    ``retention_ms``.
+    The open block, which is the last and has *open_bytes*, is always kept. Retention by size
+    removes a block once the rest holds ``retention_bytes``; retention by age, once its newest
+    record is older than ``retention_ms``.
     """
     first, last = 0, len(blocks) - 1
     if config.retention_bytes is not None:
@@ -31,11 +31,12 @@ def first_kept(
 
 
 def newest_ms(block: BlockNode, following: BlockNode, config: TopicConfig) -> int:
-    """How new the newest record of a sealed block is taken to be.
+    """Return the time in milliseconds by which retention judges a sealed block's age.
 
-    A time that no broker would take in today says nothing: it came before the topic had its limit,
-    or by a clock that was wrong. Then it is when the *following* block was opened, since no record
-    came after that. One such record must not keep a partition for ever.
+    It is the newest timestamp, unless that is more than ``timestamp_after_max_ms`` later than the
+    opening of the *following* block: then it is that opening, since no record came after it. Such a
+    timestamp predates the topic's limit or comes from a wrong clock, and must not keep the
+    partition forever.
     """
     after, opened = config.timestamp_after_max_ms, following.opened_ms
     if after is not None and opened and block.max_timestamp > opened + after:

@@ -1,9 +1,14 @@
-"""How far the sealing of an open block has got on one broker.
+"""The seal of an open block on one broker.
 
-The leader seals in three steps: it takes in nothing more, it waits until all that it has is
-committed, it makes that durable with its index. In a Raft block the first step is a batch in the
-log, after which no later leader takes in anything either. A follower of a leader that is gone only
-stops to follow it, and says where its own copy ends.
+The leader seals in three steps:
+
+1. It appends no more records. In a Raft block it also appends a seal batch, after which no later
+   leader appends records either.
+2. It waits until its whole log is committed.
+3. It makes the log and its index durable.
+
+If the leader is gone (a takeover), a follower only stops following it and reports where its own
+copy ends.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from pymq.core.types import TopicPartition
 
 
 class Sealing:
-    """The seal of one open block, if it was asked for."""
+    """The seal of one open block, if the controller has requested one."""
 
     __slots__ = ("_is_raft", "_is_shared", "_is_written", "answer", "fenced", "request")
 
@@ -31,30 +36,30 @@ class Sealing:
 
     @property
     def is_parking(self) -> bool:
-        """Whether records that come now wait for the next block."""
+        """Whether new batches are parked for the next block."""
         return self.request is not None
 
     @property
     def is_fenced(self) -> bool:
-        """Whether this replica heeds its leader no more."""
+        """Whether this replica ignores its leader: the controller takes the block over."""
         return self.fenced is not None
 
     def begin(self, m: Seal) -> None:
-        """The zkserver wants the block sealed."""
+        """Begin the seal that the controller requests."""
         self.request = m
         if m.takeover:
             mark("sealing.fenced")
             self.fenced = m.controller_epoch
 
     def give_up(self) -> Seal | None:
-        """The block stays open; returns who had asked for the seal."""
+        """Give up the seal, so that the block stays open; returns the request, if any."""
         mark("sealing.given_up")
         request, self.request = self.request, None
         self.answer = self.fenced = None
         return request
 
     def must_write(self, log: BlockLog, replicator: Replicator) -> bool:
-        """Whether the disk is to be asked next: all that the block will hold is committed."""
+        """Whether the seal must be written now: all that the block will hold is committed."""
         if self.request is None or self.answer is not None or log.has_unwritten:
             return False
         if self.is_fenced or not self._is_shared:
@@ -64,13 +69,13 @@ class Sealing:
         return replicator.high_watermark == log.end
 
     def write(self, log: BlockLog, ready: Ready) -> None:
-        """Ask the disk."""
-        # A follower of a leader that is gone may have to follow another one in this block.
+        """Add the seal to *ready*."""
+        # A fenced replica may have to follow another leader in this block, so it stays open.
         log.seal_block(ready, keep_open=self.is_fenced)
         self._is_written = True
 
     def written(self, log: BlockLog) -> bool:
-        """The write is done; whether the block is sealed by it."""
+        """Take in that the write is done; returns whether it sealed the block."""
         was, self._is_written = self._is_written, False
         return was and self.request is not None and log.end == log.stable_end
 
@@ -83,7 +88,7 @@ class Sealing:
         replicator: Replicator,
         past: bytes,
     ) -> Sealed | None:
-        """The answer to the zkserver; *past* is what the next block is to know of producers."""
+        """Return the answer to the controller; *past* is the next block's producer table."""
         if self.request is None:
             return None
         mark("sealing.done")

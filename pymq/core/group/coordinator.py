@@ -146,7 +146,7 @@ class GroupCoordinator:
         """Take in a request of a client, or an answer of the offsets partition."""
         self._attention.look(now)
         if self.deadline <= now:
-            # What is due comes first: the request must not find sessions that have run out.
+            # First expire sessions, so that the request finds none that has run out.
             self.tick(now)
         if isinstance(m, Fetched):
             self._loaded(m, now)
@@ -251,7 +251,7 @@ class GroupCoordinator:
         """Take in the id of the topic that a member means: a topic of that name may have been
         recreated.
 
-        A coordinator that took over after the deletion has not heard of it.
+        A coordinator that took over after the deletion got no notice of it.
 
         Raises:
             StaleEpoch: a later topic of that name exists.

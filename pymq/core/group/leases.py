@@ -136,7 +136,7 @@ class Leases:
         return tuple(_described(span, now) for span in found[:limit])
 
     def available(self, end: int, now: int) -> Iterator[Range]:
-        """What may be leased before *end*, in the order of its offsets."""
+        """The ranges before *end* that may be leased, in the order of their offsets."""
         for span in self._spans:
             if span.state == AVAILABLE and span.due <= now:
                 yield span.start, span.end

@@ -443,6 +443,6 @@ def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:
-    """Return the strictest order that any member asks for."""
+    """Return the strictest order that any member requires."""
     found = set(said)
     return True if True in found else None if None in found or not found else False

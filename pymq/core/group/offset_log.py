@@ -58,7 +58,7 @@ class GroupHost(Protocol):
         ...
 
     def offsets_end(self, index: int) -> int:
-        """Where the partition's log ends; everything before it may turn out to be committed."""
+        """The end of the partition's log; everything before it may turn out to be committed."""
         ...
 
     def offsets_since(self, index: int, offset: int) -> None:

@@ -27,7 +27,7 @@ class TopicState:
     partitions: tuple[str, ...] = ()  # as members have reported
     reach: dict[str, tuple[int, int]] = Factory(dict)  # log start, high watermark; by partition
     _ids: dict[str, str] = Factory(dict)  # the topic id of each offset, if known
-    ordered: bool | None = None  # see Join; the strictest that a member asks for
+    ordered: bool | None = None  # see Join; the strictest of all members
     # Partitions that may have unordered records, and the idle members that wait for
     # them, in the order of their requests.
     open: dict[str, None] = Factory(dict)

@@ -73,7 +73,7 @@ class FetchHost(Protocol):
 
     @property
     def out(self) -> Ready:
-        """What the broker wants done in this turn."""
+        """The broker's :class:`Ready` of this turn."""
         ...
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -113,7 +113,7 @@ class FetchHandler:
 
     @property
     def open_start(self) -> int:
-        """Where the open block begins."""
+        """The first offset of the open block."""
         return self._starts[-1]
 
     # --- fetching -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Limits on the bytes of fetch answers that a broker reads and holds.
 
-A fetch costs its sender 26 bytes, and the broker all that it asks for, until the sender has taken
+A fetch costs its sender 26 bytes, and the broker all requested bytes, until the sender has taken
 the answer. So the broker reads only what it has room for. Room is counted for the node, for each
 account (the principal, or the connection if it has not authenticated) and for each connection:
 
@@ -8,7 +8,7 @@ account (the principal, or the connection if it has not authenticated) and for e
   ``fetch.max.bytes``).
 - An account holds at most as much as it leaves free. The first client that stops reading holds half
   of the node's bytes, the next one a quarter, and a newcomer still finds room (dynamic thresholds:
-  Choudhury and Hahne, 1998). The same rule holds for the connections of an account.
+  Choudhury and Hahne, 1998). The same rule holds for the connections of an account, in that half.
 - At most ``turn_bytes`` are read in a millisecond, since other requests wait meanwhile. Half of
   them is for fetches that wait already.
 - A read returns whole batches. A smaller request counts as :data:`BATCH_BYTES` until the outbox
@@ -174,7 +174,7 @@ class Fetches:
         self.deadline = NEVER  # when :meth:`next` may have one
 
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
-        """Return how many bytes may be read for *m* now; *m* asks for at least one.
+        """Return how many bytes may be read for *m* now; *m* requests at least one.
 
         0: it waits, and :meth:`next` returns it later. None: too many fetches of its connection,
         its account or all clients wait already.

@@ -78,7 +78,7 @@ class PartitionHost:
 
     @property
     def out(self) -> Ready:
-        """What the broker wants done in this turn."""
+        """The broker's :class:`Ready` of this turn."""
         return self._host.out
 
     @property

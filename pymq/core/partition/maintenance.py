@@ -38,7 +38,7 @@ class MaintainedReplica(Protocol):
         ...
 
     def has(self, block: BlockNode) -> bool:
-        """Whether all of a sealed block is here."""
+        """Whether the copy of a sealed block here is complete."""
         ...
 
 
@@ -47,7 +47,7 @@ class MaintenanceHost(Protocol):
 
     @property
     def out(self) -> Ready:
-        """What the broker wants done in this turn."""
+        """The broker's :class:`Ready` of this turn."""
         ...
 
     def wall_ms(self, now: int) -> int:
@@ -99,12 +99,12 @@ class Maintenance:
             self.want_roll(now)
 
     def lead(self, now: int) -> None:
-        """Begin to lead: the controller has heard none of this replica's requests."""
+        """Begin to lead: request a roll at once, if one is due."""
         self._asked_at = -ASK_RETRY_MS
         self.want_roll(now)
 
     def asked(self, now: int) -> None:
-        """Note that the controller was told of the seal.
+        """Note that the seal was reported to the controller.
 
         If it is replaced before it commits the roll, the roll is requested again.
         """

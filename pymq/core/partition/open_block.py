@@ -168,9 +168,7 @@ class OpenBlock:
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether the replica leads or hears from the leader, so it will learn what is
-        committed.
-        """
+        """Whether the replica leads or its leader seems alive, so it learns what is committed."""
         if not self.is_running:
             return False
         leader = self.leader
@@ -183,10 +181,10 @@ class OpenBlock:
 
     @property
     def knows_end(self) -> bool:
-        """Whether what was acknowledged before this replica led is below its high watermark.
+        """Whether records acknowledged before this replica led are below its high watermark.
 
-        A new Raft leader has all of it, but knows that it is committed only once an entry of its
-        own term is committed (Raft, section 8; Kafka KIP-207).
+        A new Raft leader has all of them, but knows that they are committed only once an entry of
+        its own term is committed (Raft, section 8; Kafka KIP-207).
         """
         if self.log is None or not self.log.epochs or self.node.acks is not AckMode.RAFT:
             return True
@@ -199,11 +197,11 @@ class OpenBlock:
             return max(self.visible, self.node.start)
         high = self.replicator.high_watermark
         if self.log is not None and self.log.seal_end is not None and high > self.log.seal_end:
-            # Later leaders may have appended no-ops in place of which the next block begins: a
-            # reader that read on behind them would miss the next block's first records.
+            # Later leaders may have appended no-ops at offsets where the next block begins. A
+            # reader that continued after them would miss the next block's first records.
             mark("partition.behind_the_seal")
             high = self.log.seal_end
-        # What was committed before a restart still is, as far as it is there.
+        # Records committed before a restart are still committed, up to the end of the log.
         known = self.log.committed if self.log is not None else 0
         return max(self.visible, high, known)
 
@@ -430,7 +428,7 @@ class OpenBlock:
         return not log.is_recovering and not log.is_writing
 
     def flush(self, ready: Ready, now: int, *, must_sync: bool) -> int:
-        """Add the pending write to *ready*; returns when a sync is due, if it asks for none."""
+        """Add the pending write to *ready*; returns when its sync is due, if that is later."""
         log, replicator = self.log, self.replicator
         assert log is not None
         assert replicator is not None
@@ -458,7 +456,7 @@ class OpenBlock:
         return self._sync_at
 
     def advance(self) -> bool:
-        """Take in that the write, if there was one, is done and as durable as the mode asks for."""
+        """Take in that a write, if any, is done and as durable as the ack mode requires."""
         return self.log is not None and self.replicator is not None and self.log.advance()
 
     def stable(self, now: int) -> None:

@@ -158,7 +158,7 @@ class Partition:
         """The open block if this broker is a replica of it and cannot act on it; else None.
 
         Its disk has failed, or is not the disk that the block was created on. Its pings tell the
-        other replicas, which would wait for it for ever while its broker is alive.
+        other replicas, which would wait for it forever while its broker is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self._holdings.holds(block)):
@@ -352,7 +352,7 @@ class Partition:
         self._host.role_changed(self, now)
 
     def step_down(self, now: int) -> None:
-        """Stop leading, whatever the replicator says."""
+        """Stop leading, whatever the replicator's role is."""
         if self._leads_at is not None:
             self._leads_at = None
             self._host.role_changed(self, now)
@@ -374,11 +374,11 @@ class Partition:
     # --- producing ------------------------------------------------------------------------------
 
     def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch, or say why not; answered when *m.acks* is fulfilled."""
+        """Append a batch or refuse it; the answer leaves when *m.acks* is fulfilled."""
         self._intake.produce(source, m, now)
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
-        """Tell how far a producer has got."""
+        """Answer how far a producer has got in this partition."""
         self._intake.sequence(source, m, now)
 
     # --- the disk -------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Partition:
             self.deadline = min(self.deadline, sync_at)
 
     def advance(self, now: int) -> None:
-        """Take in that the write is done, and durable as far as the ack mode asks for it."""
+        """Take in that the write is done, and as durable as the ack mode requires."""
         if whole := self._repairs.advance():
             self._tidings.tell_repairs(now, whole)
         opened = self.opened
@@ -483,7 +483,7 @@ class Partition:
     # --- reading --------------------------------------------------------------------------------
 
     def fetch(self, source: str, m: Fetch, now: int) -> None:
-        """Answer with batches, or wait until there are some, as the request says."""
+        """Answer with batches, or wait until there are some."""
         self._serving.fetch(source, m, now)
         if self.is_settled:
             self.deadline = min(self.deadline, self._serving.deadline)

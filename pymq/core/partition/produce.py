@@ -266,9 +266,7 @@ class ProduceHandler:
             self._host.reply(source, answer, now)
 
     def answer_due(self, local: int, committed: int, now: int) -> None:
-        """Answer the requests whose records are safe: on this disk, or on all that the mode asks
-        for.
-        """
+        """Answer the requests whose records are safe: on this disk, or committed."""
         if self._answers.until_committed and not self._partition.opened.is_voted and self._lacks():
             # All in-sync replicas have it, but the in-sync set has become too small meanwhile.
             committed = -1
