@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure everything, or some of it, and say which goals are met."""
+"""``python -m benchmarks``: measure all parts or some of them, and report which goals are met."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = {"tiny": 1, "default": 2, "long": 5}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; returns the exit code."""
+    """Run the command line; returns the exit code."""
     options = _options(arguments)
     if options.list:
         for part in all_parts():
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     parts: Sequence[Part], folder: Path, scale: str, runs: int
 ) -> tuple[list[PartResult], bool]:
-    """Run the parts; an interrupt ends it with those that are done, for all take an hour."""
+    """Run the parts, which take an hour; an interrupt keeps the results of the finished ones."""
     results = []
     try:
         for part in parts:

@@ -15,9 +15,9 @@ from benchmarks.plot import BLUE, FAINT, INK, PALE, plain
 from benchmarks.report import compact, figure, split
 from benchmarks.runner import PartResult
 
-PANEL = 2.5  # inches; the documentation shows four beside each other in ten
+PANEL = 2.5  # inches; the documentation shows four side by side in ten
 HEAD = 1.0
-APART = 0.13  # of the axis, from one name to the next
+APART = 0.13  # of the axis, between two names
 
 
 def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> None:
@@ -59,7 +59,7 @@ def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> 
 
 
 def measures(result: PartResult) -> list[str]:
-    """What was measured along the axis, in the order of the sides."""
+    """Return the measures along the axis, in the order of the sides."""
     names = [m for side in result.sides.values() for m in side.measures]
     return list(dict.fromkeys(split(name)[0] for name in names))
 
@@ -88,9 +88,9 @@ def _panel(axes: Axes, result: PartResult, what: str) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.25)
     low, high = axes.get_ylim()
-    if high / low < 30:  # a log axis that shows noise as if it were a slope
+    if high / low < 30:  # a log axis would show noise as a slope
         low, high = axes.set_ylim(low / 3, high * 3)
-    # Few powers of ten fit in: with others between them a value can be read off.
+    # Few powers of ten fit in; with more labels between them a value can be read off.
     between = (1.0,) if high / low > 1e3 else (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(subs=between))
     plain(axes, f"{result.part.name}  {what}, {unit}")
@@ -102,7 +102,7 @@ def _panel(axes: Axes, result: PartResult, what: str) -> None:
 
 
 def _apart(steps: Sequence[int]) -> set[int]:
-    """Those of *steps* whose names can stand beside each other on an axis."""
+    """Return those of *steps* whose names fit side by side on an axis."""
     least = APART * log(steps[-1] / steps[0]) if steps else 0.0
     told: list[int] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""On what machine, with what versions: a figure without these says nothing."""
+"""The machine and the versions, without which no figure means anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """All that may make a difference; *folder* is where the data goes."""
+    """Describe all that may make a difference; *folder* is where the data goes."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -52,12 +52,12 @@ def describe(folder: Path) -> dict[str, object]:
 
 
 def load() -> float:
-    """How many processes wanted to run in the last minute."""
+    """Return how many processes wanted to run in the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def file_system(folder: Path) -> str:
-    """The type of file system that *folder* is on."""
+    """Return the type of the file system of *folder*."""
     best = ("", "unknown")
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown for README and documentation, made from the JSON of a run."""
+"""Results as Markdown for README and documentation, made from the JSON of a run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from benchmarks.report import compact, figure, share, split
 
-Found = dict[str, Any]  # as ``benchmarks.report.as_json`` makes it
-# What is told of parts that were measured later than the others.
+Found = dict[str, Any]  # as made by ``benchmarks.report.as_json``
+# The facts shown of parts that were measured later than the others.
 AGAIN = ("pymq", "date", "cpu", "runs", "scale", "cores", "load", "load_after")
 
 
 def load(file: Path) -> Found:
-    """Read what a run has written."""
+    """Load the JSON of a run."""
     found: Found = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar in a cell is none of it."""
+    """Return a table, with bars in cells escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
@@ -29,7 +29,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def about(found: Found) -> str:
-    """On what, when and how: a figure without these says nothing."""
+    """Describe the machine, the date and the method."""
     machine = found["machine"]
     later: dict[str, list[str]] = {}
     for part in found["parts"]:
@@ -46,9 +46,9 @@ def about(found: Found) -> str:
 
 
 def _runs(machine: Found) -> str:
-    """How often, and beside what else."""
+    """Describe the number of runs, and the other load of the machine."""
     scale = {"long": "four times the records, ", "tiny": "hardly any records, "}
-    # What is measured is up to five processes: afterwards, a load of their own is no other work.
+    # The benchmark has up to five processes: the load at its end may be its own.
     is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
     busy = (
         " The machine was busy with other work: only the ratios say something." if is_busy else ""
@@ -60,13 +60,13 @@ def _runs(machine: Found) -> str:
 
 
 def versions(found: Found) -> str:
-    """Of all that was measured beside each other."""
+    """List the versions of all measured products."""
     packages = found["machine"]["packages"]
     return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
 def headlines(found: Found) -> str:
-    """A line for each goal that names a peer: our figure, the best of theirs, and the ratio."""
+    """Return a line for each goal with a peer: pymq's figure, the best peer's, and the ratio."""
     rows = []
     for part in found["parts"]:
         goals = [
@@ -78,7 +78,7 @@ def headlines(found: Found) -> str:
     return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
 
 
-# What the README shows: the work, the part, our side and its measure, which the peers' have too.
+# The README's rows: the work, the part, pymq's side and its measure, which the peers have too.
 FRONT = (
     ("put, synced every 1,000 records, one process", "E1-put-durable", "pymq send_many", "put"),
     ("put, synced each record, one process", "E4-one-durable", "pymq", "put"),
@@ -86,8 +86,8 @@ FRONT = (
     ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
 )
-# The peers, each with its sides; of several the best counts. Without a Kafka there is its C client
-# on the broker that it brings for tests, in memory.
+# The peers, each with its sides; of several the best counts. Without a Kafka, its C client is
+# measured on its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),
     ("Kafka's C client on its mock broker", ("confluent",)),
@@ -98,7 +98,7 @@ PEERS = (
 
 
 def front(found: Found) -> str:
-    """Five lines for the README: pymq beside those that somebody would take instead."""
+    """Return five lines for the README: pymq beside its alternatives."""
     parts_by_name = {part["name"]: part for part in found["parts"]}
     rows = []
     for work, name, ours, measure in FRONT:
@@ -112,7 +112,7 @@ def front(found: Found) -> str:
 
 
 def _best(sides: Mapping[str, Found], names: Sequence[str], measure: str) -> str:
-    """The best figure of some sides, with its unit; nothing where none was measured."""
+    """Return the best figure of some sides, with its unit; empty without a measurement."""
     there = [sides[name] for name in names if measure in sides.get(name, {}).get("median", {})]
     if not there:
         return ""
@@ -134,7 +134,7 @@ def _headline(part: Found, goal: Found) -> tuple[str, ...]:
 
 def _value(part: Found, side: str, measure: str) -> str:
     (found,) = [each for each in part["sides"] if each["name"] == side]
-    # A peer's figure may be of another measure than ours, as the best of several.
+    # A peer's figure may be of another measure than pymq's, as the best of several.
     name = measure if measure in found["median"] else next(iter(found["median"]))
     return f"{figure(found['median'][name])} {found['units'][name]}"
 
@@ -150,7 +150,7 @@ def _bound(goal: Found) -> str:
 
 
 def part_table(part: Found) -> str:
-    """All sides of a part, each with what matters for fairness, and the lowest and highest run."""
+    """Return all sides of a part, each with its settings, and the lowest and highest run."""
     rows: list[tuple[str, ...]] = []
     for side in part["sides"]:
         name = f"**{side['name']}**" if side["name"].startswith("pymq") else side["name"]
@@ -165,7 +165,7 @@ def part_table(part: Found) -> str:
 
 
 def curve_table(part: Found) -> str:
-    """A part that grows along an axis: a row a side and measure, a column a step of the axis."""
+    """Return a part along an axis: a row a side and measure, a column a step of the axis."""
     steps = sorted({split(m)[1] for side in part["sides"] for m in side["median"]})
     rows: list[tuple[str, ...]] = []
     for side in part["sides"]:
@@ -184,7 +184,7 @@ def _problem(side: Found) -> str:
 
 
 def parts(found: Found) -> str:
-    """Every part with its table."""
+    """Return every part with its table."""
     texts = []
     for part in found["parts"]:
         told = curve_table(part) if part["axis"] else part_table(part)

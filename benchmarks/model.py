@@ -1,7 +1,7 @@
-"""What a benchmark is made of: a part has sides, each measured in processes of its own, and goals.
+"""The model of a benchmark: a part has goals and sides, each measured in processes of its own.
 
-A side prepares what it needs, is warmed up, and returns its measures by name. Nothing in here
-imports pymq or a peer, so that the process of one side holds nothing of another.
+A side prepares its data, is warmed up, and returns its measures by name. This module imports
+neither pymq nor a peer, so the process of one side holds nothing of another.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ class Job:
     round: int = 0
 
     def count(self, usual: int) -> int:
-        """How many records to use where *usual* are in a long run; a multiple of 1,000."""
+        """Return how many records to use instead of *usual* ones in a long run; a multiple of
+        1,000.
+        """
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 
     def whole(self, usual: int) -> int:
-        """*usual* records at every scale but a tiny one: fewer would measure something else."""
+        """Return *usual* at every scale but a tiny one: fewer records would measure
+        something else.
+        """
         return self.count(usual) if self.scale == "tiny" else usual
 
     def few(self, usual: int) -> int:
-        """As :meth:`count`, for work so slow that a thousand records are many."""
+        """Like :meth:`count`, for work so slow that a thousand records are many."""
         return max(16, round(usual * SHARE[self.scale]))
 
     def pick(self, *, tiny: int, default: int, long: int | None = None) -> int:
-        """Choose by scale; *long* is as *default* unless it is given."""
+        """Choose by scale; *long* equals *default* unless given."""
         return {"tiny": tiny, "default": default, "long": long or default}[self.scale]
 
     def warm(self, size: int) -> None:
-        """Touch *size* bytes of page cache and let go of them again.
+        """Touch *size* bytes of page cache and free them.
 
         A virtual machine gives idle memory back to its host: the first write of fresh pages runs at
         a tenth of the usual speed.
@@ -58,13 +62,13 @@ class Job:
 
 
 def random_values(count: int, size: int) -> list[bytes]:
-    """The same random values for everybody."""
+    """Return the same random values for all sides."""
     rng = random.Random(size)
     return [rng.randbytes(size) for _ in range(count)]
 
 
 def batches(values: Sequence[bytes], size: int = 1000) -> list[Sequence[bytes]]:
-    """Cut values into the batches that will be put."""
+    """Cut values into batches."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
@@ -80,16 +84,16 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self._start
 
     def rate(self, count: int) -> float:
-        """How many a second."""
+        """Return *count* per second."""
         return count / self.seconds
 
     def each_ns(self, count: int) -> float:
-        """Nanoseconds for each of *count*."""
+        """Return nanoseconds for each of *count*."""
         return self.seconds * 1e9 / count
 
 
 def resident_bytes() -> int:
-    """How much memory this process has (Linux)."""
+    """Return the memory of this process in bytes (Linux)."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -98,7 +102,7 @@ Run = Callable[[Job], Measures]
 
 
 class Needs(NamedTuple):
-    """Without these a side cannot be measured and is reported as missing."""
+    """The requirements of a side; without them it is reported as missing."""
 
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
@@ -109,14 +113,14 @@ NOTHING = Needs()
 
 @dataclass(frozen=True)
 class Side:
-    """One of those that are compared: a peer, a physical limit, or pymq."""
+    """One of the compared sides: a peer, a physical limit, or pymq."""
 
     name: str
     setting: str  # what matters for fairness: durability, batch, calls
     run: Run
     needs: Needs = NOTHING
-    prepare: Callable[[Job], None] | None = None  # in a process of its own, before
-    is_kept: bool = False  # prepared once for all runs, which change nothing that matters
+    prepare: Callable[[Job], None] | None = None  # before the runs, in a process of its own
+    is_kept: bool = False  # prepared once for all runs, which do not change it
     is_killed: bool = False  # the preparation ends by kill -9
 
     @property
@@ -134,7 +138,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """What pymq wants to reach: a ratio to the best of some peers, or, without peers, a figure."""
+    """A goal of pymq: a ratio to the best of some peers, or, without peers, a figure."""
 
     ours: At
     peers: tuple[At, ...] = ()
@@ -143,7 +147,7 @@ class Goal:
     note: str = ""
 
     def is_met(self, reached: float) -> bool | None:
-        """Whether *reached* is good enough; None when nothing is asked for."""
+        """Return whether *reached* is good enough; None without a bound."""
         if self.at_least is None and self.at_most is None:
             return None
         low = self.at_least is None or reached >= self.at_least
@@ -151,7 +155,7 @@ class Goal:
 
     @property
     def bound(self) -> str:
-        """The goal, for people."""
+        """The goal, as text."""
         unit = "x" if self.peers else ""
         if self.at_least is not None:
             return f">= {self.at_least:g}{unit}"
@@ -159,7 +163,7 @@ class Goal:
 
 
 class Unit(NamedTuple):
-    """What a measure counts."""
+    """The unit of a measure."""
 
     name: str
     more_is_better: bool = True
@@ -179,14 +183,14 @@ class Part:
     sides: tuple[Side, ...]
     goals: tuple[Goal, ...] = ()
     units: Mapping[str, Unit] = field(default_factory=dict)  # of measures that are no rate
-    runs_max: int = 100  # for what takes long and hardly varies
-    axis: str = ""  # of a curve: what the number at the end of each measure's name counts
+    runs_max: int = 100  # for slow work that hardly varies
+    axis: str = ""  # of a curve: the meaning of the number at the end of each measure's name
     patience: int = 1  # times the usual timeout
 
     def unit(self, measure: str) -> Unit:
-        """What *measure* counts."""
+        """Return the unit of *measure*."""
         return self.units.get(measure, RATE)
 
     def side(self, name: str) -> Side:
-        """The side of that name."""
+        """Return the side of that name."""
         return next(side for side in self.sides if side.name == name)

@@ -1,4 +1,4 @@
-"""The list of all parts; a new one is a module with ``PARTS`` and a line here."""
+"""The list of all parts; to add one, write a module with ``PARTS`` and a line here."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ MODULES = (
 
 
 def all_parts() -> list[Part]:
-    """All parts, in the order in which they are reported."""
+    """Return all parts, in the order of the report."""
     return [part for module in MODULES for part in import_module(module).PARTS]
 
 
 def find(name: str) -> Part:
-    """The part of that name."""
+    """Return the part of that name."""
     return next(part for part in all_parts() if part.name == name)
 
 
 def chosen(names: list[str]) -> list[Part]:
-    """The parts whose names are, or begin with, one of *names*; all when none is given.
+    """Return the parts whose names are, or begin with, one of *names*; all without names.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: no part has such a name.
     """
     parts = all_parts()
     for name in names:

@@ -1,4 +1,4 @@
-"""Both pictures of some results: how much of each goal is reached, and how it grows."""
+"""Both pictures of a run: the reached share of each goal, and the growth curves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.runner import PartResult
 def draw(
     results: Sequence[PartResult], machine: dict[str, Any], goals: Path, curves: Path
 ) -> list[Path]:
-    """Write those that there is something for; returns which."""
+    """Write those pictures that have data; returns their files."""
     written = []
     if plain := [result for result in results if not result.part.axis]:
         plot.draw(plain, machine, goals)

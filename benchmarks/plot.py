@@ -1,4 +1,4 @@
-"""All goals at a glance."""
+"""The picture of all goals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
+from matplotlib.figure import Figure  # no pyplot: no global state, and no window
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.report import figure as number
@@ -53,7 +53,7 @@ def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> 
 
 
 def _share(found: GoalResult) -> float:
-    """How much of its goal was reached; more than 1 is better than asked for."""
+    """Return the reached share of a goal; above 1 it is exceeded."""
     assert found.reached is not None
     goal = found.goal
     if goal.at_least is not None:
@@ -83,7 +83,7 @@ def _goals(axes: Axes, goals: Sequence[tuple[PartResult, GoalResult]]) -> None:
     axes.set_xscale("log")
     shares = [_share(found) for _, found in goals] or [1.0]
     low, high = min(0.5, *shares) * 0.8, max(2.0, *shares)
-    axes.set_xlim(low, high * (high / low) ** 0.55)  # room for what is written beside the points
+    axes.set_xlim(low, high * (high / low) ** 0.55)  # room for the text beside the points
     ticks = [
         t for t in (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100) if low <= t <= high * 1.01
     ]
@@ -111,7 +111,7 @@ def _said(result: PartResult, found: GoalResult) -> str:
 
 
 def plain(axes: Axes, title: str) -> None:
-    """Leave out of a plot what says nothing."""
+    """Remove a plot's empty decoration."""
     axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelcolor=INK)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.publish``: take over what ``make bench`` has measured.
+"""``python -m benchmarks.publish``: publish the results of ``make bench``.
 
-JSON and pictures go to ``docs/figures``, where the documentation finds them, and the table of the
-README is written anew between its two marks. Of a run of some parts only (``--only``) these are
-taken over, with when and on what they were measured, and the others stay as they are.
+JSON and pictures go to ``docs/figures`` for the documentation, and the README's table is rewritten
+between its two marks. A run of some parts only (``--only``) replaces just these, with their date
+and machine; the others stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- figures: written by `make figures` -->", "<!-- end of figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Publish what is in a folder, by default ``build``; returns the exit code."""
+    """Publish the results in a folder, by default ``build``; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     source = Path(given[0]) if given else BUILD
     if not (source / "bench.json").exists():
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def names(found: markdown.Found) -> set[str]:
-    """The parts that were measured."""
+    """Return the names of the measured parts."""
     return {part["name"] for part in found["parts"]}
 
 
 def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
-    """What was published *before*, with the parts of *found* in the place of what they were."""
+    """Return the results published *before*, with those of *found* in place of older ones."""
     if names(before) <= names(found):
         return found
     again = {
@@ -61,14 +61,14 @@ def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
 
 
 def with_figures(page: str, found: markdown.Found) -> str:
-    """The page with the table of *found* between its marks."""
+    """Return the page with the table of *found* between its marks."""
     before, rest = page.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n{section(found)}\n{END}{after}"
 
 
 def section(found: markdown.Found) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks."""
     return f"{markdown.front(found)}\n\n{markdown.about(found)}"
 
 

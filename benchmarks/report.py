@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as JSON for machines."""
+"""Results as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ HEAD = ("", "", "median", "lowest to highest", "ratio", "goal", "")
 
 
 def figure(value: float) -> str:
-    """A number with about three digits that mean something."""
+    """Format a number with about three significant digits."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def share(value: float) -> str:
-    """A ratio; small ones so exact that one just below its goal does not look like it."""
+    """Format a ratio; small ones get more digits, so that one just below its goal shows it."""
     return f"{value:.3f}" if value < 2 else figure(value)
 
 
 def rows(result: PartResult) -> list[tuple[str, ...]]:
-    """The table's rows of a part: one a side and measure, and more where a side has more goals."""
+    """Return a part's rows: one a side and measure, and more for a side with more goals."""
     found: list[tuple[str, ...]] = []
     for name, side in result.sides.items():
         if problem := _problem(side):
@@ -44,7 +44,7 @@ def rows(result: PartResult) -> list[tuple[str, ...]]:
 
 
 def curves(result: PartResult) -> list[tuple[str, ...]]:
-    """The table of a part that grows along an axis: a row a side and measure, a column a step."""
+    """Return the table of a part along an axis: a row a side and measure, a column a step."""
     steps = sorted(
         {step for side in result.sides.values() for _, step in map(split, side.measures)}
     )
@@ -61,13 +61,13 @@ def curves(result: PartResult) -> list[tuple[str, ...]]:
 
 
 def split(measure: str) -> tuple[str, int]:
-    """What is measured, and at which step of the axis."""
+    """Split a name into the measure and the step of the axis."""
     what, _, step = measure.rpartition(" ")
     return what, int(step)
 
 
 def compact(step: int) -> str:
-    """A round number, short."""
+    """Format a round number, short."""
     for unit, size in (("M", 10**6), ("k", 10**3)):
         if step >= size and step % size == 0:
             return f"{step // size}{unit}"
@@ -98,7 +98,7 @@ def _goal(found: GoalResult) -> tuple[str, str, str]:
 
 
 def show(results: Sequence[PartResult], machine: dict[str, Any]) -> None:
-    """Print all of it; with rich when that is installed."""
+    """Print everything; with rich if that is installed."""
     print(_machine(machine))
     try:
         _show_rich(results)
@@ -108,7 +108,7 @@ def show(results: Sequence[PartResult], machine: dict[str, Any]) -> None:
 
 
 def _table(result: PartResult) -> list[tuple[str, ...]]:
-    """All rows, the heading first."""
+    """Return all rows, the heading first."""
     return curves(result) if result.part.axis else [HEAD, *rows(result)]
 
 
@@ -124,7 +124,7 @@ def _show_rich(results: Sequence[PartResult]) -> None:
         table = Table(
             title=f"{result.part.name}: {result.part.title}",
             title_justify="left",
-            min_width=min(console.width, 100),  # a title is not broken over a narrow table
+            min_width=min(console.width, 100),  # so that a narrow table does not break the title
             title_style="bold",
             box=None,
             pad_edge=False,
@@ -167,7 +167,7 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def summary(results: Sequence[PartResult]) -> str:
-    """How many goals were met, and which were not."""
+    """Return how many goals were met, and which were not."""
     goals = [goal for result in results for goal in result.goals if goal.goal.bound]
     met = sum(goal.is_met is True for goal in goals)
     text = f"{met} of {len(goals)} goals met"
@@ -176,7 +176,7 @@ def summary(results: Sequence[PartResult]) -> str:
 
 
 def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything, down to each run."""
+    """Return everything as JSON, down to each run."""
     return {
         "machine": machine,
         "parts": [
@@ -216,7 +216,7 @@ def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str,
 
 
 def from_json(found: dict[str, Any], parts: Sequence[Part]) -> list[PartResult]:
-    """What :func:`as_json` has told, as far as *parts* and their sides are still there."""
+    """Load the JSON of :func:`as_json`, for those *parts* and sides that still exist."""
     known = {part.name: part for part in parts}
     results = []
     for told in found["parts"]:

@@ -22,7 +22,7 @@ TIMEOUT_S = {"tiny": 300, "default": 300, "long": 1800}
 
 
 class RunFailed(Exception):
-    """A run ended badly; the message says how, and *trace* where."""
+    """A run failed; the message says how, and *trace* where."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class RunFailed(Exception):
 
 @dataclass
 class SideResult:
-    """What was measured of a side."""
+    """The results of a side."""
 
     side: Side
     runs: list[Measures] = field(default_factory=list)
@@ -51,34 +51,34 @@ class SideResult:
 
     @property
     def measures(self) -> list[str]:
-        """The names of what was measured."""
+        """The names of the measures."""
         return list(self.runs[0]) if self.runs else []
 
 
 @dataclass
 class GoalResult:
-    """What became of a goal."""
+    """The result of a goal."""
 
     goal: Goal
-    reached: float | None  # None: it, or all that it is compared with, could not be measured
-    peer: str = ""  # the best of those it is compared with
+    reached: float | None  # None: pymq, or all of its peers, could not be measured
+    peer: str = ""  # the best of its peers
 
     @property
     def is_met(self) -> bool | None:
-        """Whether it was reached; None when nothing was asked for or nothing was measured."""
+        """Whether it was reached; None without a bound or a measurement."""
         return None if self.reached is None else self.goal.is_met(self.reached)
 
 
 @dataclass
 class PartResult:
-    """What was measured of a part."""
+    """The results of a part."""
 
     part: Part
     sides: dict[str, SideResult]
 
     @property
     def goals(self) -> list[GoalResult]:
-        """Each goal of the part, looked at."""
+        """The results of the part's goals."""
         return [self._look(goal) for goal in self.part.goals]
 
     def _look(self, goal: Goal) -> GoalResult:
@@ -95,17 +95,17 @@ class PartResult:
         return GoalResult(goal, self._ratio(goal.ours, best), best.side)
 
     def _median(self, at: At) -> float | None:
-        side = self.sides.get(at.side)  # Of an earlier run there may be fewer sides than now.
+        side = self.sides.get(at.side)  # An earlier run may have fewer sides.
         return side.median(at.measure) if side is not None else None
 
     def _ratio(self, ours: At, peer: At) -> float:
-        """The median of the rounds' ratios: what slowed a round down slowed both sides."""
+        """Return the median of the rounds' ratios, since a slow round slows both sides."""
         pairs = zip(self.sides[ours.side].runs, self.sides[peer.side].runs, strict=False)
         return statistics.median(a[ours.measure] / b[peer.measure] for a, b in pairs)
 
 
 def missing(side: Side) -> str | None:
-    """The first module or program that *side* needs and that cannot be found."""
+    """Return the first module or program that *side* needs and that is missing."""
     for name in side.needs.programs:
         if not find_program(name):
             return name
@@ -121,7 +121,7 @@ def missing(side: Side) -> str | None:
 def run_part(
     part: Part, folder: Path, scale: str, runs: int, told: Callable[[str], object]
 ) -> PartResult:
-    """Run all sides of *part* in turn, *runs* times; *told* hears what is going on."""
+    """Run all sides of *part* in turn, *runs* times; *told* is called with the progress."""
     sides = {side.name: SideResult(side, missing=missing(side)) for side in part.sides}
     home = folder / part.name
     rounds = min(runs, part.runs_max)
@@ -182,7 +182,7 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Have the worker end, and the servers that it has started with it."""
+    """End the worker, and the servers that it has started."""
     process.terminate()
     try:
         process.communicate(timeout=STOP_S)

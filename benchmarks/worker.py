@@ -1,4 +1,4 @@
-"""One run of one side, in this process and no other; started by :mod:`benchmarks.runner`."""
+"""One run of one side, in a process of its own; started by :mod:`benchmarks.runner`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.parts import find
 
 
 def main() -> None:
-    """Read the order, do it, and write what was measured into the file that it names."""
-    # Whoever is ended leaves its ``with`` blocks, and so ends the servers that it has started.
+    """Read the order, run it, and write its measures into the file that it names."""
+    # On SIGTERM the worker leaves its ``with`` blocks, which end the servers that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before it was done"))
     order = json.loads(sys.argv[1])
     side = find(order["part"]).side(order["side"])

@@ -26,7 +26,7 @@ def _persist_queue(job: Job) -> Measures:
 def _litequeue(job: Job) -> Measures:
     import litequeue
 
-    # It looks through what is done for each get: a longer queue would only be slower.
+    # The peer scans its finished items at each get: a longer queue would only be slower.
     count = job.few(1_000)
     job.warm(16 << 20)
     queue = litequeue.LiteQueue(str(job.folder / "queue.sqlite"))

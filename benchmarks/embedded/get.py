@@ -1,4 +1,4 @@
-"""E3: get in bulk, by a fresh process from a log that another has written."""
+"""E3: get in bulk, by a fresh process from a log that another process has written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _fill_sqlite(job: Job) -> None:
 def _sqlite(job: Job) -> Measures:
     count = job.count(COUNT)
     db = peers.sqlite(job.folder, "OFF")
-    peers.sqlite_get(db)  # so that nobody measures the disk
+    peers.sqlite_get(db)  # so that no side measures the disk
     with Stopwatch() as watch:
         total = peers.sqlite_get(db)
     assert total == count * SIZE

@@ -1,4 +1,4 @@
-"""pymq's own side: what all parts do alike."""
+"""pymq's side: the code shared by all parts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.model import Job, Measures, Stopwatch
 
 if TYPE_CHECKING:
     import pymq
+from pymq.client.option_types import Fsync
 
 TOPIC = "records"
 
@@ -16,7 +17,7 @@ TOPIC = "records"
 def put_many(
     producer: pymq.Producer, groups: Sequence[Sequence[bytes]], wait: bool, topic: str = TOPIC
 ) -> None:
-    """One ``send_many`` a batch; wait for each, or for all."""
+    """Send with one ``send_many`` a batch; wait for each, or for all."""
     if wait:
         for group in groups:
             producer.send_many(topic, group).wait()
@@ -29,7 +30,7 @@ def put_many(
 def put_each(
     producer: pymq.Producer, groups: Sequence[Sequence[bytes]], wait: bool, topic: str = TOPIC
 ) -> None:
-    """One ``send`` a record; flush after each batch, or after all."""
+    """Send with one ``send`` a record; flush after each batch, or after all."""
     for group in groups:
         for value in group:
             producer.send(topic, value)
@@ -43,11 +44,11 @@ def run_put(
     groups: Sequence[Sequence[bytes]],
     size: int,
     *,
-    fsync: str,
+    fsync: Fsync,
     wait: bool,
     many: bool,
 ) -> Measures:
-    """Measure puts, from the first to the last answer."""
+    """Measure puts, from the first to the last acknowledgement."""
     import pymq
 
     count = sum(map(len, groups))
@@ -64,7 +65,7 @@ def run_put(
     return {"put": watch.rate(count)}
 
 
-def fill(job: Job, values: Sequence[bytes], fsync: str) -> None:
+def fill(job: Job, values: Sequence[bytes], fsync: Fsync) -> None:
     """Make a folder with a topic that holds *values*."""
     import pymq
 

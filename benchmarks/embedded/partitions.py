@@ -1,4 +1,4 @@
-"""E8: what partitions cost: memory, idle time, and each record put beside many of them."""
+"""E8: the cost of partitions: memory, idle time, and each record put beside many of them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _idle(job: Job, usual: int) -> Measures:
         with Stopwatch() as create:
             mq.create_topic(ours.TOPIC, partitions=count)
         used = resident_bytes() - before
-        with mq.producer() as producer:  # starts what there is in the background
+        with mq.producer() as producer:  # starts the background threads
             producer.send(ours.TOPIC, b"x").result()
-        time.sleep(0.5 if job.scale == "tiny" else 2.5)  # the thread in the background calms down
+        time.sleep(0.5 if job.scale == "tiny" else 2.5)  # the background thread becomes idle
         seconds = IDLE_S / (20 if job.scale == "tiny" else 1)
         start = time.process_time()
         time.sleep(seconds)
@@ -62,7 +62,7 @@ def _idle(job: Job, usual: int) -> Measures:
 
 
 def _put(job: Job, usual: int) -> Measures:
-    """Into one of the partitions; what it costs includes the final flush."""
+    """Put into one of the partitions; the cost includes the final flush."""
     import pymq
 
     count, values = _partitions(job, usual), random_values(job.count(COUNT), SIZE)
@@ -93,7 +93,7 @@ def _put(job: Job, usual: int) -> Measures:
 
 
 def _spread(job: Job, usual: int) -> Measures:
-    """Over all partitions by key, once the file of each is there."""
+    """Put into all partitions by key, once each has its file."""
     import pymq
 
     count, values = _partitions(job, usual), random_values(job.count(COUNT // 2), SIZE)

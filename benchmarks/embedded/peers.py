@@ -1,4 +1,4 @@
-"""The peers, each with the settings that are best for it (measured)."""
+"""The peers, each with its best settings (measured)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSERT = "INSERT INTO records (value) VALUES (?)"
 
 
 def sqlite(folder: Path, synchronous: str) -> sqlite3.Connection:
-    """A log in sqlite3, WAL.
+    """Open a log in sqlite3, WAL.
 
     Pages of 16 KiB put 100-byte values as fast as the default of 4 KiB and 1-KiB values 1.6 times
     as fast; longer intervals between checkpoints gain nothing.
@@ -26,7 +26,7 @@ def sqlite(folder: Path, synchronous: str) -> sqlite3.Connection:
 
 
 def sqlite_put(db: sqlite3.Connection, groups: Iterable[Sequence[bytes]]) -> None:
-    """One transaction a batch."""
+    """Put with one transaction a batch."""
     for group in groups:
         db.execute("BEGIN")
         db.executemany(INSERT, zip(group, strict=False))
@@ -34,7 +34,7 @@ def sqlite_put(db: sqlite3.Connection, groups: Iterable[Sequence[bytes]]) -> Non
 
 
 def sqlite_get(db: sqlite3.Connection, after: int = 0, limit: int = -1) -> int:
-    """Read everything, or *limit* rows, in chunks of a thousand; returns the bytes seen."""
+    """Read everything, or *limit* rows, in chunks of a thousand; returns the number of bytes."""
     total = 0
     query = "SELECT value FROM records WHERE id > ? ORDER BY id LIMIT ?"
     cursor = db.execute(query, (after, limit))

@@ -1,4 +1,4 @@
-"""E1 and E2: batched puts, durable a batch and not."""
+"""E1 and E2: batched puts, with and without a sync for each batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 
 from benchmarks.embedded import ours, peers
 from benchmarks.model import At, Goal, Job, Measures, Part, Side, batches, random_values
+from pymq.client.option_types import Fsync
 
 COUNT = 400_000  # of 100 B; fewer of larger ones
 
@@ -19,7 +20,7 @@ def _sqlite(job: Job, size: int, synchronous: str) -> Measures:
     return peers.run_sqlite_put(job, groups, size, synchronous)
 
 
-def _pymq(job: Job, size: int, *, fsync: str, wait: bool, many: bool) -> Measures:
+def _pymq(job: Job, size: int, *, fsync: Fsync, wait: bool, many: bool) -> Measures:
     groups = batches(random_values(_count(job, size), size))
     return ours.run_put(job, groups, size, fsync=fsync, wait=wait, many=many)
 

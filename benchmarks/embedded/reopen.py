@@ -1,4 +1,4 @@
-"""E7: open a large log again, after a clean close and after kill -9."""
+"""E7: reopen a large log, after a clean close and after kill -9."""
 
 from __future__ import annotations
 

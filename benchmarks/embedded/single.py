@@ -12,7 +12,7 @@ from benchmarks.model import At, Goal, Job, Measures, Needs, Part, Side, Stopwat
 
 SIZE = 100
 ONE = 3_000  # records put by one thread
-EACH = 400  # records put by each of the threads; persist-queue gets through a tenth
+EACH = 400  # records put by each thread; persist-queue gets a tenth of them
 MANY = 64
 
 
@@ -75,7 +75,7 @@ def _pymq(job: Job) -> Measures:
 
 
 def _in_threads(values: Sequence[bytes], put: Callable[[bytes], object]) -> Measures:
-    """All values by each of the threads, which begin together."""
+    """Put all values in each of the threads, which begin together."""
     gate = threading.Barrier(MANY + 1)
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""E9: how long it takes until the first record is durable, in a fresh process each time."""
+"""E9: the time until the first record is durable, in a fresh process each time."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ NAMES = ("import", "open", "create", "first record", "all")
 
 def _fresh(job: Job, code: str) -> Measures:
     command = [sys.executable, "-c", code + END]
-    # Installed packages are compiled, as the standard library is: this is not about the compiler,
-    # whatever the environment says. The first run compiles, the second is measured.
+    # Installed packages are compiled, as the standard library is, so compiling must not count under
+    # any setting of the environment. The first run compiles, the second is measured.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(job.folder / "bytecode")
     for name in ("warm", "folder"):

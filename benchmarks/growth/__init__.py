@@ -1,1 +1,1 @@
-"""How pymq grows: records, their size, partitions, consumers and brokers; curves, not goals."""
+"""How pymq scales: records, their size, partitions, consumers and brokers; curves, not goals."""

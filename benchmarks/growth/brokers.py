@@ -1,4 +1,4 @@
-"""What one more broker costs, or brings, all of them on this one machine."""
+"""The cost or gain of one more broker, all of them on this one machine."""
 
 from __future__ import annotations
 

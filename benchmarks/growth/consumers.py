@@ -1,4 +1,6 @@
-"""What one more consumer costs: members that share a topic, and readers that each see all of it."""
+"""The cost of one more consumer: members that share a topic, and readers that each read
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ COUNT = 100_000
 COUNTS = (1, 10, 100, 500)
 PARTITIONS = 500  # one for each member of the largest group
 PULL = 200
-SEEN = 400_000  # records that readers are handed in all, at least one run through the topic each
+SEEN = 400_000  # records delivered to all readers together, at least one run through the topic each
 
 
 def _pymq(job: Job) -> Measures:
@@ -64,7 +66,7 @@ def _take(member: Any) -> int:
 
 
 def _read(mq: pymq.Client, topic: str, values: list[bytes], count: int, found: Measures) -> None:
-    """No group: everybody sees everything."""
+    """No group: each consumer reads all records."""
     mq.create_topic(topic, fsync="os")
     with mq.producer() as producer:
         producer.send_many(topic, values).wait()

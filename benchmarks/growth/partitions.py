@@ -1,4 +1,4 @@
-"""What one more partition costs: records spread over them by key, and all of them read."""
+"""The cost of one more partition: records spread over all by key, and all of them read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from benchmarks.model import RATE, Job, Measures, Part, Side, Stopwatch, Unit, r
 SIZE = 100
 COUNT = 200_000
 COUNTS = (1, 10, 100, 1_000, 10_000)
-FILES = 1_000  # so many are written to: the first record of each makes a file
+FILES = 1_000  # so many get records: the first record of each makes a file
 STEP = 1000
 
 

@@ -1,4 +1,4 @@
-"""How a log grows: what putting, getting and opening cost when so many records are in it."""
+"""How a log grows: the cost of putting, getting and opening at so many records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIZE = 100
 COUNTS = (10**5, 10**6, 10**7, 10**8)
-SAMPLE = 10**5  # records that are put, and got from the middle, where the log is so long
+SAMPLE = 10**5  # records put, and got from the middle, at that length of the log
 
 
 def _counts(job: Job) -> list[int]:
@@ -56,7 +56,7 @@ def _pymq(job: Job) -> Measures:
 
 
 def _get(mq: pymq.Client, count: int) -> float:
-    """The rate from the middle on."""
+    """Return the rate from the middle on."""
     with mq.consumer(ours.TOPIC, mode="psb") as consumer:
         consumer.seek("0", count // 2 - SAMPLE // 2)
         with Stopwatch() as watch:

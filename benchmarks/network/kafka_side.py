@@ -1,7 +1,7 @@
 """confluent-kafka against librdkafka's own mock broker: C on both sides, in memory, no durability.
 
-No Kafka broker is to be had from a package index; what is measured here is what Kafka's fastest
-Python client could do at best, with a server that costs next to nothing.
+No package index has a Kafka broker, so this measures the most that Kafka's fastest Python client
+can reach, with a server that costs next to nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ SETTINGS = {"linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 1_000_00
 
 
 def mock() -> tuple[Any, str]:
-    """A mock broker in this process; returns what keeps it alive, and its address."""
+    """Start a mock broker in this process; returns the object that keeps it alive, and its
+    address.
+    """
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": "none", "test.mock.num.brokers": 1})
@@ -36,7 +38,7 @@ def produce(address: str, count: int, size: int) -> Generator[None, None, None]:
     producer.produce("warm", b"")
     producer.flush()
     for topic in TOPICS:
-        producer.list_topics(topic, 10)  # makes it
+        producer.list_topics(topic, 10)  # creates it
     yield
     produce = producer.produce
     places = [(topic, partition) for topic in TOPICS for partition in range(PARTITIONS)]

@@ -1,7 +1,7 @@
-"""What the machine could do: batches, a checksum, a socket and a file, and nothing else.
+"""The limit of the machine: batches, a checksum, a socket and a file, and nothing else.
 
-There is one client at a time of each kind, nothing can fail, and nobody asks who is allowed: what
-pymq does beyond this is what it costs to be a message queue.
+There is one client at a time of each kind, without failures or access control. The rest of pymq's
+time is the cost of a message queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.network.roles import paced
 from benchmarks.network.servers import HOST, free_ports
 
 BATCH = 1000
-WINDOW = 5  # batches on their way
+WINDOW = 5  # batches in flight
 PUT, GET, COPY, STOP = b"put", b"get", b"copy", b"stop"
 
 
@@ -32,14 +32,14 @@ def _socket(kind: str, port: int, *, bind: bool = False) -> Any:
 
 
 class Log:
-    """Batches in a file, with the place of each in memory."""
+    """Batches in a file, with the position of each in memory."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._ends = [0]
 
     def append(self, body: memoryview, crc: bytes) -> int:
-        """Check and write a batch; returns how many there are now."""
+        """Check and write a batch; returns the number of batches."""
         if zlib.crc32(body) != int.from_bytes(crc, "big"):
             raise ValueError("a batch was damaged")
         os.write(self._file, body)
@@ -47,7 +47,7 @@ class Log:
         return len(self._ends) - 1
 
     def read(self, first: int) -> bytes | None:
-        """Up to 1 MiB of whole batches from batch *first* on."""
+        """Return up to 1 MiB of whole batches from batch *first* on."""
         last = first
         while last + 1 < len(self._ends) and self._ends[last + 1] - self._ends[first] <= 1 << 20:
             last += 1
@@ -56,14 +56,14 @@ class Log:
         return os.pread(self._file, self._ends[last] - self._ends[first], self._ends[first])
 
     def sync(self) -> None:
-        """Make it durable."""
+        """Sync the file."""
         os.fdatasync(self._file)
 
 
 def broker(
     folder: str, port: int, followers: Sequence[int], *, is_durable: bool
 ) -> Generator[None, None, None]:
-    """Serves puts and gets; with *followers*, answers when one of two has the batch, too."""
+    """Serve puts and gets; with *followers*, answer when one of two has the batch, too."""
     import zmq
 
     server = _socket("ROUTER", port, bind=True)
@@ -72,7 +72,7 @@ def broker(
     poller = zmq.Poller()
     for each in (server, *copies):
         poller.register(each, zmq.POLLIN)
-    waiting: list[tuple[int, Sequence[Any]]] = []  # gets that there is nothing for
+    waiting: list[tuple[int, Sequence[Any]]] = []  # gets that wait for a batch
     puts: list[tuple[int, Any]] = []  # puts that no follower has yet
     yield
     while True:
@@ -119,7 +119,7 @@ def _drain(copy: Any) -> int:
 
 
 def follower(folder: str, port: int, *, is_durable: bool) -> Generator[None, None, None]:
-    """Keeps a copy; one sync and one answer for all that came together."""
+    """Keep a copy; one sync and one answer cover all batches that came together."""
     import zmq
 
     socket = _socket("ROUTER", port, bind=True)
@@ -144,7 +144,7 @@ def stop(port: int) -> None:
 
 
 def produce(port: int, count: int, size: int) -> Generator[None, None, None]:
-    """Batches of 1,000, five on their way."""
+    """Batches of 1,000, five in flight."""
     groups = batches(random_values(count, size), BATCH)
     socket = _socket("DEALER", port)
     yield
@@ -175,7 +175,7 @@ def consume(port: int, count: int, size: int) -> Generator[None, None, int]:
 
 
 def produce_each(port: int, count: int, window: int) -> Generator[None, None, None]:
-    """A request for each record of 100 B, *window* on their way."""
+    """A request for each record of 100 B, *window* in flight."""
     values = random_values(count, 100)
     socket = _socket("DEALER", port)
     yield
@@ -188,7 +188,7 @@ def produce_each(port: int, count: int, window: int) -> Generator[None, None, No
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; finds how long each answer took."""
+    """One record at a time; returns the time of each answer."""
     socket = _socket("DEALER", port)
     yield
 
@@ -200,10 +200,10 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
-    """Finds how old each record was when it came."""
+    """Return the age of each record at its arrival."""
     socket = _socket("DEALER", port)
     found: list[int] = []
-    socket.send_multipart([GET, bytes(8)])  # waits at the broker, as each of these does
+    socket.send_multipart([GET, bytes(8)])  # waits at the broker, as each get does
     yield
     while len(found) < count:
         body = socket.recv()
@@ -214,5 +214,5 @@ def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
 
 
 def ports(count: int) -> list[int]:
-    """Free ports for brokers and followers."""
+    """Return free ports for brokers and followers."""
     return free_ports(count)

@@ -1,4 +1,4 @@
-"""NATS JetStream with nats-py: its usual calls, and the fastest way that was found."""
+"""NATS JetStream with nats-py: its usual calls, and its fastest way found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _make(ports: list[int], replicas: int) -> None:
         try:
             await js.add_stream(name=STREAM, subjects=[SUBJECT], num_replicas=replicas)
         except Exception:
-            # A fresh cluster has no leader of its metadata yet; nothing tells when it has.
+            # A fresh cluster has no leader of its metadata yet, and sends no event when it has one.
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
@@ -45,7 +45,7 @@ def make_stream(ports: list[int], replicas: int = 1) -> None:
 
 
 def produce(ports: list[int], count: int, size: int) -> Generator[None, None, None]:
-    """``publish_async`` with 10,000 pending, which is what its documentation shows."""
+    """``publish_async`` with 10,000 pending, as its documentation shows."""
     values, loop = random_values(count, size), HandLoop()
     connection = loop.run(_connect(ports))
     js = connection.jetstream(publish_async_max_pending=PENDING)
@@ -89,7 +89,7 @@ def consume(ports: list[int], count: int) -> Generator[None, None, int]:
 
 
 def produce_fast(ports: list[int], count: int, size: int) -> Generator[None, None, None]:
-    """``publish`` with one inbox for all answers, counted in a callback, 10,000 on their way."""
+    """``publish`` with one inbox for all answers, counted in a callback, 10,000 in flight."""
     values, loop = random_values(count, size), HandLoop()
     connection = loop.run(_connect(ports))
 
@@ -150,7 +150,7 @@ def consume_fast(ports: list[int], count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(ports: list[int], count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One ``publish`` at a time; finds how long each answer took."""
+    """One ``publish`` at a time; returns the time of each answer."""
     loop = HandLoop()
     connection = loop.run(_connect(ports))
     js = connection.jetstream()
@@ -172,7 +172,7 @@ def produce_paced(ports: list[int], count: int, pause_s: float) -> Generator[Non
 
 
 def consume_paced(ports: list[int], count: int) -> Generator[None, None, list[int]]:
-    """A push consumer; finds how old each record was when it came."""
+    """A push consumer; returns the age of each record at its arrival."""
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
     loop = HandLoop()

@@ -1,9 +1,9 @@
-"""R5: what readers get of old records while a producer writes at full speed.
+"""R5: the read rate of old records while a producer writes at full speed.
 
-Three brokers, one partition with three replicas. The records that are read were written before; the
-readers begin together, at the first of them, and are done when each has read them all. The one side
-takes them from the leader, as any reader did once; the other from all replicas, as readers do that
-are far from the end. What the producer reaches meanwhile is measured, too.
+Three brokers, one partition with three replicas. The records that are read were written before. The
+readers begin together, at the first record, and end when each has read all of them. One side reads
+from the leader only, as readers did in earlier versions; the other from all replicas, as readers do
+far from the end. The producer's rate is measured, too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 SIZE = 1024
 COUNT = 500_000
-READERS = 6  # two for each replica, were they spread evenly
+READERS = 6  # two for each replica, if spread evenly
 NEVER = 1 << 62
 
 
 def write(url: str) -> Generator[None, None, int]:
-    """Write batches until it is ended; its rate is asked for by the end of the log."""
+    """Write batches until stopped; the log end gives the rate."""
     import pymq
 
     groups = batches(random_values(10_000, SIZE), pymq_side.BATCH)
@@ -41,7 +41,7 @@ def write(url: str) -> Generator[None, None, int]:
 
 
 def read(url: str, count: int, is_spread: bool) -> Generator[None, None, int]:
-    """Read the first *count* records, from the leader alone or from whoever is best."""
+    """Read the first *count* records, from the leader alone or from the best replica."""
     import pymq
     from pymq.client.consumer import reader
 

@@ -23,7 +23,7 @@ RATES = {100: 400_000, 1024: 100_000}
 PACE_S = 1 / 300
 WINDOW = 1000
 
-# What a side can be asked for: its roles, with what they need beside the address.
+# The roles of a side, with their arguments after the address.
 Work = Callable[[Any, Job, int], Measures]
 
 
@@ -186,7 +186,7 @@ def _put(produce: Any, *more: Any) -> Work:
 
 
 def _get(produce: tuple[Any, ...], consume: tuple[Any, ...]) -> Work:
-    """Fill it, then measure reading."""
+    """Fill the topic, then measure reading."""
 
     def work(address: Any, job: Job, size: int) -> Measures:
         count = job.count(RATES[size])

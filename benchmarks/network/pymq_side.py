@@ -16,6 +16,7 @@ from benchmarks.network.servers import HOST, free_ports, listens, running
 
 if TYPE_CHECKING:
     import pymq
+from pymq.client.option_types import Acks
 
 TOPIC = "records"
 BATCH = 1000
@@ -41,7 +42,8 @@ def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Ite
 
 
 def make_keys(folder: Path) -> Path:
-    """Keys of a zkserver, a broker and ``bench``, which may read and write the topic, and a quota.
+    """Make keys of a zkserver, a broker and ``bench``, which may read and write the topic, and a
+    quota.
 
     The quota is never reached, but counted.
     """
@@ -64,15 +66,15 @@ def make_keys(folder: Path) -> Path:
     return keys
 
 
-def make_topic(url: str, *, acks: str, replicas: int, fsync: str | None = None) -> None:
-    """Make the topic, as soon as the brokers are known."""
+def make_topic(url: str, *, acks: Acks, replicas: int, fsync: str | None = None) -> None:
+    """Create the topic, as soon as the brokers are known."""
     import pymq
 
     with pymq.open(url) as mq:
         _make_topic(mq, acks, replicas, fsync)
 
 
-def _make_topic(mq: pymq.Client, acks: str, replicas: int, fsync: str | None) -> None:
+def _make_topic(mq: pymq.Client, acks: Acks, replicas: int, fsync: str | None) -> None:
     settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
     deadline = time.monotonic() + 30
     while len(mq.cluster().brokers) < replicas:
@@ -86,7 +88,9 @@ def _make_topic(mq: pymq.Client, acks: str, replicas: int, fsync: str | None) ->
 
 @contextmanager
 def _together(folder: str) -> Iterator[pymq.Client]:
-    """Three brokers on files in this process, as a user opens them, and the topic: no socket."""
+    """Open three brokers on files in this process, as a user does, and create the topic:
+    no socket.
+    """
     import pymq
 
     with pymq.open(Path(folder) / "queue", brokers=3) as mq:
@@ -106,7 +110,7 @@ def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, 
 
 
 def consume_in_one_process(folder: str, count: int, size: int) -> Generator[None, None, int]:
-    """Three brokers and a consumer of what was produced before, in one process."""
+    """Three brokers and a consumer of earlier records, in one process."""
     with _together(folder) as mq, mq.producer() as producer:
         for group in batches(random_values(count, size), BATCH):
             producer.send_many(TOPIC, group)
@@ -126,7 +130,7 @@ def both_in_one_process(folder: str, count: int, size: int) -> Generator[None, N
     with _together(folder) as mq, mq.producer(delivery_timeout_s=300) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
         with mq.consumer(TOPIC, mode="psb", offset="end") as consumer:
-            consumer.poll_batches(timeout=0.5)  # begins at the end as of now
+            consumer.poll_batches(timeout=0.5)  # begins at the present end
             yield
             seen = total = 0
             for group in groups:
@@ -197,12 +201,12 @@ def consume(url: str, count: int, columns: bool) -> Generator[None, None, int]:
 
 
 def produce_each(url: str, count: int, window: int) -> Generator[None, None, None]:
-    """A request for each record of 100 B, *window* on their way."""
+    """A request for each record of 100 B, *window* in flight."""
     import pymq
 
     values = random_values(count, 100)
     settings: dict[str, Any] = {"linger_ms": 0, "batch_bytes": 1, "max_in_flight": window}
-    settings["idempotent"] = False  # more than five on their way cannot be
+    settings["idempotent"] = False  # it allows no more than five in flight
     with pymq.open(url) as mq, mq.producer(**settings) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
         yield
@@ -212,7 +216,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
 
 def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; finds how long each answer took."""
+    """One record at a time; returns the time of each answer."""
     import pymq
 
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:
@@ -222,11 +226,11 @@ def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None,
 
 
 def consume_paced(url: str, count: int) -> Generator[None, None, list[int]]:
-    """Finds how old each record was when it came."""
+    """Return the age of each record at its arrival."""
     import pymq
 
     with pymq.open(url) as mq, mq.consumer(TOPIC, mode="psb", offset="end") as consumer:
-        consumer.poll(timeout=0.5)  # begins at the end as of now
+        consumer.poll(timeout=0.5)  # begins at the present end
         yield
         found: list[int] = []
         while len(found) < count:

@@ -13,13 +13,13 @@ from benchmarks.network.servers import HOST
 
 STREAM = "records"
 BATCH = 1000
-WINDOW = 20_000  # records of a stream on their way
+WINDOW = 20_000  # records of a stream in flight
 CONFIRMS = 5_000  # the same of a quorum queue
 USER = "guest"  # and its password
 
 
 def make_stream(port: int) -> None:
-    """Make the stream."""
+    """Create the stream."""
 
     async def make() -> None:
         from rstream import Producer
@@ -63,7 +63,7 @@ async def _producer(port: int) -> Any:
 
 
 class _Waiting:
-    """How many are not confirmed yet."""
+    """The number of unconfirmed records."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +121,7 @@ async def _receive(consumer: Any, got: Any, done: asyncio.Event) -> None:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; finds how long each confirmation took."""
+    """One record at a time; returns the time of each confirmation."""
     loop = HandLoop()
     producer = loop.run(_producer(port))
     found: list[int] = []
@@ -149,7 +149,7 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
-    """Finds how old each record was when it came."""
+    """Return the age of each record at its arrival."""
     loop = HandLoop()
     found: list[int] = []
     done = asyncio.Event()
@@ -180,7 +180,7 @@ def make_queue(port: int) -> None:
 
 
 def produce_quorum(port: int, count: int, size: int) -> Generator[None, None, None]:
-    """Publisher confirms with at most 5,000 on their way, by pika's SelectConnection."""
+    """Publisher confirms with at most 5,000 in flight, by pika's SelectConnection."""
     values = random_values(count, size)
     publisher = _Publisher(port)
     publisher.open()
@@ -189,7 +189,7 @@ def produce_quorum(port: int, count: int, size: int) -> Generator[None, None, No
 
 
 class _Publisher:
-    """Keeps as many on their way as it may; confirms come for many at once."""
+    """Keeps the allowed number in flight; a confirm may cover many records."""
 
     def __init__(self, port: int) -> None:
         import pika
@@ -257,7 +257,7 @@ class _Publisher:
 
 
 def produce_quorum_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; finds how long each confirmation took."""
+    """One record at a time; returns the time of each confirmation."""
     publisher = _Publisher(port)
     publisher.open()
     yield

@@ -1,4 +1,4 @@
-"""Redis Streams: redis-py, and a client packed by hand, which is what the server can do."""
+"""Redis Streams: redis-py, and a client packed by hand, which shows the server's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.network.servers import HOST
 
 STREAM = "records"
 BATCH = 1000
-WINDOW = 2  # batches on their way, for the client packed by hand
+WINDOW = 2  # batches in flight, for the client packed by hand
 
 
 def produce(port: int, count: int, size: int) -> Generator[None, None, None]:
@@ -53,7 +53,7 @@ def consume(port: int, count: int) -> Generator[None, None, int]:
 
 
 def produce_packed(port: int, count: int, size: int) -> Generator[None, None, None]:
-    """XADD packed by hiredis, two batches of 1,000 on their way."""
+    """XADD packed by hiredis, two batches of 1,000 in flight."""
     import hiredis
 
     groups = batches(random_values(count, size), BATCH)
@@ -103,7 +103,7 @@ def consume_packed(port: int, count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One XADD at a time, each with the time at which it left; finds how long each answer took."""
+    """One XADD at a time, each with its send time; returns the time of each answer."""
     import redis
 
     db = redis.Redis(host=HOST, port=port)
@@ -113,7 +113,7 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
-    """A blocking XREAD; finds how old each record was when it came."""
+    """A blocking XREAD; returns the age of each record at its arrival."""
     import redis
 
     db = redis.Redis(host=HOST, port=port)

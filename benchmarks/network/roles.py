@@ -1,7 +1,7 @@
-"""Who takes part over the network: each role runs in a fresh process, and all begin together.
+"""Roles over the network: each runs in a fresh process, and all begin together.
 
-A role is a generator function. What it does before its ``yield`` prepares it (connects, makes its
-records, warms up); what it does after that is measured; what it returns is its finding.
+A role is a generator function. The code before its ``yield`` prepares it (connects, makes its
+records, warms up); the code after it is measured; its return value is its result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ DONE_S = 240
 
 
 class Finished(NamedTuple):
-    """When a role did what is measured, by the clock that all processes share, and its finding."""
+    """The start and end of a role's measured part, by the clock that all processes share, and its
+    result.
+    """
 
     start: float
     end: float
@@ -31,7 +33,7 @@ class Finished(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The length of the measured part."""
         return self.end - self.start
 
 
@@ -40,10 +42,10 @@ class RoleFailed(Exception):
 
 
 class Actor:
-    """A role in a process of its own; leaving the ``with`` ends it, whatever it is doing."""
+    """A role in a process of its own; leaving the ``with`` ends it at any point."""
 
     def __init__(self, role: Role, *arguments: object) -> None:
-        # A fork would hand on the sockets and threads of whoever measures.
+        # A fork would pass on the sockets and threads of the measuring process.
         context = multiprocessing.get_context("spawn")
         self._mine, theirs = context.Pipe()
         self._process = context.Process(target=_act, args=(theirs, role, arguments), daemon=True)
@@ -67,19 +69,19 @@ class Actor:
             self._process.join()
 
     def ready(self) -> None:
-        """Wait until it is prepared."""
+        """Wait until the role is prepared."""
         self._receive(READY_S)
 
     def go(self) -> None:
-        """Have it begin."""
+        """Start the measured part."""
         self._mine.send("go")
 
     def abandon(self) -> None:
-        """Nobody waits for its result: it is ended when the ``with`` is left."""
+        """Do not wait for its result: the end of the ``with`` stops it."""
         self._is_abandoned = True
 
     def result(self) -> Finished:
-        """Wait until it is done."""
+        """Wait until the role is done."""
         finished = self._receive(DONE_S)
         assert isinstance(finished, Finished)
         return finished
@@ -111,14 +113,14 @@ def _act(line: Any, role: Role, arguments: Sequence[object]) -> None:
         else:
             raise RuntimeError("a role yields once")
     except Exception as error:
-        # Not every exception of every client library survives the way between processes.
+        # Some exceptions of client libraries cannot be pickled.
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
     line.close()
-    os._exit(0)  # client libraries complain at length about being ended
+    os._exit(0)  # client libraries log long complaints when they are ended
 
 
 def play(*cast: tuple[Any, ...]) -> list[Finished]:
-    """Run roles, each given as ``(role, *arguments)``, at the same time, let go in turn."""
+    """Run roles, each given as ``(role, *arguments)``, at the same time, started in turn."""
     with ExitStack() as stack:
         actors = [stack.enter_context(Actor(*part)) for part in cast]
         for actor in actors:
@@ -129,19 +131,19 @@ def play(*cast: tuple[Any, ...]) -> list[Finished]:
 
 
 def alone(name: str, count: int, *part: Any) -> Measures:
-    """The rate at which one role gets through *count* records."""
+    """Return the rate at which one role handles *count* records."""
     (done,) = play(part)
     return {name: count / done.seconds}
 
 
 def both(count: int, consume: tuple[Any, ...], produce: tuple[Any, ...]) -> Measures:
-    """The rate of *count* records from the first send to the last receive."""
+    """Return the rate of *count* records from the first send to the last receive."""
     consumed, produced = play(consume, produce)
     return {"both": count / (consumed.end - produced.start)}
 
 
 def paced(count: int, pause_s: float, send: Callable[[bytes], object]) -> list[int]:
-    """One record at a time, each with the time at which it left; how long each *send* took, in ns.
+    """Send one record at a time, each with its send time; returns the time of each *send* in ns.
 
     *send* takes a record of 100 B and returns when it is answered.
     """
@@ -157,7 +159,7 @@ def paced(count: int, pause_s: float, send: Callable[[bytes], object]) -> list[i
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Measures:
-    """What is said of latencies, in milliseconds."""
+    """Return the reported percentiles of latencies, in milliseconds."""
     ordered = sorted(nanoseconds)
     last = len(ordered) - 1
     return {
@@ -167,11 +169,11 @@ def percentiles(nanoseconds: Sequence[int]) -> Measures:
 
 
 class HandLoop:
-    """An event loop turned by hand, so that a role can stop between prepared and measured."""
+    """An event loop turned by hand, so that a role can stop between preparation and measurement."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Turn it until *work* is done."""
+        """Turn the loop until *work* is done."""
         return self._loop.run_until_complete(work)

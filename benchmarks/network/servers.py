@@ -18,11 +18,11 @@ HOST = "127.0.0.1"
 
 
 class ServerFailed(Exception):
-    """A server did not come up; the message ends with the last lines that it wrote."""
+    """A server did not start; the message ends with its last output."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
+    """Return ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -31,7 +31,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Return whether a server accepts connections there."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
@@ -46,7 +46,7 @@ def running(
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run *command* until the ``with`` is left, with all processes that it starts.
+    """Run *command* and all its child processes until the ``with`` is left.
 
     Raises:
         ServerFailed: it ended, or was not ready in time.
@@ -57,7 +57,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            cwd=log.parent,  # where it leaves what it has to say when it dies
+            cwd=log.parent,  # where it leaves its files when it dies
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
@@ -67,7 +67,7 @@ def running(
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
                 raise ServerFailed(f"{command[0]} did not come up: {tail}")
-            time.sleep(0.02)  # nothing tells us; what is measured has not begun
+            time.sleep(0.02)  # there is no event, and the measurement has not begun
         yield process
     finally:
         _end(process)
@@ -88,7 +88,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
-    """Redis with an append-only file; yields its port."""
+    """Run Redis with an append-only file; yields its port."""
     (port,) = free_ports(1)
     settings = ["--port", str(port), "--bind", HOST, "--dir", str(folder), "--save", ""]
     settings += ["--appendonly", "yes", "--appendfsync", fsync]
@@ -99,7 +99,7 @@ def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
 
 @contextmanager
 def nats(folder: Path, nodes: int = 1) -> Iterator[list[int]]:
-    """NATS with JetStream on files; yields the ports of its nodes."""
+    """Run NATS with JetStream on files; yields the ports of its nodes."""
     ports, routes = free_ports(nodes), free_ports(nodes)
     known = ",".join(f"nats-route://{HOST}:{port}" for port in routes)
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def nats(folder: Path, nodes: int = 1) -> Iterator[list[int]]:
 
 
 class Rabbit:
-    """A node of RabbitMQ: where it listens."""
+    """A node of RabbitMQ, with its ports."""
 
     def __init__(self, number: int) -> None:
         self.port, self.stream, self.dist = free_ports(3)
@@ -124,7 +124,7 @@ class Rabbit:
 
 @contextmanager
 def rabbit(folder: Path, nodes: int = 1) -> Iterator[list[Rabbit]]:
-    """RabbitMQ with streams and quorum queues, as a cluster of *nodes*."""
+    """Run RabbitMQ with streams and quorum queues, as a cluster of *nodes*."""
     (epmd,) = free_ports(1)
     found = [Rabbit(number) for number in range(nodes)]
     home = folder / "home"
@@ -136,7 +136,7 @@ def rabbit(folder: Path, nodes: int = 1) -> Iterator[list[Rabbit]]:
     plugins.write_text("[rabbitmq_stream].\n", encoding="ascii")
     mapper = {"HOME": str(home), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": HOST}
     with ExitStack() as stack:
-        # Its own port mapper, since the one that Erlang starts by itself would stay behind.
+        # Its own port mapper, since one started by Erlang would stay behind.
         command = ["epmd", "-address", HOST, "-port", str(epmd)]
         stack.enter_context(running(command, folder / "epmd.log", lambda: listens(epmd)))
         for node in found:
@@ -176,5 +176,5 @@ def _rabbit_config(node: Rabbit, all_nodes: Sequence[Rabbit]) -> str:
 
 
 def find_program(name: str) -> bool:
-    """Whether a server is installed."""
+    """Return the path of a server's program, if it is installed."""
     return RABBIT.exists() if name == "rabbitmq-server" else shutil.which(name) is not None

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.model import batches, random_values
 
-COMMAND = 100  # records; more than its buffers hold come in pieces and go slower
-WINDOW = 20  # commands on their way
+COMMAND = 100  # records; commands larger than its buffers are split and slower
+WINDOW = 20  # commands in flight
 
 
 def _node(address: str, others: Sequence[str]) -> Any:
@@ -18,7 +18,7 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
     class Log(SyncObj):  # type: ignore[misc]  # it has no types
         def __init__(self) -> None:
-            # Its defaults wait 100 ms for whatever they do.
+            # Its defaults wait 100 ms at each step.
             super().__init__(
                 address,
                 list(others),
@@ -35,18 +35,18 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
 
 def follow(address: str, others: Sequence[str]) -> Generator[None, None, None]:
-    """A node that only takes part."""
+    """Run a node that only takes part."""
     node = _node(address, others)
     _until(lambda: node._getLeader() is not None)
     yield
-    # Ended with its process, when the one who measures is done.
+    # The measuring process ends this one.
     threading.Event().wait()
 
 
 def produce(
     address: str, others: Sequence[str], count: int, size: int
 ) -> Generator[None, None, None]:
-    """Commands of 100 records, 20 on their way, from any node; the leader gets them."""
+    """Commands of 100 records, 20 in flight, from any node; the leader gets them."""
     groups = batches(random_values(count, size), COMMAND)
     node = _node(address, others)
     _until(lambda: node.isReady() and node._getLeader() is not None)

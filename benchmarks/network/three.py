@@ -19,7 +19,7 @@ from benchmarks.network import (
 from benchmarks.network.roles import Actor, alone, both, percentiles, play
 
 COUNT = 200_000
-SLOW = 40_000  # for those that do not get through more
+SLOW = 40_000  # records for the slow sides
 PACE_S = 1 / 500
 
 Work = Callable[[Any, Job], Measures]

@@ -1,1 +1,1 @@
-"""Part R: what replication costs."""
+"""Part R: the cost of replication."""

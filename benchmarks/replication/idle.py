@@ -1,7 +1,7 @@
-"""R: what partitions cost that nobody uses: three brokers in one process, in a time of its own.
+"""R: the cost of unused partitions: three brokers in one process, in virtual time.
 
-Messages go from hand to hand, and the clock jumps to whatever is due next. So what is measured is
-what the machines themselves take of the processor in so many seconds; the rest is sleep.
+Messages are passed directly, and the clock jumps to the next deadline. So this measures the CPU
+time of the machines over so many seconds; the rest is sleep.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKERS = ("b0", "b1", "b2")
 
 
 class Cluster:
-    """Brokers with their disks in memory, and a zkserver that says one thing and hears nothing."""
+    """Brokers with disks in memory, and a zkserver that only sends one state."""
 
     def __init__(self) -> None:
         import random
@@ -48,7 +48,7 @@ class Cluster:
         }
 
     def step(self, source: str, broker: str, message: Message) -> None:
-        """Let a broker take in a message, and everything that follows from it happen."""
+        """Deliver a message to a broker, and run all that follows."""
         self.brokers[broker].step(source, message, self.now)
         self._settle()
 
@@ -114,7 +114,7 @@ def _idle(job: Job, usual: int, mode: int) -> Measures:
     for name in BROKERS:
         cluster.step("zk", name, LeaderAndIsr(1, "zk", 1, states, full=True))
     batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
-    for index in range(count):  # each has a record: what has none costs less still
+    for index in range(count):  # each has a record: an empty one costs less still
         leader = BROKERS[index % len(BROKERS)]
         cluster.step("p", leader, Produce(index, "t", str(index), acks, batch))
     cluster.run(SETTLE_MS)
@@ -144,7 +144,7 @@ PARTS = (
         (
             _side(RAFT, MANY, -1, "Raft partitions"),
             _side("raft one", 1, -1, "Raft partition"),
-            # Each follower asks twice a second: this grows with the number of partitions.
+            # Each follower fetches twice a second, so the cost grows with the number of partitions.
             _side("fetch some", SOME, 1, "partitions with followers that fetch"),
         ),
         (Goal(At(RAFT, "idle"), at_most=2),),

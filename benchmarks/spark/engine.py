@@ -1,7 +1,7 @@
-"""A Spark in this process, and rows that are the same for everybody.
+"""A Spark in this process, and the same rows for all sides.
 
-At every scale but a tiny one all sides have the same rows, as many as in a long run, and a JVM that
-is warm: what is measured is to be the work, not the compiler of the JVM (decision 115).
+At every scale but a tiny one all sides have as many rows as in a long run, and a warm JVM, so that
+the work is measured and not the JVM's compiler (decision 115).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ OURS = Needs((*NEEDS.modules, "zmq"), NEEDS.programs)
 FILES = 4  # and partitions: two for each slot
 KEYS = 100_000
 VALUE_BYTES = 100
-PATIENCE = 4  # times that of other parts: a JVM starts slowly where there is much else to do
+PATIENCE = 4  # times that of other parts: a JVM starts slowly on a busy machine
 TRIES = 4
-WARM = 4  # times that each thing is done before it is measured: the JVM compiles what it runs
+WARM = 4  # warm-up runs before a measurement, in which the JVM compiles
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
 
 
 @contextmanager
 def session(folder: Path) -> Iterator[SparkSession]:
-    """Spark with two slots and what docs/spark.md advises under Sizing, for all sides alike."""
+    """Start Spark with two slots and the settings of docs/spark.md, Sizing, for all sides alike."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -71,17 +71,16 @@ def session(folder: Path) -> Iterator[SparkSession]:
 
 
 def passes(job: Job) -> tuple[int, int]:
-    """How often each thing is done: first to warm up, then to be measured."""
+    """Return how often each work is run: for the warm-up, and then measured."""
     return job.pick(tiny=1, default=WARM), job.pick(tiny=1, default=3, long=5)
 
 
 def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
-    """How many of *count* rows a second, in the median; *work* may say itself how long it took.
+    """Return the median of *count* rows per second; *work* may return its own time.
 
-    A JVM interprets at first and compiles what it runs often. Until it has done so, which is some
-    millions of rows, it makes and takes a third of them, so that most of the time of any side would
-    be the same time of the JVM. Each thing of each side is done as often before it counts,
-    whether that side needs it or not.
+    A JVM interprets at first and compiles code that runs often. Until then, for some millions of
+    rows, it handles a third of the rate, so that most of any side's time would be the same time of
+    the JVM. Each side therefore gets the same warm-up, whether it needs it or not.
     """
     warm, measured = passes(job)
     found = []
@@ -100,7 +99,8 @@ def took(sink: DataStreamWriter) -> float:
             query.awaitTermination()
         except Exception as error:
             if not left or "failed to connect back" not in str(error):
-                raise  # else a Python took more than the ten seconds that Spark gives it to start
+                # else a Python took more than the ten seconds that Spark allows for its start
+                raise
         else:
             break
     batches = [each for each in query.recentProgress if each.numInputRows]
@@ -108,7 +108,7 @@ def took(sink: DataStreamWriter) -> float:
 
 
 def table(first: int, count: int) -> pa.Table:
-    """Rows from number *first* on, as the source of pymq gives them."""
+    """Return rows from number *first* on, in the columns of pymq's source."""
     import numpy as np
     import pyarrow as pa
 
@@ -128,7 +128,7 @@ def table(first: int, count: int) -> pa.Table:
 
 
 def _fixed(data: bytes, size: int) -> Any:
-    """Byte strings of one length."""
+    """Return byte strings of one length."""
     import pyarrow as pa
 
     rows = pa.FixedSizeBinaryArray.from_buffers(

@@ -36,7 +36,7 @@ Load = Callable[["SparkSession"], "DataFrame"]
 
 
 def make_parquet(job: Job) -> None:
-    """Write the rows as Parquet, with snappy, which is what Spark writes by itself."""
+    """Write the rows as Parquet, with snappy, Spark's default."""
     import pyarrow.parquet as pq
 
     folder = job.folder / TOPIC
@@ -108,17 +108,17 @@ def _read(job: Job, load: Load) -> Measures:
 
 
 def parquet(job: Job) -> Measures:
-    """Spark's own reader."""
+    """Read with Spark's own reader."""
     return _read(job, lambda spark: spark.read.schema(SCHEMA).parquet(str(job.folder / TOPIC)))
 
 
 def json(job: Job) -> Measures:
-    """Spark's own reader, which need not guess the columns."""
+    """Read with Spark's own reader, which gets the schema."""
     return _read(job, lambda spark: spark.read.schema(SCHEMA).json(str(job.folder / TOPIC)))
 
 
 def ours(place: Callable[[Path], AbstractContextManager[str]]) -> Callable[[Job], Measures]:
-    """Table and stream of a cluster, or of a folder."""
+    """Read a table and a stream of a cluster, or of a folder."""
 
     def run(job: Job) -> Measures:
         count = job.whole(ROWS) // FILES * FILES
@@ -137,7 +137,7 @@ def ours(place: Callable[[Path], AbstractContextManager[str]]) -> Callable[[Job]
 
 
 def _stream(spark: SparkSession, options: dict[str, str], checkpoint: Path, count: int) -> float:
-    """Read all that there is as a stream of one batch; returns the seconds of the batch."""
+    """Read everything as a stream of one batch; returns the seconds of the batch."""
     source = spark.readStream.format("pymq").options(**options).load()
     shutil.rmtree(checkpoint, ignore_errors=True)
     sink = source.writeStream.foreachBatch(lambda frame, number: _aggregate(frame, count))

@@ -31,7 +31,7 @@ MADE = (
 
 
 def make_numbers(job: Job) -> None:
-    """What the rows are made from, as Parquet: to be read as a table and as a stream."""
+    """Write the rows' source as Parquet, to be read as a table and as a stream."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def _stream(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -> float:
-    """Write all of it as a stream of one batch; returns the seconds of the batch."""
+    """Write everything as a stream of one batch; returns the seconds of the batch."""
     source = spark.readStream.schema("id long").parquet(str(job.folder / "numbers"))
     checkpoint = job.folder / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -59,7 +59,7 @@ def _stream(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -
 
 
 def parquet(job: Job) -> Measures:
-    """Spark's own writers."""
+    """Write with Spark's own writers."""
     count, out = job.whole(ROWS), str(job.folder / "out")
 
     with session(job.folder) as spark:
@@ -75,7 +75,7 @@ def parquet(job: Job) -> Measures:
 
 
 def _with_cluster(work: Callable[[SparkSession, Job, str], Measures], job: Job) -> Measures:
-    """Do something with a broker, and see that each row was written once for each time."""
+    """Run work with a broker, and check that each run wrote each row once."""
     import pymq
 
     home = job.folder / "cluster"
@@ -132,7 +132,9 @@ def _produce(spark: SparkSession, job: Job, url: str) -> Measures:
 
 
 def prototype(job: Job) -> Measures:
-    """Columns as they are in Arrow, a checksum, ZeroMQ and a file: an answer for each batch."""
+    """Write Arrow columns with a checksum over ZeroMQ into a file, with an answer for each
+    batch.
+    """
     count = job.whole(ROWS)
     (port,) = limit_side.ports(1)
     serve = partial(limit_side.broker, is_durable=False)
@@ -153,7 +155,7 @@ def prototype(job: Job) -> Measures:
 
 
 def _send(port: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task of the prototype does."""
+    """Run a task of the prototype."""
     import pyarrow as pa
     import zmq
 
